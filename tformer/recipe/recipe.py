@@ -1,0 +1,70 @@
+"""The recipe: everything that defines a run, in one strict, frozen value."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tformer.objectives import CausalLmOptions, ObjectiveOptions
+from tformer.recipe.data import Data
+from tformer.recipe.model import Model
+from tformer.recipe.section import NonNegative, Section
+from tformer.recipe.training import Generation, Optimizer, Schedule, Training
+from tformer.tokenizer.options import TokenizerOptions
+
+SCHEMA_VERSION = 1
+
+
+class SpecialTokens(Section):
+    """Ids that decoding and training need beside the text's own; null: the tokenizer's."""
+
+    pad: NonNegative | None = None
+    bos: NonNegative | None = None
+    eos: NonNegative | None = None
+    unk: NonNegative | None = None
+    cls: NonNegative | None = None
+    sep: NonNegative | None = None
+    mask: NonNegative | None = None
+    decoder_start: NonNegative | None = None
+    forced_bos: NonNegative | None = None
+    forced_eos: NonNegative | None = None
+
+
+class Tokenizer(Section):
+    """Either existing files (`path`, or one per side) or how to train one on the training data."""
+
+    path: str | None = None
+    source_path: str | None = None
+    target_path: str | None = None
+    train: TokenizerOptions = TokenizerOptions()
+    special_ids: SpecialTokens = SpecialTokens()
+
+
+class Teacher(Section):
+    """The model that distillation learns from."""
+
+    path: str
+
+
+class Recipe(Section):
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    arch: str = "gpt"
+    preset: str | None = None
+    tokenizer: Tokenizer = Tokenizer()
+    data: Data = Data()
+    model: Model
+    generator: Model | None = None  # ELECTRA's second model
+    teacher: Teacher | None = None
+    objectives: tuple[Annotated[ObjectiveOptions, Field()], ...] = (CausalLmOptions(),)
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    training: Training = Training()
+    generation: Generation = Generation()
+    seed: NonNegative = 1337
+
+    @model_validator(mode="after")
+    def _needs_an_objective(self) -> Recipe:
+        if not self.objectives:
+            raise ValueError("objectives must name at least one objective")
+        return self

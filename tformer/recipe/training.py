@@ -1,0 +1,89 @@
+"""The `optimizer`, `schedule`, `training` and `generation` sections."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tformer.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Probability, Section
+
+
+class ParameterGroup(Section):
+    """Overrides for the parameters whose names match a glob, for example `embedding.*`."""
+
+    match: str
+    lr_scale: NonNegativeFloat = 1.0
+    weight_decay: NonNegativeFloat | None = None
+    frozen: bool = False
+
+
+class Optimizer(Section):
+    """`lr` is the peak rate; for `muon`, `lr` drives the hidden matrices and `adam_lr` everything else."""
+
+    kind: Literal["adamw", "adam", "muon"] = "adamw"
+    lr: PositiveFloat = 3.0e-4
+    adam_lr: PositiveFloat | None = None  # muon only; null: lr
+    betas: tuple[Probability, Probability] = (0.9, 0.95)
+    eps: PositiveFloat = 1.0e-8
+    weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
+    momentum: Probability = 0.95  # muon only
+    clip_grad_norm: PositiveFloat | None = 1.0
+    groups: tuple[ParameterGroup, ...] = ()
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Schedule(Section):
+    """Multiplies the optimizer's rates; `warmup_steps` belongs to every kind."""
+
+    kind: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"] = "cosine"
+    warmup_steps: NonNegative = 0
+    decay_steps: Positive | None = None  # null: training.max_steps
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd; of plateau too
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the last part, which decays
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # plateau
+    patience: NonNegative = 3  # plateau: validations without a better loss
+
+
+class EarlyStopping(Section):
+    patience: Positive = 5
+    min_delta: NonNegativeFloat = 0.0
+
+
+class Training(Section):
+    max_steps: Positive = 10000
+    max_minutes: PositiveFloat | None = None
+    batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
+    batch_tokens: Positive | None = None  # instead of batch_size
+    grad_accum: Positive = 1
+    eval_every: Positive = 500
+    save_every: Positive = 500
+    save_every_minutes: PositiveFloat | None = None
+    keep_last: Positive = 2
+    log_every: Positive = 10
+    sample_every: NonNegative | None = None  # null: with every validation; 0: never
+    sample_prompt: str = ""
+    early_stopping: EarlyStopping | None = None
+    best_metric: Literal["loss", "accuracy", "f1", "bleu", "chrf"] = "loss"
+    ema_decay: Probability | None = None
+    activation_checkpointing: bool = False
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    device: str = "auto"
+    threads: Positive | None = None
+
+
+class Generation(Section):
+    """Defaults of `tformer generate` for this model; flags override them."""
+
+    max_new_tokens: Positive = 200
+    temperature: NonNegativeFloat = 1.0  # 0: greedy
+    top_k: NonNegative = 0  # 0: off
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Probability = 0.0
+    repetition_penalty: PositiveFloat = 1.0
+    no_repeat_ngram: NonNegative = 0
+    beam_size: Positive = 1
+    length_penalty: float = 1.0
+    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
+    stop: tuple[str, ...] = ()
