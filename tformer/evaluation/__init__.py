@@ -1,0 +1,1 @@
+"""Metrics of a loaded model over data."""

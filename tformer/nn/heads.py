@@ -1,11 +1,36 @@
+"""Heads: what turns the last hidden states into predictions.
+
+Vocabulary heads (`lm`, `masked_lm`) are split in two, `features` and a projection, so that the loss can be formed in
+chunks (`losses.linear_cross_entropy`) and decoding can project the last position only; the logits of a whole batch
+need never exist. The others are small and simply called.
+
+    lm               features = x · scale;                         logits = features Wᵀ (+ b), soft-capped c·tanh(z/c)
+    masked_lm        features = norm(act(dense(x))), BERT 1810.04805
+    classifier       project(dropout(act(dense(pool(x)))))         regression: one number
+    next_sentence    project(tanh(dense(x_cls)))
+    replaced_token   project(act(dense(x))), one number per token, ELECTRA 2003.10555
+"""
+
+# Shapes: B batch, T positions, D d_model, E embedding size, V vocabulary, L labels.
+
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tformer.nn.feedforward import ACTIVATIONS
+from tformer.nn.linear import Linear
+from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.options import require_positive
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
+Pooling = Literal["cls", "mean", "eos"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +60,7 @@ class MaskedLmHeadOptions:
 class ClassifierHeadOptions:
     kind: Literal["classifier"] = "classifier"
     num_labels: int | None = None  # null: taken from the data's labels
-    pooling: Literal["cls", "mean", "eos"] = "cls"
+    pooling: Pooling = "cls"
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"
     dropout: float | None = None  # null: the stack's dropout
@@ -45,7 +70,7 @@ class ClassifierHeadOptions:
 @dataclass(frozen=True)
 class RegressionHeadOptions:
     kind: Literal["regression"] = "regression"
-    pooling: Literal["cls", "mean", "eos"] = "cls"
+    pooling: Pooling = "cls"
     pooler: bool = True
     activation: HeadActivation = "tanh"
     dropout: float | None = None
@@ -70,3 +95,199 @@ HeadOptions = (
     | NextSentenceHeadOptions
     | ReplacedTokenHeadOptions
 )
+
+HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: ACTIVATIONS[name] for name in ("relu", "gelu", "gelu_tanh", "silu")},
+    "tanh": torch.tanh,
+    "none": lambda x: x,
+}
+
+
+def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
+    """One vector per sequence, [B, D]: the first real position, the last one, or the mean of the real ones."""
+    if mask_BT is None:
+        return {"cls": hidden_BTD[:, 0], "eos": hidden_BTD[:, -1]}[how] if how != "mean" else hidden_BTD.mean(dim=1)
+    mask_BT = mask_BT.bool()
+    if how == "mean":
+        weights_BT1 = mask_BT.unsqueeze(-1).float()
+        total_BD = (hidden_BTD.float() * weights_BT1).sum(dim=1)
+        return (total_BD / weights_BT1.sum(dim=1).clamp(min=1.0)).to(hidden_BTD.dtype)
+    slots_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    if how == "cls":  # left padding puts the first token anywhere
+        index_B = mask_BT.long().argmax(dim=1)
+    else:
+        index_B = torch.where(mask_BT, slots_T, 0).amax(dim=1)
+    return hidden_BTD[torch.arange(len(index_B), device=index_B.device), index_B]
+
+
+class VocabularyHead(nn.Module):
+    """Logits over the vocabulary; `weight` [V, E] is its own, or the embedding table's when `tied` is given.
+
+    A model narrower at its embeddings needs a bridge D → E: the transform's dense layer, or else `project`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        vocab_size: int,
+        *,
+        tied: nn.Parameter | None = None,
+        bias: bool = False,
+        scale: float = 1.0,
+        softcap: float | None = None,
+        fixnorm: bool = False,
+        transform: tuple[str, NormOptions] | None = None,
+    ) -> None:
+        super().__init__()
+        size = d_model if tied is None else tied.shape[1]
+        self.weight = nn.Parameter(torch.empty(vocab_size, size)) if tied is None else tied
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.is_tied = tied is not None
+        self.scale, self.softcap, self.fixnorm = scale, softcap, fixnorm
+        self.dense = Linear(d_model, size, bias=True) if transform else None
+        self.norm = build_norm(transform[1], size) if transform else None
+        self.activation = HEAD_ACTIVATIONS[transform[0]] if transform else None
+        self.project = Linear(d_model, size, bias=False) if size != d_model and not transform else None
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """[..., D] → [..., E]: everything before the product with the vocabulary."""
+        if self.dense is not None and self.activation is not None and self.norm is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        elif self.project is not None:
+            hidden = self.project(hidden)
+        return hidden if self.scale == 1.0 else hidden * self.scale
+
+    def matrix(self) -> Tensor:
+        """The [V, E] matrix of the product: FixNorm uses its rows at length 1."""
+        return F.normalize(self.weight, dim=-1) if self.fixnorm else self.weight
+
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """fp32 logits [..., V] of hidden states [..., D]."""
+        features = self.features(hidden)
+        bias = None if self.bias is None else self.bias.to(features.dtype)
+        logits = F.linear(features, self.matrix().to(features.dtype), bias).float()
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class PooledHead(nn.Module):
+    """One prediction per sequence: pool → (dense → activation) → dropout → project."""
+
+    def __init__(
+        self, d_model: int, num_labels: int, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
+    ) -> None:
+        super().__init__()
+        self.pooling, self.dropout = pooling, dropout
+        self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
+        self.activation = HEAD_ACTIVATIONS[activation]
+        self.project = Linear(d_model, num_labels, bias=True)
+
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """fp32 scores [B, L] of hidden states [B, T, D]; `mask_BT` tells padding apart."""
+        x_BD = pool(hidden, mask_BT, self.pooling)
+        if self.pooler is not None:
+            x_BD = self.activation(self.pooler(x_BD))
+        return self.project(F.dropout(x_BD, self.dropout, self.training)).float()
+
+
+class ReplacedTokenHead(nn.Module):
+    """One logit per token: was this token replaced?"""
+
+    def __init__(self, d_model: int, *, activation: str) -> None:
+        super().__init__()
+        self.dense = Linear(d_model, d_model, bias=True)
+        self.activation = HEAD_ACTIVATIONS[activation]
+        self.project = Linear(d_model, 1, bias=True)
+
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """fp32 logits [B, T] of hidden states [B, T, D]."""
+        return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
+
+
+@dataclass(frozen=True)
+class HeadContext:
+    """What a head needs to know of the model it stands on."""
+
+    d_model: int
+    vocab_size: int | None
+    norm: NormOptions
+    dropout: float = 0.0
+    num_labels: int | None = None
+    tied: nn.Parameter | None = None  # the embedding table, when output and embeddings are one
+    fixnorm: bool = False
+
+
+def _vocabulary(context: HeadContext) -> int:
+    if context.vocab_size is None:
+        raise ValueError("a head over the vocabulary needs vocab_size")
+    return context.vocab_size
+
+
+def _lm(options: LmHeadOptions, context: HeadContext) -> nn.Module:
+    named = {"none": 1.0, "inverse_sqrt_d": 1.0 / math.sqrt(context.d_model)}
+    scale = named[options.scale] if isinstance(options.scale, str) else options.scale
+    return VocabularyHead(
+        context.d_model,
+        _vocabulary(context),
+        tied=context.tied,
+        bias=options.bias,
+        scale=scale,
+        softcap=options.softcap,
+        fixnorm=context.fixnorm,
+    )
+
+
+def _masked_lm(options: MaskedLmHeadOptions, context: HeadContext) -> nn.Module:
+    transform = (options.activation, context.norm) if options.transform else None
+    return VocabularyHead(
+        context.d_model,
+        _vocabulary(context),
+        tied=context.tied,
+        bias=options.bias,
+        fixnorm=context.fixnorm,
+        transform=transform,
+    )
+
+
+def _classifier(options: ClassifierHeadOptions, context: HeadContext) -> nn.Module:
+    num_labels = context.num_labels if options.num_labels is None else options.num_labels
+    if num_labels is None:
+        raise ValueError("a classifier head needs num_labels")
+    return _pooled(options, context, num_labels)
+
+
+def _regression(options: RegressionHeadOptions, context: HeadContext) -> nn.Module:
+    return _pooled(options, context, 1)
+
+
+def _pooled(options: ClassifierHeadOptions | RegressionHeadOptions, context: HeadContext, outputs: int) -> nn.Module:
+    return PooledHead(
+        context.d_model,
+        outputs,
+        pooling=options.pooling,
+        pooler=options.pooler,
+        activation=options.activation,
+        dropout=context.dropout if options.dropout is None else options.dropout,
+    )
+
+
+def _next_sentence(options: NextSentenceHeadOptions, context: HeadContext) -> nn.Module:
+    return PooledHead(context.d_model, 2, pooling="cls", pooler=True, activation="tanh", dropout=0.0)
+
+
+def _replaced_token(options: ReplacedTokenHeadOptions, context: HeadContext) -> nn.Module:
+    return ReplacedTokenHead(context.d_model, activation=options.activation)
+
+
+HEADS: dict[str, Callable[[Any, HeadContext], nn.Module]] = {
+    "lm": _lm,
+    "masked_lm": _masked_lm,
+    "classifier": _classifier,
+    "regression": _regression,
+    "next_sentence": _next_sentence,
+    "replaced_token": _replaced_token,
+}
+
+
+def build_head(options: HeadOptions, context: HeadContext) -> nn.Module:
+    """The head that `options` describe; ValueError when the model lacks what it needs."""
+    return HEADS[options.kind](options, context)

@@ -1,9 +1,37 @@
+"""All initialisation, in one place.
+
+    normal   weights N(0, std)                                   GPT-2, BERT: std 0.02
+    xavier   U(±sqrt(6 / (fan_in + fan_out))), each projection of a fused matrix by itself    the original Transformer
+    scaled   U(±sqrt(3 / fan_in)): every product keeps unit variance                          Muon recipes (nanochat)
+
+Biases start at 0, gains at 1 (ScaleNorm √d). A projection into the residual stream is divided by √(number of such
+projections in its stack), which is GPT-2's √(2 · layers), or starts at zero so that each block starts as the identity.
+Tables that are summed at the input are N(0, embedding_std), those of relative positions N(0, std); FixNorm's table is U(±0.01) (1910.05895: only directions
+matter). The draws come from torch's global generator, in the order of `model.modules()`.
+"""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tformer.nn.options import require_positive
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.block import Block
+from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.feedforward import FeedForward
+from tformer.nn.heads import VocabularyHead
+from tformer.nn.linear import Linear
+from tformer.nn.norm import LayerNorm, RMSNorm, ScaleNorm
+from tformer.nn.options import require, require_positive
+from tformer.nn.positions.base import Positions
+from tformer.nn.stack import Stack
+
+FIXNORM_BOUND = 0.01
 
 
 @dataclass(frozen=True)
@@ -22,3 +50,81 @@ class InitOptions:
 
     def __post_init__(self) -> None:
         require_positive(std=self.std, embedding_std=self.embedding_std)
+        require(self.output_std is None or self.output_std >= 0, f"output_std must not be negative, found {self.output_std}")
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, options: InitOptions) -> None:
+    """Draw every parameter of `model` afresh."""
+    embedding_std = options.std if options.embedding_std is None else options.embedding_std
+    output_std = options.std if options.output_std is None else options.output_std
+    residual = dict(_residual_projections(model))
+    parts = dict(_fused_parts(model))
+    for module in model.modules():
+        if isinstance(module, Linear):
+            draw_matrix(module.weight, options, parts=parts.get(module))
+            if module in residual:
+                module.weight.mul_(0.0 if options.zero_out else residual[module] if options.residual_scale else 1.0)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, LayerNorm | RMSNorm | ScaleNorm):
+            module.reset_parameters()
+        elif isinstance(module, TokenEmbedding):
+            if module.fixnorm:
+                module.weight.uniform_(-FIXNORM_BOUND, FIXNORM_BOUND)
+            else:
+                module.weight.normal_(0.0, embedding_std)
+            if module.token_types is not None:
+                module.token_types.normal_(0.0, embedding_std)
+        elif isinstance(module, PatchEmbedding):
+            draw_matrix(module.weight.view(module.weight.shape[0], -1), options)
+            module.bias.zero_()
+            if module.cls is not None:
+                module.cls.normal_(0.0, embedding_std)
+        elif isinstance(module, Positions):
+            for table in module.parameters(recurse=False):
+                table.normal_(0.0, embedding_std if module.has_embed else options.std)
+        elif isinstance(module, VocabularyHead):
+            if not module.is_tied:
+                module.weight.normal_(0.0, output_std)
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+def draw_matrix(weight: Tensor, options: InitOptions, *, parts: list[int] | None = None) -> None:
+    """Fill a matrix [out, in]; `parts` are the row counts of the projections fused in it."""
+    if options.kind == "normal":
+        weight.normal_(0.0, options.std)
+    elif options.kind == "scaled":
+        bound = math.sqrt(3.0 / weight.shape[1])
+        weight.uniform_(-bound, bound)
+    else:
+        for part in weight.split(parts or [weight.shape[0]]):
+            bound = math.sqrt(6.0 / (part.shape[0] + part.shape[1]))
+            part.uniform_(-bound, bound)
+
+
+def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
+    """The matrices that write into a residual stream, with the factor that keeps its variance at depth."""
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            outputs = [output for block in stack.blocks for output in _outputs(block)]
+            for output in outputs:
+                yield output, 1.0 / math.sqrt(len(outputs))
+
+
+def _outputs(block: Block) -> list[Linear]:
+    cross = [block.cross_attention.out] if block.cross_attention is not None else []
+    return [block.self_attention.out, *cross, block.feedforward.down]
+
+
+def _fused_parts(model: nn.Module) -> Iterator[tuple[Linear, list[int]]]:
+    for module in model.modules():
+        if isinstance(module, FeedForward) and module.gated:
+            yield module.up, [module.up.weight.shape[0] // 2] * 2
+        elif isinstance(module, MultiHeadAttention):
+            keys, values = module.num_kv_heads * module.head_dim, module.num_kv_heads * module.value_dim
+            if module.is_cross:
+                yield module.kv, [keys, values]
+            else:
+                yield module.qkv, [module.num_heads * module.head_dim, keys, values]

@@ -1,0 +1,24 @@
+"""The typed recipe: everything that defines a run, how it is loaded and overridden, and how it is written down."""
+
+from __future__ import annotations
+
+from tformer.recipe.checks import check_recipe
+from tformer.recipe.load import Resolved, load_recipe, recipe_from_yaml, recipe_to_data, recipe_to_yaml
+from tformer.recipe.presets import DEFAULT_PRESETS, list_presets, preset_summary
+from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
+from tformer.recipe.schema_json import json_schema
+
+__all__ = [
+    "DEFAULT_PRESETS",
+    "SCHEMA_VERSION",
+    "Recipe",
+    "Resolved",
+    "check_recipe",
+    "json_schema",
+    "list_presets",
+    "load_recipe",
+    "preset_summary",
+    "recipe_from_yaml",
+    "recipe_to_data",
+    "recipe_to_yaml",
+]

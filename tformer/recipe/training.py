@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tformer.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Probability, Section
 
@@ -71,6 +71,13 @@ class Training(Section):
     compile: Literal["auto", "on", "off"] = "auto"
     device: str = "auto"
     threads: Positive | None = None
+
+    @model_validator(mode="after")
+    def _has_one_batch_size(self) -> Training:
+        if (self.batch_size is None) == (self.batch_tokens is None):
+            found = "neither" if self.batch_size is None else f"{self.batch_size} and {self.batch_tokens}"
+            raise ValueError(f"batch_size and batch_tokens: found {found}, expected one of the two (the other null)")
+        return self
 
 
 class Generation(Section):

@@ -1,0 +1,1 @@
+"""Training: precision, processes, the loop, what is saved, and what is shown meanwhile."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from tformer.nn.attention.multi_head import FullAttentionOptions
+from tformer.nn.attention.multi_head import FullAttentionOptions, MultiHeadAttention
 
 AttentionOptions = FullAttentionOptions  # becomes a union with the second kind
+
+ATTENTION = {"full": MultiHeadAttention}
+
+__all__ = ["ATTENTION", "AttentionOptions", "FullAttentionOptions", "MultiHeadAttention"]

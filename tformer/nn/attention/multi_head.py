@@ -1,9 +1,30 @@
+"""Dense multi-head attention (arXiv 1706.03762, 3.2.2) with grouped key/value heads (arXiv 2305.13245).
+
+Projections are fused: one product makes queries, keys and values of self-attention; cross-attention takes its queries
+from `x` (the decoder) and its keys and values from `memory` (the encoder's output). The head and value sizes are free:
+neither need equal the other, nor their product with the heads d_model. DropHead: arXiv 2004.13342.
+
+Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim.
+"""
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.attention.core import attend
+from tformer.nn.cache import CrossCache, LayerCache
+from tformer.nn.fused import rms_norm
+from tformer.nn.linear import Linear
 from tformer.nn.options import require_positive
+from tformer.nn.positions.base import Positions
+from tformer.nn.taps import TapSink
+
+QK_NORM_EPS = 1.0e-6
 
 
 @dataclass(frozen=True)
@@ -19,3 +40,162 @@ class FullAttentionOptions:
     def __post_init__(self) -> None:
         if self.scale != "auto":
             require_positive(scale=self.scale)
+
+
+def drop_heads(batch: int, heads: int, rate: float, device: torch.device) -> Tensor:
+    """Per-sample gates [B, H, 1, 1]: each head kept with probability 1 - rate, at least one, scaled by H / kept."""
+    draw = torch.rand(batch, heads, device=device)
+    kept = (draw >= rate) | (draw == draw.amax(dim=1, keepdim=True))
+    return (kept * (heads / kept.sum(dim=1, keepdim=True))).view(batch, heads, 1, 1)
+
+
+def _hook_functions(hooks: Positions | None, q_pos: Tensor, k_pos: Tensor) -> dict[str, Any]:
+    """The hooks that a position kind has, bound to the positions, as `attend` takes them."""
+    if hooks is None:
+        return {}
+    functions: dict[str, Any] = {}
+    if hooks.has_bias:
+        functions["bias_fn"] = lambda rows: hooks.bias(q_pos[:, rows], k_pos)
+    if hooks.has_score:
+        functions["score_fn"] = lambda q, rows: hooks.score(q, q_pos[:, rows], k_pos)
+    if hooks.has_mix:
+        functions["mix_fn"] = lambda weights, rows: hooks.mix(weights, q_pos[:, rows], k_pos[:, : weights.shape[-1]])
+    return functions
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention, or cross-attention when `memory_dim` is given.
+
+    qkv: Linear D -> (H + K) h + K v, rows ordered queries, keys, values, each head by head; cross-attention has
+    q: D -> H h and kv: memory_dim -> K (h + v) instead. out: H v -> D.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        options: FullAttentionOptions = FullAttentionOptions(),
+        *,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        memory_dim: int | None = None,
+        dropout: float = 0.0,
+        drophead: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and d_model % num_heads:
+            raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}; give head_dim")
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads or num_heads
+        if num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {num_heads} is not divisible by num_kv_heads {self.num_kv_heads}")
+        self.head_dim = head_dim or d_model // num_heads
+        self.value_dim = value_dim or self.head_dim
+        self.scale = self.head_dim**-0.5 if options.scale == "auto" else options.scale
+        self.qk_norm = options.qk_norm
+        self.dropout = dropout
+        self.drophead = drophead
+        self.is_cross = memory_dim is not None
+        self._sizes = (
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+            self.num_kv_heads * self.value_dim,
+        )
+        if memory_dim is None:
+            self.qkv = Linear(d_model, sum(self._sizes), bias=options.qkv_bias)
+        else:
+            self.q = Linear(d_model, self._sizes[0], bias=options.qkv_bias)
+            self.kv = Linear(memory_dim, sum(self._sizes[1:]), bias=options.qkv_bias)
+        self.out = Linear(self.num_heads * self.value_dim, d_model, bias=options.out_bias)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        memory: Tensor | None = None,
+        q_pos: Tensor,
+        k_pos: Tensor | None = None,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        positions: Positions | None = None,
+        cache: LayerCache | CrossCache | None = None,
+        taps: TapSink | None = None,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D].
+
+        memory: [B, S, memory_dim], cross-attention only; not read again once a CrossCache holds its keys and values.
+        q_pos: long [B or 1, T]; k_pos: [B or 1, S] of ALL keys, the cached ones first; None: the queries' own.
+        mask, is_causal: from `masks.make_mask`. positions: the hooks of self-attention; cross-attention uses none.
+        taps: this layer's scope; provides `weights` [B, H, T, S].
+        """
+        k_pos = q_pos if k_pos is None else k_pos
+        hooks = positions if positions is not None and not self.is_cross else None
+        if self.is_cross:
+            assert not isinstance(cache, LayerCache), "cross-attention takes a CrossCache"
+            q, k, v = self._project_cross(x_BTD, memory, cache)
+        else:
+            assert not isinstance(cache, CrossCache), "self-attention takes a LayerCache"
+            q, k, v = self._project_self(x_BTD, q_pos, hooks)
+            if cache is not None:
+                k, v = cache.append(k, v)
+        need_weights = taps is not None and taps.wants("weights")
+        gate = None
+        if self.training and self.drophead > 0.0:
+            gate = drop_heads(q.shape[0], self.num_heads, self.drophead, q.device)
+        out_BHTv, weights = attend(
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=is_causal,
+            scale=self.scale,
+            **_hook_functions(hooks, q_pos, k_pos),
+            dropout=self.dropout if self.training else 0.0,
+            head_gate=gate,
+            need_weights=need_weights,
+        )
+        if taps is not None and weights is not None:
+            taps.put("weights", weights)
+        return self.out(out_BHTv.transpose(1, 2).flatten(2))
+
+    def fused_parts(self) -> Iterator[tuple[Linear, list[int]]]:
+        """Each fused projection with the row counts of the matrices in it: initialisation treats them one by one."""
+        if self.is_cross:
+            yield self.kv, list(self._sizes[1:])
+        else:
+            yield self.qkv, list(self._sizes)
+
+    def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
+        """[B, T, heads * size] -> [B, heads, T, size], a view."""
+        return x_BTx.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def _project_self(self, x_BTD: Tensor, q_pos: Tensor, hooks: Positions | None) -> tuple[Tensor, Tensor, Tensor]:
+        q_BTx, k_BTx, v_BTx = self.qkv(x_BTD).split(self._sizes, dim=-1)
+        q, k = self._normalise(self._split_heads(q_BTx, self.num_heads), self._split_heads(k_BTx, self.num_kv_heads))
+        if hooks is not None and hooks.has_rotate:
+            q, k = hooks.rotate(q, k, q_pos, q_pos)
+        return q, k, self._split_heads(v_BTx, self.num_kv_heads)
+
+    def _project_cross(
+        self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._split_heads(self.q(x_BTD), self.num_heads)
+        if cache is not None and cache.filled:
+            return (self._normalise_one(q), *cache.read())
+        assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
+        k_BSx, v_BSx = self.kv(memory).split(self._sizes[1:], dim=-1)
+        q, k = self._normalise(q, self._split_heads(k_BSx, self.num_kv_heads))
+        v = self._split_heads(v_BSx, self.num_kv_heads)
+        if cache is not None:
+            cache.fill(k, v)
+        return q, k, v
+
+    def _normalise(self, q_BHTh: Tensor, k_BKSh: Tensor) -> tuple[Tensor, Tensor]:
+        return self._normalise_one(q_BHTh), self._normalise_one(k_BKSh)
+
+    def _normalise_one(self, x_BHTh: Tensor) -> Tensor:
+        if not self.qk_norm:
+            return x_BHTh
+        # Normalised in memory order [B, T, H, h], so that no copy is made.
+        return rms_norm(x_BHTh.transpose(1, 2), None, QK_NORM_EPS).transpose(1, 2)

@@ -1,9 +1,22 @@
+"""Rotary positions (RoFormer, arXiv 2104.09864): pairs of query and key coordinates turn with the position.
+
+Pair i of a head at position p turns by p * base^(-2i/h); the product of a query at p and a key at p' then depends on
+p - p' alone. Two layouts of the pairs: interleaved (2i, 2i + 1), the paper's, and halves (i, i + h/2), Llama's on disk;
+they differ by the permutation [evens, odds] of each head's projection rows. Interleaved is the faster one on a CPU.
+"""
+
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
+from tformer.nn.fused import rotate_pairs
 from tformer.nn.options import require, require_positive
+from tformer.nn.positions.base import TabledPositions, inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -34,3 +47,42 @@ class RopeOptions:
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)
+
+
+def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
+    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)  # full turns over the original context
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
+    return frequencies * (keep + (1.0 - keep) / scaling.factor)
+
+
+class RopePositions(TabledPositions):
+    """Turns queries and keys. ValueError when head_dim is odd."""
+
+    has_rotate = True
+
+    def __init__(self, options: RopeOptions, *, head_dim: int, max_seq_len: int) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even for rope positions, found {head_dim}")
+        self.options = options
+        self.head_dim = head_dim
+        self.build_table(max_seq_len)
+
+    def formula(self, pos: Tensor) -> Tensor:
+        """[*] -> [*, h]: h/2 cosines, then h/2 sines."""
+        half = self.head_dim // 2
+        frequencies = inverse_frequencies(half, half, self.options.base, pos.device)
+        if self.options.scaling is not None:
+            frequencies = scale_frequencies(frequencies, self.options.scaling)
+        angles = pos.unsqueeze(-1) * frequencies
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    def rotate(self, q_BHTh: Tensor, k_BKTh: Tensor, q_pos_BT: Tensor, k_pos_BT: Tensor) -> tuple[Tensor, Tensor]:
+        interleaved = self.options.layout == "interleaved"
+        q_rows = self.rows(q_pos_BT)
+        k_rows = q_rows if k_pos_BT is q_pos_BT else self.rows(k_pos_BT)
+        q = rotate_pairs(q_BHTh, *q_rows.chunk(2, dim=-1), interleaved=interleaved)
+        k = rotate_pairs(k_BKTh, *k_rows.chunk(2, dim=-1), interleaved=interleaved)
+        return q, k

@@ -1,9 +1,22 @@
+"""A learned bias per head and bucket of relative distance, added to the scores (T5, arXiv 1910.10683, 2.1).
+
+The first half of the buckets holds one distance each; the second half grows logarithmically up to `max_distance`, and
+the last one takes everything beyond. Bidirectional attention gives half of the buckets to keys after the query; causal
+attention counts every later key as distance 0. One table serves all layers of a stack.
+"""
+
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from tformer.nn.options import require
+from tformer.nn.positions.base import Positions
 
 
 @dataclass(frozen=True)
@@ -18,3 +31,40 @@ class T5BiasOptions:
             self.max_distance > self.buckets // 2,
             f"max_distance {self.max_distance} must exceed half the buckets ({self.buckets // 2})",
         )
+
+
+def t5_bucket(relative: Tensor, *, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """Bucket of each relative distance (key position minus query position), long, same shape."""
+    first = torch.zeros_like(relative)
+    if bidirectional:
+        buckets //= 2
+        first = (relative > 0).long() * buckets
+        distance = relative.abs()
+    else:
+        distance = (-relative).clamp(min=0)
+    exact = buckets // 2
+    # In fp32 and in this order, as released T5 models compute it: other roundings move a distance to another bucket.
+    ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    logarithmic = exact + (ratio * (buckets - exact)).long()
+    return first + torch.where(distance < exact, distance, logarithmic.clamp(max=buckets - 1))
+
+
+class T5BiasPositions(Positions):
+    """weight [buckets, H]."""
+
+    has_bias = True
+
+    def __init__(self, options: T5BiasOptions, *, num_heads: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.options = options
+        self.bidirectional = bidirectional
+        self.weight = nn.Parameter(torch.zeros(options.buckets, num_heads))
+
+    def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        bucket_BTS = t5_bucket(
+            k_pos_BS.unsqueeze(1) - q_pos_BT.unsqueeze(2),
+            buckets=self.options.buckets,
+            max_distance=self.options.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        return F.embedding(bucket_BTS, self.weight).permute(0, 3, 1, 2)

@@ -1,0 +1,137 @@
+"""A tiny checkpoint, and a disk that fails or dies at the N-th call."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tformer.checkpoint import RunDirectory, files, save_checkpoint
+
+TOKENIZER = '{"model": {"type": "char"}}'
+PRIMITIVES = (
+    "mkdir", "create", "open_append", "write", "truncate", "fsync", "fsync_dir", "rename", "unlink", "rmdir",
+)  # fmt: skip
+
+
+def weights_at(step: int) -> dict[str, torch.Tensor]:
+    table = torch.full((3, 2), float(step))
+    return {"embedding.weight": table, "heads.lm.weight": table, "norm.gain": torch.full((2,), step + 0.5)}
+
+
+def save(run: RunDirectory, step: int, **changes: Any) -> Path:
+    values: dict[str, Any] = {
+        "weights": weights_at(step),
+        "tied": {"heads.lm.weight": "embedding.weight"},
+        "recipe_yaml": f"# step {step}\nmodel: {{}}\n",
+        "tokenizer_json": TOKENIZER,
+        "trainer": {"step": step},
+        "optimizer": {"exp_avg/norm.gain": torch.full((2,), float(step))},
+        "keep_last": 2,
+    }
+    return save_checkpoint(run, step, **(values | changes))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    with RunDirectory.create(tmp_path / "run", arch="gpt", preset="tiny") as made:
+        yield made
+
+
+class Killed(BaseException):
+    """What SIGKILL is to the code under test: nothing it does afterwards reaches the disk."""
+
+
+def _no_sync(target: Any) -> None:
+    """Killing a process does not lose what the kernel holds, and waiting for real disks takes minutes here."""
+
+
+class Disk:
+    """Counts the calls of every primitive, records them, and lets one of them fail or be the last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._stop_at: int | None = None
+        self._mode = ""
+        self._names: dict[int, str] = {}
+        for name in PRIMITIVES:
+            real = getattr(files, name)
+            monkeypatch.setattr(files, name, self._wrap(name, _no_sync if name.startswith("fsync") else real))
+
+    def arm(self, call: int, mode: str) -> None:
+        """At call number `call` (from 1): `kill`, `kill_after`, `enospc`, `eio`, `full` (from then on), `none`."""
+        self.calls, self._stop_at, self._mode = [], call, mode
+
+    @property
+    def hit(self) -> bool:
+        return self._stop_at is not None and len(self.calls) >= self._stop_at
+
+    def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            dead = self._mode.startswith("kill") and self.hit
+            if dead:
+                raise Killed
+            self.calls.append((name, self._describe(args[0])))
+            if self.hit:
+                self._strike(name, original, args)
+            result = original(*args)
+            if name in ("create", "open_append"):
+                self._names[result] = Path(args[0]).name
+            return result
+
+        return call
+
+    def _strike(self, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        first = len(self.calls) == self._stop_at
+        if self._mode == "kill":
+            if name == "write":
+                original(args[0], bytes(args[1])[: len(args[1]) // 2])  # half of it had reached the file
+            raise Killed
+        if self._mode == "kill_after":
+            original(*args)
+            raise Killed
+        if self._mode == "full" and name in ("mkdir", "create", "write", "open_append"):
+            if name == "write":
+                original(args[0], bytes(args[1])[: len(args[1]) // 2])
+            raise OSError(errno.ENOSPC, "injected")
+        if first and self._mode in ("enospc", "eio"):
+            raise OSError(errno.ENOSPC if self._mode == "enospc" else errno.EIO, "injected")
+
+    def _describe(self, target: Any) -> str:
+        return self._names.get(target, "?") if isinstance(target, int) else Path(target).name
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every path under a folder with its bytes: what 'left as it was' compares."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def rewrite_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@contextmanager
+def umask(value: int) -> Iterator[None]:
+    old = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(old)

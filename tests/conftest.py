@@ -1,0 +1,98 @@
+"""Fixtures shared by all rooms: a private cache, the command line in-process and as a process, and tiny data."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
+
+TINY_RECIPE = """\
+arch: gpt
+tokenizer: {train: {model: char, template: none}}
+model:
+  d_model: 16
+  max_seq_len: 16
+  decoder: {num_layers: 2, num_heads: 2, feedforward: {d_ff: 32}, dropout: 0.1, attention_dropout: 0.1}
+  embedding: {dropout: 0.1}
+optimizer: {lr: 0.01}
+schedule: {kind: cosine, warmup_steps: 2}
+training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 4, log_every: 3, precision: fp32, device: cpu, threads: 1}
+"""
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the user's cache, and none reaches for a network."""
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """`cli("train", "--arch", "gpt", ...)` runs the command in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        from tformer.cli.app import main
+
+        capfd.readouterr()
+        try:
+            main([str(argument) for argument in arguments])
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        out, err = capfd.readouterr()
+        return Outcome(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def cli_process() -> Callable[..., subprocess.Popen[str]]:
+    """`cli_process("train", ..., cwd=...)` starts the command as a user's shell would."""
+
+    def start(*arguments: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tformer", *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """A few kilobytes of words in lines."""
+    draw = random.Random(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
+    lines = [" ".join(draw.choices(words, k=draw.randint(3, 9))) for _ in range(200)]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path: Path) -> Path:
+    """A recipe that trains in a second."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY_RECIPE, encoding="utf-8")
+    return path

@@ -1,0 +1,220 @@
+"""The main road, as a user walks it: train, generate, evaluate, resume, fine-tune."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def weights_hash(run: Path, step: int) -> str:
+    return hashlib.sha256((run / f"checkpoints/step-{step:08d}/model.safetensors").read_bytes()).hexdigest()
+
+
+def lines_without_time(run: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second", "peak_share")} for r in records]
+
+
+def test_train_then_generate_then_evaluate(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = cli("train", "--config", tiny_recipe, "--data", text_file)
+    assert trained.code == 0, trained.err
+    run = Path(trained.out.strip())
+    assert run.parts[0] == "runs"
+    for name in ("recipe.yaml", "tokenizer.json", "metrics.jsonl", "environment.json", "samples.txt"):
+        assert (run / name).is_file(), name
+    assert "step 12" in trained.err and "valid loss" in trained.err
+
+    generated = cli("generate", "--prompt", "the ", "--max-new-tokens", "5", "--seed", "1")
+    assert generated.code == 0, generated.err
+    assert generated.out.startswith("the ")
+
+    evaluated = cli("evaluate", run, "--data", text_file, "--json")
+    figures = json.loads(evaluated.out)
+    assert {"loss", "perplexity", "bits_per_byte"} <= figures.keys()
+
+
+def test_training_prints_one_json_document(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--json")
+    assert json.loads(outcome.out)["step"] == 12
+    assert len(outcome.out.splitlines()) == 1
+
+
+def test_validation_during_training_equals_evaluate(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
+) -> None:
+    """The same whole validation set, the same figure, from the checkpoint alone."""
+    valid = tmp_path / "valid.txt"
+    valid.write_text(text_file.read_text()[:700])
+    run = tmp_path / "run"
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--valid", valid, "--out", run).code == 0
+    trained = lines_without_time(run)[-1]
+    assert trained["split"] == "valid"
+    checkpoint = run / "checkpoints" / "step-00000012"
+    figures = json.loads(cli("evaluate", checkpoint, "--data", valid, "--precision", "fp32", "--json").out)
+    assert figures["loss"] == pytest.approx(trained["loss"], abs=1e-5)
+    assert figures["bits_per_byte"] == pytest.approx(trained["bits_per_byte"], abs=1e-5)
+
+
+def test_dry_run_writes_nothing(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--dry-run", "--json")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads(outcome.out)
+    assert summary["parameters"] > 0 and summary["memory"]["total_bytes"] > 0
+    assert summary["batch"]["input_ids"] == [4, 16]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_init_from_takes_model_and_tokenizer(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    first = tmp_path / "first"
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", first).code == 0
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text()[200:])
+    second = tmp_path / "second"
+    outcome = cli("train", "--init-from", first, "--data", other, "--out", second, "--max-steps", "3", "--lr", "1e-9")
+    assert outcome.code == 0, outcome.err
+    assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
+    losses = [line["loss"] for line in lines_without_time(second) if line["split"] == "valid"]
+    start = [line["loss"] for line in lines_without_time(first) if line["split"] == "valid"][-1]
+    assert losses[0] == pytest.approx(start, abs=0.3)
+
+
+def test_resume_with_more_steps_continues(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    run = tmp_path / "run"
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run, "--max-steps", "6").code == 0
+    outcome = cli("train", "--resume", "--out", run, "--max-steps", "9")
+    assert outcome.code == 0, outcome.err
+    assert lines_without_time(run)[-1]["step"] == 9
+    again = cli("train", "--resume", "--out", run)
+    assert again.code == 0 and "nothing to do" in again.err
+
+
+def test_max_minutes_saves_and_keeps_the_horizon(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    common = ("train", "--config", tiny_recipe, "--data", text_file)
+    assert cli(*common, "--out", whole).code == 0
+    assert cli(*common, "--out", run, "--max-minutes", "1e-9").code == 0
+    assert cli("train", "--resume", "--out", run, "--set", "training.max_minutes=null").code == 0
+    assert lines_without_time(run) == lines_without_time(whole)
+    assert weights_hash(run, 12) == weights_hash(whole, 12)
+
+
+def test_standard_input_is_data(cli_process: Start, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tformer", "train", "--config", tiny_recipe, "--data", "-", "--out", tmp_path / "run"],
+        input=text_file.read_bytes(),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().strip() == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits(
+    number: signal.Signals, code: int, cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
+) -> None:
+    run = tmp_path / "run"
+    long = ("--max-steps", "1000000", "--set", "training.log_every=1")
+    process = cli_process("train", "--config", tiny_recipe, "--data", text_file, "--out", run, *long, cwd=tmp_path)
+    _wait_for_steps(process, run, 3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "interrupted: saved at step" in err and "Traceback" not in err
+    latest = (run / "checkpoints" / "latest").read_text().strip()
+    assert (run / "checkpoints" / latest / "manifest.json").is_file()
+
+
+def test_a_signal_while_data_is_prepared_starts_no_run(
+    cli_process: Start, tmp_path: Path, tiny_recipe: Path
+) -> None:
+    """Tokenising a large file is interrupted at once, and leaves no run behind."""
+    words = [f"word{number}" for number in range(20000)]
+    draw = random.Random(1)
+    big = tmp_path / "big.txt"
+    with big.open("w") as file:
+        for _ in range(120):
+            file.write(" ".join(draw.choices(words, k=20000)) + "\n")
+    process = cli_process(
+        "train", "--config", tiny_recipe, "--data", big, "--out", tmp_path / "run", cwd=tmp_path
+    )
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err and not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_two_runs_in_one_directory(cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    run = tmp_path / "run"
+    process = cli_process(
+        "train", "--config", tiny_recipe, "--data", text_file, "--out", run, "--max-steps", "1000000", cwd=tmp_path
+    )
+    try:
+        _wait_for_steps(process, run, 1)
+        second = cli("train", "--resume", "--out", run)
+        assert second.code == 6 and str(process.pid) in second.err
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_killed_at_random_moments_resumes_to_the_same_weights(
+    cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
+) -> None:
+    """SIGKILL at TFORMER_TEST_KILLS random moments (6 by default), the first checkpoint included."""
+    kills = int(os.environ.get("TFORMER_TEST_KILLS", "6"))
+    options = ("--config", tiny_recipe, "--data", text_file, "--max-steps", "400", "--set", "training.eval_every=40")
+    options = (*options, "--set", "training.save_every=10")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert cli("train", *options, "--out", whole).code == 0
+    draw = random.Random(7)
+    kills_left = kills
+    while kills_left:
+        process = cli_process("train", *options, "--out", run, "--resume", cwd=tmp_path)
+        try:
+            process.wait(timeout=draw.uniform(1.0, 6.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills_left -= 1
+        process.communicate()
+        if process.returncode == 0 and kills_left:  # finished before its turn to die: begin again
+            for path in sorted(run.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            run.rmdir()
+    final = cli("train", *options, "--out", run, "--resume")
+    assert final.code == 0, final.err
+    assert weights_hash(run, 400) == weights_hash(whole, 400)
+    assert lines_without_time(run) == lines_without_time(whole)
+
+
+def _wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
+    deadline = time.monotonic() + 90
+    metrics = run / "metrics.jsonl"
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.communicate()[1]}")
+        if metrics.is_file() and len(metrics.read_text().splitlines()) >= steps:
+            return
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError("no step within 90 s")

@@ -1,0 +1,169 @@
+"""Chunked linear + cross-entropy against `F.cross_entropy` on whole logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tformer.nn import losses
+from tformer.nn.losses import linear_cross_entropy
+
+
+def problem(
+    *, n: int = 11, d: int = 6, v: int = 9, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    labels = torch.randint(0, v, (n,))
+    labels[::4] = -100
+    return (
+        torch.randn(n, d, dtype=dtype, requires_grad=True),
+        torch.randn(v, d, dtype=dtype, requires_grad=True),
+        torch.randn(v, dtype=dtype, requires_grad=True),
+        labels,
+    )
+
+
+def reference(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
+    smoothing: float, kind: str,
+) -> Tensor:  # fmt: skip
+    logits = scale * (hidden @ weight.T)
+    logits = logits if bias is None else logits + bias
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    if kind == "uniform":
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    kept = labels != -100
+    log_p, target = logits.log_softmax(-1)[kept], labels[kept].unsqueeze(1)
+    share = torch.full_like(log_p, smoothing / (logits.shape[1] - 1)).scatter_(1, target, 1.0 - smoothing)
+    return -(share * log_p).sum()
+
+
+@pytest.mark.parametrize("budget", [1, 9 * 4, 2**25])
+@pytest.mark.parametrize("kind", ["uniform", "off_target"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_loss_and_gradients_equal_the_reference(
+    monkeypatch: pytest.MonkeyPatch, budget: int, kind: Any, smoothing: float, softcap: float | None, with_bias: bool
+) -> None:
+    monkeypatch.setattr(losses, "LOGIT_ELEMENTS", budget)
+    hidden, weight, b, labels = problem()
+    bias = b if with_bias else None
+    inputs = [hidden, weight] + ([b] if with_bias else [])
+    found = linear_cross_entropy(
+        hidden, weight, labels, bias=bias, scale=0.7, softcap=softcap, label_smoothing=smoothing, smoothing_kind=kind
+    )
+    expected = reference(hidden, weight, labels, bias=bias, scale=0.7, softcap=softcap, smoothing=smoothing, kind=kind)
+    plain = reference(hidden, weight, labels, bias=bias, scale=0.7, softcap=softcap, smoothing=0.0, kind="uniform")
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(found.nll, plain)
+    assert not found.nll.requires_grad and found.counted == (labels != -100).sum()
+    torch.testing.assert_close(
+        torch.autograd.grad(found.loss * 3.0, inputs), torch.autograd.grad(expected * 3.0, inputs)
+    )
+
+
+def test_gradcheck_and_tuple_order() -> None:
+    hidden, weight, bias, labels = problem(n=4, d=3, v=5)
+    assert torch.autograd.gradcheck(
+        lambda *a: linear_cross_entropy(a[0], a[1], labels, bias=a[2], softcap=1.5, label_smoothing=0.2).loss,
+        (hidden, weight, bias),
+    )
+    loss, nll, counted, correct = linear_cross_entropy(hidden, weight, labels)
+    assert loss.item() == pytest.approx(nll.item()) and counted == 3 and 0 <= correct <= 3
+
+
+def test_two_definitions_of_smoothing_differ_as_published() -> None:
+    hidden, weight, _, labels = problem()
+    uniform, off_target = (
+        linear_cross_entropy(hidden, weight, labels, label_smoothing=0.1, smoothing_kind=kind)  # type: ignore[arg-type]
+        for kind in ("uniform", "off_target")
+    )
+    assert uniform.loss != off_target.loss and uniform.nll == off_target.nll
+    # Spreading eps over the K - 1 others equals spreading eps K / (K - 1) over all K.
+    other = linear_cross_entropy(hidden, weight, labels, label_smoothing=0.1 * 9 / 8)
+    torch.testing.assert_close(off_target.loss, other.loss)
+
+
+def test_correct_counts_the_argmax() -> None:
+    hidden, weight, _, labels = problem()
+    found = linear_cross_entropy(hidden, weight, labels)
+    assert found.correct == ((hidden @ weight.T).argmax(-1) == labels).sum()
+
+
+def test_everything_ignored_is_zero_with_zero_gradients() -> None:
+    hidden, weight, _, labels = problem()
+    found = linear_cross_entropy(hidden, weight, torch.full_like(labels, -100), label_smoothing=0.1)
+    assert found.loss == 0 and found.counted == 0
+    for grad in torch.autograd.grad(found.loss, [hidden, weight]):
+        assert torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_no_positions_at_all() -> None:
+    hidden, weight, _, _ = problem()
+    found = linear_cross_entropy(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
+    grad_hidden, grad_weight = torch.autograd.grad(found.loss, [hidden, weight])
+    assert found.loss == 0 and not grad_hidden.any() and not grad_weight.any()
+
+
+def test_another_ignore_index() -> None:
+    hidden, weight, _, labels = problem()
+    found = linear_cross_entropy(hidden, weight, labels.clamp(min=0), ignore_index=0)
+    torch.testing.assert_close(
+        found.loss, F.cross_entropy(hidden @ weight.T, labels.clamp(min=0), ignore_index=0, reduction="sum")
+    )
+
+
+def test_per_position_values() -> None:
+    hidden, weight, _, labels = problem()
+    found = linear_cross_entropy(hidden, weight, labels, reduction="none")
+    torch.testing.assert_close(found.nll, F.cross_entropy(hidden @ weight.T, labels, reduction="none").detach())
+    assert not found.loss.requires_grad or found.loss.grad_fn is None
+
+
+def test_bf16_hidden_with_fp32_weight_keeps_the_loss_in_fp32() -> None:
+    hidden, weight, bias, labels = problem(n=64, d=32, v=50, dtype=torch.float32)
+    half = hidden.detach().bfloat16().requires_grad_()
+    found = linear_cross_entropy(half, weight, labels, bias=bias)
+    exact = F.cross_entropy(half.double() @ weight.double().T + bias.double(), labels, reduction="sum")
+    assert found.loss.dtype == torch.float32
+    torch.testing.assert_close(found.loss.double(), exact, rtol=1e-2, atol=0.0)
+    grads = torch.autograd.grad(found.loss, [half, weight, bias])
+    assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.float32, torch.float32]
+    for grad, expected in zip(grads, torch.autograd.grad(exact, [half, weight, bias]), strict=True):
+        torch.testing.assert_close(grad.double(), expected.double(), rtol=0.05, atol=0.05)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any operation's output had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_no_logits_of_all_positions_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "LOGIT_ELEMENTS", 8 * 100)
+    hidden, weight, _, labels = problem(n=200, d=4, v=100)
+    with Largest() as largest:
+        linear_cross_entropy(hidden, weight, labels, label_smoothing=0.1, softcap=5.0).loss.backward()
+    assert largest.elements <= 8 * 100 < 200 * 100
+
+
+def test_nothing_is_prepared_for_backward_under_no_grad() -> None:
+    hidden, weight, _, labels = problem()
+    with torch.no_grad():
+        found = linear_cross_entropy(hidden, weight, labels)
+    assert not found.loss.requires_grad

@@ -1,0 +1,188 @@
+"""`tformer train-tokenizer` as a function of its command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import signal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tformer.cli import train_tokenizer as command
+from tformer.errors import TformerError
+from tformer.tokenizer import Tokenizer
+
+app = typer.Typer()
+app.command("train-tokenizer", epilog=command.EPILOG)(command.train_tokenizer)
+
+LINE = "The quick brown fox jumps over the lazy dog; the low dog, lower.\n"
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "corpus.txt"
+    path.write_text(LINE * 200)
+    return path
+
+
+def run(*words: object, stdin: bytes | None = None):
+    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    if isinstance(result.exception, Exception) and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_path_is_data_and_the_report_is_talk(corpus):
+    result = run(corpus, "--vocab-size", 300)
+    assert result.stdout == "tokenizer.json\n"
+    for word in ("bytes per token", "unseen text", "special tokens", "sha256", "lossless"):
+        assert word in result.stderr
+    assert Tokenizer.load("tokenizer.json").vocab_size == 300
+
+
+def test_json_is_one_document_on_stdout(corpus):
+    result = run(corpus, "--vocab-size", 300, "--json", "--out", "a/b.json")
+    report = json.loads(result.stdout)
+    assert report["path"] == "a/b.json" and report["vocab_size"] == 300
+    assert report["sha256"] == Tokenizer.load("a/b.json").sha256
+
+
+@pytest.mark.parametrize("model", ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"])
+def test_every_model(corpus, model):
+    run(corpus, "--model", model, "--vocab-size", 300, "--template", "bert", "--lowercase", "--digits", "--unicode", "nfc")
+    tokenizer = Tokenizer.load("tokenizer.json")
+    assert tokenizer.kind == model
+    assert tokenizer.normalize("LOW") == "low"
+
+
+def test_rows_of_a_table(corpus, tmp_path):
+    (tmp_path / "rows.tsv").write_text("label\tbody\nx\tcontent here\n")
+    run("rows.tsv", "--text-column", "body", "--model", "char")
+    assert Tokenizer.load("tokenizer.json").token_id("x") is None
+
+
+def test_invalid_utf8_is_refused_or_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.txt").write_bytes(b"fine\n\xff broken\n")
+    with pytest.raises(TformerError, match=r"bad\.txt") as caught:
+        run("bad.txt", "--model", "char")
+    assert caught.value.exit_code == 2 and not (tmp_path / "tokenizer.json").exists()
+    run("bad.txt", "--model", "char", "--errors", "replace")
+    assert Tokenizer.load("tokenizer.json").token_id("\ufffd") is not None
+
+
+MISTAKES = [
+    (("--model", "bpp"), "unknown value 'bpp'", "did you mean 'bpe'"),
+    (("--template", "brt"), "unknown value 'brt'", "did you mean 'bert'"),
+    (("--unicode", "nfx"), "unknown value 'nfx'", "nfc"),
+    (("--errors", "ignore"), "unknown value 'ignore'", "replace"),
+    (("--vocab-size", "0"), "--vocab-size must be at least 1, found 0", ""),
+    (("--vocab-size", "100"), "at least 258", "bytes 256"),
+    (("--vocab-size", str(2**33)), "at most 4294967296", ""),
+    (("--model", "word", "--byte-fallback"), "--byte-fallback needs model", ""),
+    (("--sample-mb", "-3"), "--sample-mb must be at least 1, found -3", ""),
+    (("--out", "."), "is a directory", "tokenizer.json"),
+]
+
+
+@pytest.mark.parametrize(("words", "message", "hint"), MISTAKES)
+def test_mistakes_are_one_clear_line_and_exit_2(corpus, tmp_path, words, message, hint):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(TformerError) as caught:
+        run(corpus, *words)
+    assert caught.value.exit_code == 2
+    assert message in caught.value.message and "\n" not in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_missing_empty_and_blank_files(corpus, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    for name in ("missing.txt", "empty.txt", "blank.txt"):
+        with pytest.raises(TformerError, match=name) as caught:
+            run(name)
+        assert caught.value.exit_code == 2
+
+
+def test_a_different_file_is_refused_before_training_and_forced(corpus, monkeypatch):
+    run(corpus, "--model", "char")
+    run(corpus, "--model", "char")  # the same file again
+    before = open("tokenizer.json").read()
+    with pytest.raises(TformerError, match="already exists") as caught:
+        run(corpus, "--vocab-size", 300)
+    assert caught.value.exit_code == 2 and "--force" in (caught.value.hint or "")
+    assert open("tokenizer.json").read() == before
+    run(corpus, "--vocab-size", 300, "--force")
+    assert Tokenizer.load("tokenizer.json").kind == "byte-bpe"
+    with open("notes.txt", "w") as file:
+        file.write("mine")
+    with pytest.raises(TformerError):
+        run(corpus, "--out", "notes.txt")
+    assert open("notes.txt").read() == "mine"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of posix")
+def test_an_output_that_cannot_be_written_is_refused_first(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(command.os, "access", lambda *arguments: False)  # root may write everywhere
+    with pytest.raises(TformerError, match="cannot write into") as caught:
+        run(corpus, "--out", "sealed/tokenizer.json")
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "sealed").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_training_without_a_file(corpus, tmp_path, monkeypatch, number, code):
+    from tformer.data.sources import TextSource
+
+    real = TextSource.documents
+
+    def documents(self):
+        while True:  # an endless corpus: only the signal ends it
+            os.kill(os.getpid(), number)
+            yield from real(self)
+
+    handler = signal.getsignal(number)
+    monkeypatch.setattr(TextSource, "documents", documents)
+    with pytest.raises(TformerError, match="interrupted") as caught:
+        run(corpus)
+    assert caught.value.exit_code == code
+    assert not (tmp_path / "tokenizer.json").exists()
+    assert signal.getsignal(number) is handler
+
+
+def _examples() -> list[str]:
+    return [line.strip("`") for line in command.EPILOG.splitlines() if line.startswith("`")]
+
+
+def test_there_are_three_examples():
+    assert len(_examples()) == 3
+
+
+@pytest.mark.parametrize("example", range(3))
+def test_the_examples_of_the_help_work(corpus, tmp_path, monkeypatch, example):
+    line = _examples()[example].split("tformer train-tokenizer ")[1]
+    corpus.write_text("".join(f"{LINE.strip()} word{n} other{n * 7}\n" for n in range(300)))
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").write_text(corpus.read_text())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(corpus.read_bytes())))
+    result = run(*shlex.split(line), stdin=corpus.read_bytes())
+    assert result.stdout
+
+
+def test_no_torch_is_imported(corpus):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from tformer.cli import train_tokenizer; "
+        "assert not {'torch', 'tokenizers', 'numpy'} & set(sys.modules), 'help must stay light'"
+    )
+    root = os.path.dirname(os.path.dirname(os.path.dirname(command.__file__)))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)

@@ -1,0 +1,138 @@
+"""tokenizer.json on disk: damaged and foreign files are refused in one line, writing is all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import pytest
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import models, pre_tokenizers
+
+from tformer.errors import InputError, StorageError
+from tformer.tokenizer import Tokenizer, files
+
+BAD = {
+    "empty": "",
+    "no JSON": "hello",
+    "a list": "[]",
+    "null": "null",
+    "no model": "{}",
+    "a recipe": '{"model": "gpt"}',
+    "unknown model": '{"version": "1.0", "model": {"type": "Magic", "vocab": {}}}',
+    "merge of unknown": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}',
+    "negative id": '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": -1}, "unk_token": "a"}}',
+    "shared id": '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 0}, "unk_token": "a"}}',
+    "huge id": '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 4294967295}, "unk_token": "a"}}',
+    "empty vocabulary": '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}}',
+    "deep": '{"model": ' + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_damaged_or_foreign_file_is_an_input_error(tmp_path, name):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(BAD[name])
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a usable tokenizer\.json") as caught:
+        Tokenizer.load(path)
+    assert str(path) in caught.value.message and caught.value.hint and caught.value.exit_code == 2
+
+
+def test_a_file_truncated_anywhere_is_an_input_error(make, tmp_path):
+    content = make("bpe").to_json().encode()
+    path = tmp_path / "tokenizer.json"
+    for size in range(0, len(content) - 1, max(1, len(content) // 60)):
+        path.write_bytes(content[:size])
+        with pytest.raises(InputError):
+            Tokenizer.load(path)
+
+
+def test_missing_binary_and_directory(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        Tokenizer.load(tmp_path / "none.json")
+    with pytest.raises(InputError):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "model.bin").write_bytes(b"\x80\x04\xff\xfe")
+    with pytest.raises(InputError, match="byte 0 is not UTF-8"):
+        Tokenizer.load(tmp_path / "model.bin")
+
+
+def test_a_foreign_file_does_not_truncate_or_pad():
+    rust = RustTokenizer(models.WordLevel({"a": 0, "[UNK]": 7, "[PAD]": 2}, unk_token="[UNK]"))
+    rust.pre_tokenizer = pre_tokenizers.Whitespace()
+    rust.enable_truncation(max_length=2)
+    rust.enable_padding(length=8, pad_id=2, pad_token="[PAD]")
+    tokenizer = Tokenizer.from_json(rust.to_str())
+    assert tokenizer.encode("a a a x") == [0, 0, 0, 7]
+    assert tokenizer.vocab_size == 8  # the highest id counts, holes or not: an embedding needs that many rows
+    assert tokenizer.kind == "word"
+
+
+def test_save_and_load_are_the_identity(make, tmp_path):
+    for model in ("byte-bpe", "unigram", "char"):
+        tokenizer = make(model)
+        path = tokenizer.save(tmp_path / model / "tokenizer.json")
+        again = Tokenizer.load(path)
+        assert again.to_json() == tokenizer.to_json()
+        assert again.sha256 == tokenizer.sha256
+
+
+def test_the_hash_ignores_layout_and_sees_content(make):
+    tokenizer = make("byte-bpe")
+    compact = json.dumps(json.loads(tokenizer.to_json()))
+    assert compact != tokenizer.to_json()
+    assert Tokenizer.from_json(compact).sha256 == tokenizer.sha256
+    assert make("byte-bpe", lowercase=True).sha256 != tokenizer.sha256
+
+
+def test_a_different_file_is_kept_unless_forced(make, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    make("byte-bpe").save(path)
+    make("byte-bpe").save(path)  # the same again is no overwriting
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="already exists and differs") as caught:
+        make("char").save(path)
+    assert "--force" in (caught.value.hint or "")
+    assert path.read_bytes() == before
+    make("char").save(path, force=True)
+    assert Tokenizer.load(path).kind == "char"
+    with pytest.raises(InputError, match="is a directory"):
+        make("char").save(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_refused_write_leaves_everything_as_it_was(make, tmp_path, monkeypatch, call):
+    path = tmp_path / "tokenizer.json"
+    make("byte-bpe").save(path)
+    before = path.read_bytes()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, call, refuse)
+    with pytest.raises(StorageError, match=r"No space left on device \(\d+ bytes needed\)") as caught:
+        make("char").save(path, force=True)
+    assert caught.value.exit_code == 3
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_the_file_is_synced_before_it_gets_its_name(make, tmp_path, monkeypatch):
+    calls: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(files.os, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
+    make("char").save(tmp_path / "tokenizer.json")
+    assert calls == ["fsync", "replace", "fsync"]  # the file, the name, the folder
+
+
+def test_umask_is_honoured_and_links_are_followed(make, tmp_path):
+    old = os.umask(0o022)
+    try:
+        (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+        make("char").save(tmp_path / "link.json")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "link.json").is_symlink()
+    assert stat.S_IMODE((tmp_path / "real.json").stat().st_mode) == 0o644

@@ -1,0 +1,161 @@
+"""Training: lazy, bounded, sampled evenly, interruptible; nothing to learn from is an error."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from tformer.errors import InputError, Interrupted
+from tformer.tokenizer import TokenizerOptions, train_tokenizer, train_with_facts
+from tformer.tokenizer.sampling import CHUNK_CHARACTERS, EvenSample, Feed, chunks, utf8_length
+
+
+def test_documents_are_read_lazily():
+    """After the feeding is told to stop, the generator has hardly moved."""
+    drawn = 0
+
+    def documents() -> Iterator[str]:
+        nonlocal drawn
+        while True:  # endless: whoever wants it whole never returns
+            drawn += 1
+            yield f"word{drawn} another{drawn} "
+
+    for model in ("byte-bpe", "char"):
+        drawn = 0
+        with pytest.raises(Interrupted):
+            train_with_facts(
+                documents, TokenizerOptions(model=model), size_bytes=1000, should_stop=lambda: drawn >= 2000
+            )
+        assert 2000 <= drawn <= 2001
+
+
+def test_memory_does_not_grow_with_the_input():
+    document = "".join(f"line {number} of the text\n" for number in range(20_000))
+
+    def peak(copies: int) -> int:
+        tracemalloc.start()
+        options = TokenizerOptions(model="char")
+        train_with_facts(lambda: (document + str(copy) for copy in range(copies)), options)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    assert peak(16) < 1.3 * peak(8) + 100_000
+
+
+def test_a_large_input_is_trained_on_an_evenly_spread_sample():
+    # Ten stretches of text, each with a word of its own: all are in the sample.
+    stretches = [f"stretch{letter} " * 30_000 for letter in "abcdefghij"]
+    options = TokenizerOptions(model="word", sample_mb=1, vocab_size=100)
+    trained = train_with_facts(lambda: iter(stretches), options)
+    facts = trained.facts
+    assert facts.sampled and facts.sample_limit_bytes == 1_000_000
+    assert facts.seen_bytes == sum(map(len, stretches))
+    assert 900_000 <= facts.used_bytes <= 1_000_000
+    assert all(trained.tokenizer.token_id(f"stretch{letter}") is not None for letter in "abcdefghij")
+
+
+def test_char_reads_everything_whatever_the_sample_size():
+    texts = ["a" * 3_000_000, "é"]
+    trained = train_with_facts(lambda: iter(texts), TokenizerOptions(model="char", sample_mb=1))
+    assert not trained.facts.sampled and trained.facts.used_bytes == 3_000_002
+    assert trained.tokenizer.token_id("é") is not None
+
+
+def test_a_known_size_saves_the_first_reading():
+    readings = 0
+
+    def documents() -> Iterator[str]:
+        nonlocal readings
+        readings += 1
+        yield "some text to read " * 100
+
+    train_with_facts(documents, TokenizerOptions(vocab_size=300), size_bytes=1800)
+    assert readings == 1
+    train_with_facts(documents, TokenizerOptions(vocab_size=300))
+    assert readings == 3
+
+
+def test_chunks_are_small_whole_and_cut_at_white_space():
+    text = "word " * 10_000 + "x" * 50_000 + " tail"
+    pieces = list(chunks(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= CHUNK_CHARACTERS
+    assert pieces[0].endswith(" ")
+    assert list(chunks("")) == []
+
+
+def test_even_sample_is_spread_and_bounded():
+    sample = EvenSample(limit_bytes=1000)
+    for number in range(10_000):
+        sample.add(f"{number:010d}")
+    numbers = [int(text) for text in sample.texts]
+    assert sum(utf8_length(text) for text in sample.texts) <= 1000 and len(numbers) > 40
+    assert len({b - a for a, b in zip(numbers, numbers[1:], strict=False)}) == 1  # equal steps
+    assert numbers[-1] > 9_000
+
+
+def test_some_chunks_are_withheld_for_the_report():
+    feed = Feed(lambda: (f"line {n}\n" for n in range(200)), share=1.0, withhold=True, check=lambda seen: None)
+    used = list(feed)
+    assert len(used) == 196 and len(feed.unseen.texts) == 4
+    assert not set(used) & set(feed.unseen.texts)
+
+
+def test_progress_reports_bytes_and_ends_complete():
+    seen: list[tuple[float, float | None]] = []
+    train_tokenizer(
+        lambda: iter(["some text "] * 500),
+        TokenizerOptions(vocab_size=300),
+        progress=lambda done, total=None: seen.append((done, total)),
+    )
+    assert seen[-1] == (5000, 5000)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert all(total == 5000 for _, total in seen)
+
+
+@pytest.mark.parametrize("model", ["byte-bpe", "unigram", "word", "char"])
+def test_stop_at_once(model):
+    with pytest.raises(Interrupted) as caught:
+        train_tokenizer(lambda: iter(["text"]), TokenizerOptions(model=model), should_stop=lambda: True)
+    assert caught.value.exit_code == 130
+
+
+def test_stop_while_the_library_trains():
+    """After the last document only the library works; should_stop is still polled."""
+    fed = False
+
+    def documents() -> Iterator[str]:
+        nonlocal fed
+        yield from (f"word{n % 997} other{n % 331}\n" for n in range(20_000))
+        fed = True
+
+    with pytest.raises(Interrupted):
+        train_with_facts(documents, TokenizerOptions(), size_bytes=1, should_stop=lambda: fed)
+
+
+def test_errors_of_the_documents_come_through():
+    def documents() -> Iterator[str]:
+        yield "text " * 100
+        raise InputError("corpus.txt:7: byte 3 is not UTF-8")
+
+    for model in ("byte-bpe", "char"):
+        with pytest.raises(InputError, match="corpus.txt:7"):
+            train_with_facts(documents, TokenizerOptions(model=model), size_bytes=1)
+
+
+@pytest.mark.parametrize("model", ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"])
+def test_nothing_to_learn_from(model):
+    for texts, message in (([], "empty"), ([""], "empty"), ([" \n\t "], "only white space")):
+        with pytest.raises(InputError, match=message):
+            train_tokenizer(lambda texts=texts: iter(texts), TokenizerOptions(model=model))
+
+
+@pytest.mark.parametrize("text", ["a", "日本語", "x" * 500, "\x00", "hello hello"])
+@pytest.mark.parametrize("model", ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"])
+def test_very_small_texts_train(model, text):
+    tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model=model, min_frequency=1))
+    assert 0 < tokenizer.vocab_size <= 4096
+    tokenizer.encode(text)

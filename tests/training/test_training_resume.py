@@ -1,0 +1,174 @@
+"""A run that is interrupted anywhere and resumed ends as if nothing had happened: same metrics, same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from tests.conftest import TINY_RECIPE
+from tformer.errors import Interrupted
+from tformer.training.request import TrainRequest
+from tformer.training.session import run_training
+
+TIMES = {"seconds", "tokens_per_second", "peak_share"}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fp32 with dropout": {},
+    "bf16": {"training": {"precision": "bf16"}},
+    "accumulation": {"training": {"grad_accum": 3, "batch_size": 2}},
+    "muon": {"optimizer": {"kind": "muon", "lr": 0.02, "adam_lr": 0.005}},
+    "ema": {"training": {"ema_decay": 0.9}},
+    "plateau": {"schedule": {"kind": "plateau", "patience": 0, "factor": 0.5, "warmup_steps": 0}},
+    "modern": {
+        "model": {
+            "decoder": {
+                "positions": {"kind": "rope"},
+                "norm": {"kind": "rmsnorm"},
+                "attention": {"qkv_bias": False, "out_bias": False, "qk_norm": True},
+                "feedforward": {"activation": "relu2", "bias": False},
+            },
+            "tie": {"output": False},
+            "heads": [{"kind": "lm", "softcap": 15.0}],
+            "init": {"zero_out": True},
+        },
+        "optimizer": {"kind": "muon", "lr": 0.02},
+        "schedule": {"kind": "wsd"},
+        "training": {"ema_decay": 0.9, "precision": "bf16", "grad_accum": 2},
+    },
+    "checkpointed activations": {"training": {"activation_checkpointing": True}},
+    "several sources": {"data": {"train": "TWO"}},
+}
+
+
+class Polls:
+    """Says stop at the n-th question, as a signal that arrives there would."""
+
+    def __init__(self, stop_at: int | None) -> None:
+        self.stop_at, self.count = stop_at, 0
+
+    def __call__(self) -> bool:
+        self.count += 1
+        return self.stop_at is not None and self.count >= self.stop_at
+
+
+def no_progress(description: str, total: float | None = None) -> AbstractContextManager[Callable[..., None]]:
+    return nullcontext(lambda *_, **__: None)
+
+
+def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool = False) -> Polls:
+    polls = Polls(stop_at)
+    request = TrainRequest(config=recipe, out=out, resume=resume)
+    try:
+        run_training(
+            request,
+            console=Console(quiet=True, stderr=True),
+            progress=no_progress,
+            should_stop=polls,
+            interrupted=lambda message, hint=None: Interrupted(message, signal_number=signal.SIGINT, hint=hint),
+            began=0.0,
+        )
+    except Interrupted:
+        assert polls.stop_at is not None
+    return polls
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
+
+
+def final_hash(run: Path) -> str:
+    latest = (run / "checkpoints" / "latest").read_text().strip()
+    return hashlib.sha256((run / "checkpoints" / latest / "model.safetensors").read_bytes()).hexdigest()
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        result[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+    return result
+
+
+def write_recipe(tmp_path: Path, text_file: Path, changes: dict[str, Any]) -> Path:
+    values = merged(yaml.safe_load(TINY_RECIPE), {"data": {"train": [{"path": str(text_file)}]}})
+    if changes.get("data", {}).get("train") == "TWO":
+        other = tmp_path / "other.txt"
+        other.write_text(text_file.read_text()[::-1])
+        changes = {"data": {"train": [{"path": str(text_file), "weight": 3}, {"path": str(other)}]}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(merged(values, changes)))
+    return path
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, text_file: Path) -> None:
+    recipe = write_recipe(tmp_path, text_file, VARIANTS[name])
+    polls = train(recipe, tmp_path / "whole").count
+    expected = metrics(tmp_path / "whole"), final_hash(tmp_path / "whole")
+    assert len(expected[0]) == 6  # four training lines, two validations
+    stops = range(2, polls, max(1, polls // 4))
+    for number, stop_at in enumerate(stops):
+        run = tmp_path / f"cut-{number}"
+        train(recipe, run, stop_at=stop_at)
+        train(recipe, run, stop_at=max(2, stop_at // 2), resume=True)
+        train(recipe, run, resume=True)
+        assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
+
+
+def test_every_single_step_can_be_the_one_that_is_interrupted(tmp_path: Path, text_file: Path) -> None:
+    recipe = write_recipe(tmp_path, text_file, {})
+    polls = train(recipe, tmp_path / "whole").count
+    expected = metrics(tmp_path / "whole"), final_hash(tmp_path / "whole")
+    for stop_at in range(1, polls + 1):
+        run = tmp_path / f"cut-{stop_at}"
+        train(recipe, run, stop_at=stop_at)
+        train(recipe, run, resume=True)
+        assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
+
+
+def test_accumulated_micro_batches_give_the_loss_of_one_big_batch(tmp_path: Path, text_file: Path) -> None:
+    no_dropout = {"model": {"decoder": {"dropout": 0.0, "attention_dropout": 0.0}, "embedding": {"dropout": 0.0}}}
+    whole = write_recipe(tmp_path, text_file, merged(no_dropout, {"training": {"batch_size": 4}}))
+    train(whole, tmp_path / "whole")
+    parts = write_recipe(tmp_path, text_file, merged(no_dropout, {"training": {"batch_size": 1, "grad_accum": 4}}))
+    train(parts, tmp_path / "parts")
+    one, many = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
+    assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in many], rel=2e-5)
+
+
+def test_a_resumed_run_refuses_other_data(tmp_path: Path, text_file: Path) -> None:
+    from tformer.errors import InputError
+
+    recipe = write_recipe(tmp_path, text_file, {})
+    train(recipe, tmp_path / "run", stop_at=12)
+    text_file.write_text(text_file.read_text() + "more\n")
+    with pytest.raises(InputError, match="data has changed"):
+        train(recipe, tmp_path / "run", resume=True)
+
+
+def test_resuming_a_directory_without_a_checkpoint_starts_it(tmp_path: Path, text_file: Path) -> None:
+    recipe = write_recipe(tmp_path, text_file, {})
+    train(recipe, tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run")[-1]["step"] == 12
+
+
+def test_training_does_not_touch_the_global_generators_of_evaluation(tmp_path: Path, text_file: Path) -> None:
+    """Validating more often changes no training line: evaluation never draws from training's streams."""
+    rare = write_recipe(tmp_path, text_file, {"training": {"eval_every": 12}})
+    train(rare, tmp_path / "rare")
+    often = write_recipe(tmp_path, text_file, {"training": {"eval_every": 1, "keep_last": 1}})
+    train(often, tmp_path / "often")
+    lines = [[line for line in metrics(tmp_path / name) if line["split"] == "train"] for name in ("rare", "often")]
+    assert lines[0] == lines[1]
+    assert final_hash(tmp_path / "rare") == final_hash(tmp_path / "often")
+    assert torch.isfinite(torch.tensor(lines[0][-1]["loss"]))

@@ -1,0 +1,317 @@
+"""Recipe → modules: the only place that unpacks a recipe's `model` section.
+
+Everything that two fields must agree on is checked here, with messages that name the fields in the recipe's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from tformer.errors import InputError, did_you_mean
+from tformer.model import Transformer
+from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.block import Block
+from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.feedforward import FeedForward
+from tformer.nn.heads import HeadContext, build_head
+from tformer.nn.init import initialise
+from tformer.nn.norm import build_norm
+from tformer.nn.positions import build_positions
+from tformer.nn.positions.base import Positions
+from tformer.nn.stack import Stack
+from tformer.recipe.model import Model
+from tformer.recipe.model import Stack as StackSection
+
+PER_LAYER = frozenset(
+    {"attention", "feedforward", "norm", "dropout", "attention_dropout", "activation_dropout", "drophead"}
+)
+
+
+class Sizes(NamedTuple):
+    """Head counts and widths of a stack, with every default filled in."""
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+def build_model(
+    model: Model,
+    *,
+    vocab_size: int | None = None,
+    target_vocab_size: int | None = None,
+    num_labels: int | None = None,
+    device: torch.device | str | None = None,
+) -> Transformer:
+    """The modules that a recipe's `model` section describes, freshly initialised.
+
+    Args:
+        model: the section.
+        vocab_size: the tokenizer's; the section's own value goes first. Not needed for images alone.
+        target_vocab_size: of the target side, when source and target have vocabularies of their own.
+        num_labels: for classifier heads that leave it open.
+        device: where parameters are made; "meta" makes shapes without memory. Default: the CPU.
+
+    Raises:
+        InputError: values that contradict each other.
+    """
+    vocab_size = model.vocab_size if model.vocab_size is not None else vocab_size
+    target_vocab_size = model.target_vocab_size if model.target_vocab_size is not None else target_vocab_size
+    where: AbstractContextManager[Any] = torch.device(device) if device is not None else nullcontext()
+    try:
+        with where:
+            built = _build(model, vocab_size, target_vocab_size, num_labels)
+            initialise(built, model.init)
+    except ValueError as error:
+        raise InputError(f"model: {error}") from error
+    return built
+
+
+def count_parameters(model: Model, vocab_size: int | None = None, **sizes: int | None) -> int:
+    """Number of distinct parameters of `build_model(model, ...)`, without allocating any."""
+    return build_model(model, vocab_size=vocab_size, device="meta", **sizes).num_parameters()
+
+
+def resolve_sizes(model: Model, side: str) -> Sizes:
+    """The sizes of `model.encoder` or `model.decoder`; InputError when they do not fit together."""
+    stack = _section(model, side)
+    d_model = model.d_model if stack.d_model is None else stack.d_model
+    kv_heads = stack.num_heads if stack.num_kv_heads is None else stack.num_kv_heads
+    if stack.head_dim is None and d_model % stack.num_heads:
+        raise InputError(
+            f"model.{side}.num_heads: {stack.num_heads} heads do not divide d_model {d_model}",
+            hint="choose a divisor of d_model, or set head_dim",
+        )
+    if stack.num_heads % kv_heads:
+        raise InputError(
+            f"model.{side}.num_kv_heads: {kv_heads} key/value heads do not divide {stack.num_heads} query heads"
+        )
+    head_dim = d_model // stack.num_heads if stack.head_dim is None else stack.head_dim
+    value_dim = head_dim if stack.value_dim is None else stack.value_dim
+    return Sizes(d_model, stack.num_heads, kv_heads, head_dim, value_dim)
+
+
+def _section(model: Model, side: str) -> StackSection:
+    section = getattr(model, side)
+    assert section is not None
+    return section
+
+
+def _build(model: Model, vocab: int | None, target_vocab: int | None, num_labels: int | None) -> Transformer:
+    both = model.encoder is not None and model.decoder is not None
+    first = "encoder" if model.encoder is not None else "decoder"
+    embedding: TokenEmbedding | PatchEmbedding
+    if model.patches is not None:
+        if model.encoder is None:
+            raise InputError("model.patches: images need an encoder", hint="add model.encoder")
+        embedding = _patch_embedding(model)
+    else:
+        embedding = _token_embedding(model, first, vocab)
+    decoder_embedding = _decoder_embedding(model, embedding, vocab, target_vocab) if both else None
+    output_table = decoder_embedding if decoder_embedding is not None else embedding
+    last = "decoder" if model.decoder is not None else "encoder"
+    patches = embedding if isinstance(embedding, PatchEmbedding) else None
+    return Transformer(
+        embedding=embedding,
+        decoder_embedding=decoder_embedding,
+        encoder=_stack(model, "encoder", patches=patches) if model.encoder is not None else None,
+        decoder=_stack(model, "decoder", patches=None) if model.decoder is not None else None,
+        heads=_heads(model, last, output_table, num_labels),
+        max_seq_len=patches.seq_len if patches is not None and not both else model.max_seq_len,
+    )
+
+
+def _token_embedding(model: Model, side: str, vocab_size: int | None) -> TokenEmbedding:
+    if vocab_size is None:
+        raise InputError("model.vocab_size: not given, and there is no tokenizer to take it from")
+    options = model.embedding
+    return TokenEmbedding(
+        vocab_size,
+        resolve_sizes(model, side).d_model,
+        size=options.size,
+        scale=options.scale,
+        fixnorm=options.fixnorm,
+        token_types=options.token_types,
+        norm=_section(model, side).norm if options.norm else None,
+        dropout=options.dropout,
+    )
+
+
+def _decoder_embedding(
+    model: Model, encoder_embedding: TokenEmbedding | PatchEmbedding, vocab: int | None, target_vocab: int | None
+) -> TokenEmbedding:
+    """The decoder's own norm and dropout around a table that may be the encoder's."""
+    target_vocab = vocab if target_vocab is None else target_vocab
+    embedding = _token_embedding(model, "decoder", target_vocab)
+    embedding.token_types = None  # segments belong to the source
+    if model.tie.source_target and isinstance(encoder_embedding, TokenEmbedding):
+        if encoder_embedding.weight.shape != embedding.weight.shape:
+            found = " and ".join(str(list(e.weight.shape)) for e in (encoder_embedding, embedding))
+            raise InputError(
+                f"model.tie.source_target: source and target tables must have one shape, found {found}",
+                hint="set model.tie.source_target to false, or use a joint vocabulary",
+            )
+        embedding.weight = encoder_embedding.weight
+    return embedding
+
+
+def _patch_embedding(model: Model) -> PatchEmbedding:
+    patches = model.patches
+    assert patches is not None
+    if patches.image_size % patches.size:
+        raise InputError(f"model.patches.size: {patches.size} does not divide image_size {patches.image_size}")
+    return PatchEmbedding(
+        resolve_sizes(model, "encoder").d_model,
+        image_size=patches.image_size,
+        size=patches.size,
+        channels=patches.channels,
+        cls=patches.cls,
+        stem=patches.stem,
+        norm=_section(model, "encoder").norm if model.embedding.norm else None,
+        dropout=model.embedding.dropout,
+    )
+
+
+def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
+    section, sizes = _section(model, side), resolve_sizes(model, side)
+    memory_dim = None
+    if side == "decoder" and model.encoder is not None:
+        memory_dim = resolve_sizes(model, "encoder").d_model
+    make_positions = _positions_maker(model, side, sizes, patches)
+    first = make_positions()
+    positions: Positions | list[Positions] = first
+    if first.per_layer:
+        positions = [first, *(make_positions() for _ in range(section.num_layers - 1))]
+    norm = section.norm
+    return Stack(
+        [_block(layer, sizes, memory_dim) for layer in _layers(section, side)],
+        positions=positions,
+        final_norm=build_norm(norm, sizes.d_model) if section.final_norm else None,
+        d_model=sizes.d_model,
+        layerdrop=section.layerdrop,
+    )
+
+
+def _positions_maker(
+    model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None
+) -> Callable[[], Positions]:
+    section = _section(model, side)
+    width = sizes.d_model if patches is not None or model.embedding.size is None else model.embedding.size
+    grid, max_seq_len = None, model.max_seq_len
+    if patches is not None:
+        rows = patches.image_size // patches.size
+        grid, max_seq_len = (rows, rows, patches.cls is not None), patches.seq_len
+    elif section.positions.kind == "patch2d":
+        raise InputError(f"model.{side}.positions: patch2d needs model.patches")
+
+    def make() -> Positions:
+        try:
+            return build_positions(
+                section.positions,
+                d_model=width,
+                num_heads=sizes.num_heads,
+                head_dim=sizes.head_dim,
+                value_dim=sizes.value_dim,
+                max_seq_len=max_seq_len,
+                bidirectional=side == "encoder",
+                grid=grid,
+            )
+        except ValueError as error:
+            raise InputError(f"model.{side}.positions: {error}") from error
+
+    return make
+
+
+def _layers(section: StackSection, side: str) -> list[StackSection]:
+    """One section per layer: the stack's own, with that layer's overrides merged in."""
+    for layer, overrides in section.layers.items():
+        path = f"model.{side}.layers.{layer}"
+        if layer >= section.num_layers:
+            raise InputError(f"{path}: the stack has {section.num_layers} layers, numbered from 0")
+        for key in overrides:
+            if key not in PER_LAYER:
+                raise InputError(f"{path}.{key}: not an option of a single layer", hint=did_you_mean(key, PER_LAYER))
+    return [_merged(section, section.layers.get(layer, {}), f"model.{side}.layers.{layer}")
+            for layer in range(section.num_layers)]  # fmt: skip
+
+
+def _merged(section: StackSection, overrides: dict[str, Any], path: str) -> StackSection:
+    if not overrides:
+        return section
+    values = section.model_dump()
+    for key, override in overrides.items():
+        if not isinstance(values[key], dict):
+            values[key] = override
+            continue
+        if not isinstance(override, dict):
+            raise InputError(f"{path}.{key}: expected a mapping of options, found {override!r}")
+        for option in override:
+            if option not in values[key]:
+                raise InputError(f"{path}.{key}.{option}: unknown option", hint=did_you_mean(option, values[key]))
+        values[key] = {**values[key], **override}
+    try:
+        return StackSection.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise InputError(f"{path}.{where}: {problem['msg']}, found {problem['input']!r}") from error
+
+
+def _block(section: StackSection, sizes: Sizes, memory_dim: int | None) -> Block:
+    def attention(memory_dim: int | None) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            sizes.d_model,
+            options=section.attention,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            value_dim=sizes.value_dim,
+            memory_dim=memory_dim,
+            dropout=section.attention_dropout,
+            drophead=section.drophead,
+        )
+
+    def norm() -> nn.Module:
+        return build_norm(section.norm, sizes.d_model)
+
+    return Block(
+        attention(None),
+        FeedForward(sizes.d_model, section.feedforward, activation_dropout=section.activation_dropout),
+        cross_attention=attention(memory_dim) if memory_dim is not None else None,
+        build_norm=norm,
+        place=section.norm.place,
+        dropout=section.dropout,
+    )
+
+
+def _heads(
+    model: Model, side: str, embedding: TokenEmbedding | PatchEmbedding, num_labels: int | None
+) -> dict[str, nn.Module]:
+    section, sizes = _section(model, side), resolve_sizes(model, side)
+    table = embedding if isinstance(embedding, TokenEmbedding) else None
+    context = HeadContext(
+        d_model=sizes.d_model,
+        vocab_size=table.weight.shape[0] if table is not None else None,
+        norm=section.norm,
+        dropout=section.dropout,
+        num_labels=num_labels,
+        tied=table.weight if table is not None and model.tie.output else None,
+        fixnorm=model.embedding.fixnorm and model.tie.output,
+    )
+    heads: dict[str, nn.Module] = {}
+    for index, options in enumerate(model.heads):
+        if options.kind in heads:
+            raise InputError(f"model.heads.{index}: a second head of kind '{options.kind}'")
+        try:
+            heads[options.kind] = build_head(options, context)
+        except ValueError as error:
+            raise InputError(f"model.heads.{index} ({options.kind}): {error}") from error
+    return heads

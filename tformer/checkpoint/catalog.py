@@ -1,0 +1,124 @@
+"""Which checkpoints a run has, which is latest and best, and which may go.
+
+The folders themselves are the truth, ordered by step, never by a clock. The pointer files `latest` and `best` (a
+folder's name each) are for people and other programs; they are rewritten whenever they disagree with a scan.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tformer.checkpoint import atomic, files
+from tformer.checkpoint.manifest import read_manifest
+from tformer.errors import InputError
+
+LATEST, BEST = "latest", "best"
+_STEP = re.compile(r"(?:\.old-)?step-(\d{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A complete checkpoint; `score` is its validation score, lower is better, None when it was not validated."""
+
+    step: int
+    path: Path
+    score: float | None
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def scan(folder: Path) -> list[Entry]:
+    """The complete checkpoints (those with a manifest) in the order of their steps."""
+    entries: dict[int, Entry] = {}
+    for name in _names(folder):  # `.old-step-…` sorts first, and gives way to `step-…`
+        match = _STEP.fullmatch(name)
+        path = folder / name
+        if match and (path / atomic.MANIFEST).is_file():
+            step = int(match[1])
+            entries[step] = Entry(step, path, _score(path))
+    return [entries[step] for step in sorted(entries)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return read_manifest(path).score
+    except InputError:  # whoever reads this checkpoint will hear about it
+        return None
+
+
+def latest(entries: Sequence[Entry]) -> Entry | None:
+    return entries[-1] if entries else None
+
+
+def best(entries: Sequence[Entry]) -> Entry | None:
+    """The lowest score, the earlier of equals; without any score the latest."""
+    scored = [entry for entry in entries if entry.score is not None]
+    return min(scored, key=lambda entry: (entry.score, entry.step)) if scored else latest(entries)
+
+
+def tidy(folder: Path, *, keep_last: int | None = None) -> None:
+    """Brings a folder of checkpoints into its resting state, whatever was cut short in it before.
+
+    Puts back a checkpoint that was being replaced, corrects the pointers, removes all but the last `keep_last` and the
+    best (None: keeps all), and sweeps temporaries and half-removed checkpoints. Only for the holder of the run's lock.
+    """
+    for name in _names(folder):
+        if name.startswith(atomic.OLD):
+            atomic.settle_replaced(folder / name.removeprefix(atomic.OLD))
+    entries = scan(folder)
+    _point(folder / LATEST, latest(entries))
+    _point(folder / BEST, best(entries))
+    if keep_last is not None:
+        _prune(entries, keep_last=keep_last)
+    for name in _names(folder):
+        if name.startswith(files.TEMPORARY) or (_STEP.fullmatch(name) and _is_half(folder / name)):
+            atomic.remove_tree(folder / name)
+
+
+def _is_half(path: Path) -> bool:
+    """Whether `path` is a folder without a manifest; a link whose target is away is left to its owner."""
+    return path.is_dir() and not path.is_symlink() and not (path / atomic.MANIFEST).is_file()
+
+
+def _prune(entries: Sequence[Entry], *, keep_last: int) -> None:
+    assert keep_last >= 1, keep_last
+    kept = {entry.step for entry in entries[-keep_last:]}
+    favourite = best(entries)
+    for entry in entries:
+        if entry.step not in kept and entry is not favourite:
+            atomic.remove_tree(entry.path)
+
+
+def _point(pointer: Path, entry: Entry | None) -> None:
+    """Writes a pointer only where it is missing or wrong."""
+    if entry is None:
+        if os.path.lexists(pointer):
+            files.unlink(pointer)
+        return
+    if read_pointer(pointer) != entry.path.name:
+        if pointer.is_symlink():  # replaced, never written through
+            files.unlink(pointer)
+        atomic.write_text(pointer, entry.path.name + "\n")
+
+
+def read_pointer(pointer: Path) -> str | None:
+    """The checkpoint's name in a pointer file, None when the file is missing or holds anything else."""
+    try:
+        with open(pointer, "rb") as stream:
+            name = stream.read(64).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return name if _STEP.fullmatch(name) else None

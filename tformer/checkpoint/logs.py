@@ -1,0 +1,134 @@
+"""Append-only records of a run, `metrics.jsonl` and `samples.txt`, and cutting them back to a step on resume.
+
+A line is one write, so that a kill leaves at most one half line, which the cut removes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tformer.checkpoint import atomic, files
+from tformer.checkpoint.bounded_json import open_regular
+
+MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; anything longer is not ours
+_SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
+
+
+def append(path: Path, text: str) -> None:
+    """Adds text in one write; a write cut short by a full disk is taken back.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    data = text.encode("utf-8", "replace")
+    with files.storage_errors(path, bytes_needed=len(data)):
+        descriptor = files.open_append(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                files.write(descriptor, data)
+            except OSError:
+                files.truncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def metrics_line(values: dict[str, Any]) -> str:
+    """One JSON object and a newline; NaN and infinity, which JSON lacks, become null."""
+    return json.dumps(_finite(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics file; half and foreign lines are passed over."""
+    if path.is_file():
+        with open_regular(path) as stream:
+            for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
+                record = _record(line)
+                if record is not None:
+                    yield record
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Keeps the whole lines whose `step` is at most `step`; replaces the file by rename, and only if it changes."""
+    if path.is_file():
+        _rewrite(path, lambda: _kept_metrics(path, step))
+
+
+def _kept_metrics(path: Path, step: int) -> Iterator[bytes]:
+    with open_regular(path) as stream:
+        for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
+            record = _record(line)
+            if record is not None and not (_is_number(record.get("step")) and record["step"] > step):
+                yield line
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def sample_text(step: int, text: str) -> str:
+    """A sample under a header naming its step; a line of it that looks like a header is set in by one space."""
+    lines = (f" {line}" if _SAMPLE_HEADER.match(line) else line for line in text.split("\n"))
+    return f"=== step {step} ===\n" + "\n".join(lines) + "\n\n"
+
+
+def cut_samples(path: Path, step: int) -> None:
+    """Keeps the samples up to and including `step`; atomic, as `cut_metrics`."""
+    if path.is_file():
+        _rewrite(path, lambda: _kept_samples(path, step))
+
+
+def _kept_samples(path: Path, step: int) -> Iterator[bytes]:
+    keep = True
+    with open_regular(path) as stream:
+        for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
+            match = _SAMPLE_HEADER.match(line[:64].decode("utf-8", "replace"))
+            if match:
+                keep = int(match[1]) <= step
+            if keep:
+                yield line
+
+
+def _rewrite(path: Path, kept: Any) -> None:
+    if sum(len(line) for line in kept()) != os.path.getsize(path):  # lines are only ever left out
+        atomic.write_file(path, _blocks(kept()))
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Joins lines into writes of about 1 MB."""
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= 1 << 20:
+            yield b"".join(block)
+            block, size = [], 0
+    yield b"".join(block)

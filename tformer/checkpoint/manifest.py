@@ -1,0 +1,138 @@
+"""`manifest.json`: what a checkpoint holds (files by role, sizes, SHA-256), written last and therefore the proof that
+everything else is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tformer.checkpoint.atomic import MANIFEST
+from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
+from tformer.errors import InputError
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 16 << 20
+
+FILE_NAMES = {  # role -> file; `weights` may instead be several files beside an index
+    "weights": "model.safetensors",
+    "weights_index": "model.safetensors.index.json",
+    "optimizer": "optimizer.safetensors",
+    "ema": "ema.safetensors",
+    "generator": "generator.safetensors",
+    "recipe": "recipe.yaml",
+    "tokenizer": "tokenizer.json",
+    "trainer": "trainer.json",
+}
+_REQUIRED = ("weights", "recipe", "tokenizer", "trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    name: str
+    role: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`tied` maps each alias to the stored tensor it shares; `score` is the validation score, lower is better."""
+
+    step: int
+    files: tuple[FileRecord, ...]
+    tied: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_sha256: str | None = None
+    score: float | None = None
+    version: str = ""
+
+    def by_role(self, role: str) -> list[FileRecord]:
+        return [record for record in self.files if record.role == role]
+
+    def to_json(self) -> str:
+        content = {
+            "format": FORMAT,
+            "tformer": self.version,
+            "step": self.step,
+            "score": self.score,
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "tied": dict(sorted(self.tied.items())),
+            "files": {r.name: {"role": r.role, "size": r.size, "sha256": r.sha256} for r in self.files},
+        }
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder.
+
+    Raises:
+        InputError: there is none, it is damaged, it names files outside its folder, or a newer tformer wrote it.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise _no_manifest(folder)
+    content = parse_object(read_bounded(path, max_bytes=MAX_MANIFEST_BYTES), name=str(path))
+    number = content.get("format")
+    if type(number) is int and number > FORMAT:
+        raise InputError(
+            f"{folder} was written by a newer tformer (checkpoint format {number}, this one reads up to {FORMAT})",
+            hint="upgrade tformer: pip install --upgrade tformer",
+        )
+    try:
+        if number != FORMAT:
+            raise ValueError(f"format is {number!r}, expected {FORMAT}")
+        return _from_content(content)
+    except KeyError as error:
+        raise InputError(f"{path} is damaged: the key {error} is missing") from None
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+
+
+def _from_content(content: dict[str, Any]) -> Manifest:
+    records = tuple(
+        FileRecord(plain_name(name), str(entry["role"]), _natural(entry["size"], "size"), str(entry["sha256"]))
+        for name, entry in content["files"].items()
+    )
+    tied = {str(alias): str(owner) for alias, owner in content["tied"].items()}
+    score, tokenizer_sha256 = content["score"], content["tokenizer_sha256"]
+    manifest = Manifest(
+        step=_natural(content["step"], "step"),
+        files=records,
+        tied=tied,
+        tokenizer_sha256=None if tokenizer_sha256 is None else str(tokenizer_sha256),
+        score=float(score) if score is not None and math.isfinite(score) else None,
+        version=str(content["tformer"]),
+    )
+    for role in _REQUIRED:
+        if not manifest.by_role(role):
+            raise ValueError(f"no file has the role '{role}'")
+    return manifest
+
+
+def _natural(value: object, key: str) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{key} is {value!r}, expected a whole number")
+    return value
+
+
+def plain_name(name: object) -> str:
+    """A file name that stays inside its folder."""
+    if not isinstance(name, str) or name in ("", ".", "..") or any(mark in name for mark in ("/", "\\", "\0")):
+        raise ValueError(f"the file name {name!r} leads outside the checkpoint")
+    return name
+
+
+def _no_manifest(folder: Path) -> InputError:
+    try:
+        pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
+    except OSError:
+        return InputError(f"{folder} is not a checkpoint folder")
+    if pickles:
+        return InputError(f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT)
+    return InputError(
+        f"{folder} is not a checkpoint: it has no {MANIFEST}",
+        hint="a checkpoint that was cut off while being written or removed looks like this; choose another one",
+    )

@@ -1,0 +1,210 @@
+"""Reading a checkpoint, which may come from anywhere: every claim is checked, nothing is executed, nothing is mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tformer.checkpoint import catalog
+from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
+from tformer.checkpoint.manifest import FileRecord, Manifest, plain_name, read_manifest
+from tformer.checkpoint.tensor_files import read_specs, read_tensors
+from tformer.checkpoint.tensor_header import MAX_HEADER_BYTES, TensorSpec
+from tformer.errors import InputError
+
+_MAX_TEXT_BYTES = {"recipe": 1 << 20, "tokenizer": 256 << 20, "trainer": 64 << 20}
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint on disk. Texts are read and checked at once; tensors are read, and checked, when asked for.
+
+    `notes` gathers what a person should hear about but need not stop for (NaN in the weights).
+    """
+
+    path: Path
+    manifest: Manifest
+    recipe_text: str
+    tokenizer_json: str
+    trainer: dict[str, Any]
+    verify: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """{alias: owner} of the weights."""
+        return self.manifest.tied
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        return self.manifest.tokenizer_sha256
+
+    def has(self, role: str) -> bool:
+        """Whether it holds tensors of a role: weights, optimizer, ema, generator."""
+        return bool(self.manifest.by_role(role))
+
+    def weights(self) -> dict[str, Tensor]:
+        """By name, on the CPU, aliases included: an alias is its owner's very tensor."""
+        return self._with_aliases(self._tensors("weights"))
+
+    def ema(self) -> dict[str, Tensor] | None:
+        """The averaged weights, or None when the run keeps none."""
+        return self._with_aliases(self._tensors("ema")) if self.has("ema") else None
+
+    def generator(self) -> dict[str, Tensor] | None:
+        """The second model's weights (ELECTRA), or None."""
+        return self._tensors("generator") if self.has("generator") else None
+
+    def optimizer(self) -> dict[str, Tensor]:
+        """The optimizer's state by name.
+
+        Raises:
+            InputError: it was not saved, so training cannot be resumed exactly.
+        """
+        if not self.has("optimizer"):
+            raise InputError(
+                f"{self.path} has no optimizer state, so training cannot resume from it",
+                hint="start a new run from its weights with --init-from",
+            )
+        return self._tensors("optimizer")
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        """Names, types and shapes of the stored weights, from headers alone."""
+        records = self.manifest.by_role("weights")
+        return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
+
+    def _tensors(self, role: str) -> dict[str, Tensor]:
+        index = self._index() if role == "weights" else None
+        tensors: dict[str, Tensor] = {}
+        for record in self.manifest.by_role(role):
+            path = self.path / record.name
+            _check_size(path, record)
+            part = read_tensors(path, sha256=record.sha256 if self.verify else None)
+            twice = sorted(tensors.keys() & part.keys())
+            if twice:
+                raise InputError(f"{path} holds tensor {twice[0]}, which another file of {self.path} holds as well")
+            if index is not None:
+                _check_index(self.path, index, record.name, set(part))
+            tensors |= part
+        if index is not None and index.keys() != tensors.keys():
+            raise InputError(f"{self.path}: the index names tensor {min(index.keys() - tensors.keys())}, no file has it")
+        self._flag_non_finite(role, tensors)
+        return tensors
+
+    def _index(self) -> dict[str, str] | None:
+        records = self.manifest.by_role("weights_index")
+        if not records:
+            return None
+        path = self.path / records[0].name
+        data = _read_checked(path, records[0], max_bytes=MAX_HEADER_BYTES, verify=self.verify)
+        weight_map = parse_object(data, name=str(path)).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise InputError(f"{path} is damaged: it has no weight_map")
+        known = {record.name for record in self.manifest.by_role("weights")}
+        for name in set(map(str, weight_map.values())):
+            try:
+                plain_name(name)
+            except ValueError as error:
+                raise InputError(f"{path} is refused: {error}") from None
+            if name not in known:
+                raise InputError(f"{path} names the file {name}, which the manifest does not")
+        return weight_map
+
+    def _with_aliases(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        for alias, owner in self.tied.items():
+            if alias not in tensors:
+                if owner not in tensors:
+                    raise InputError(f"{self.path} is damaged: {alias} is tied to {owner}, which is not stored")
+                tensors[alias] = tensors[owner]
+        return tensors
+
+    def _flag_non_finite(self, role: str, tensors: Mapping[str, Tensor]) -> None:
+        bad = [name for name, t in tensors.items() if t.is_floating_point() and not _all_finite(t)]
+        if bad:
+            listing = ", ".join(bad[:3]) + (", ..." if len(bad) > 3 else "")
+            self.notes.append(f"{self.path}: {len(bad)} of {len(tensors)} {role} tensors hold NaN or infinity ({listing})")
+
+
+def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
+    """Opens a checkpoint folder.
+
+    Args:
+        path: the folder itself; see `resolve_checkpoint` for what a person may name.
+        verify: compare every file with its SHA-256 (sizes and structure are checked in any case).
+
+    Raises:
+        InputError: missing, cut off, damaged, or written by a newer tformer; names the file.
+    """
+    folder = Path(path)
+    if folder.suffix in PICKLE_SUFFIXES and folder.is_file():
+        raise InputError(f"{folder} is a pickle, not a checkpoint folder", hint=PICKLE_HINT)
+    try:
+        manifest = read_manifest(folder)
+        for record in manifest.files:
+            _check_size(folder / record.name, record)
+        texts = {role: _read_text(folder, manifest, role, verify=verify) for role in _MAX_TEXT_BYTES}
+        trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
+    except InputError as error:
+        error.hint = error.hint or _other_checkpoints(folder)
+        raise
+    return Checkpoint(folder, manifest, texts["recipe"], texts["tokenizer"], trainer, verify=verify)
+
+
+def _other_checkpoints(folder: Path) -> str | None:
+    names = [entry.path.name for entry in catalog.scan(folder.parent) if entry.path.name != folder.name]
+    return f"other checkpoints of this run: {', '.join(names)}" if names else None
+
+
+def _check_size(path: Path, record: FileRecord) -> None:
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing, but the manifest lists it") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    if size != record.size:
+        word = "truncated" if size < record.size else "damaged"
+        raise InputError(f"{path} is {word}: it has {size:,} bytes, the manifest says {record.size:,}")
+
+
+def _read_text(folder: Path, manifest: Manifest, role: str, *, verify: bool) -> str:
+    record = manifest.by_role(role)[0]
+    path = folder / record.name
+    data = _read_checked(path, record, max_bytes=_MAX_TEXT_BYTES[role], verify=verify)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
+
+
+def _read_checked(path: Path, record: FileRecord, *, max_bytes: int, verify: bool) -> bytes:
+    data = read_bounded(path, max_bytes=max_bytes)
+    found = hashlib.sha256(data).hexdigest()
+    if verify and found != record.sha256:
+        what = "is not the tokenizer this model was trained with" if record.role == "tokenizer" else "is damaged"
+        raise InputError(f"{path} {what}: its sha256 is {found[:16]}..., the manifest says {record.sha256[:16]}...")
+    return data
+
+
+def _check_index(folder: Path, index: Mapping[str, str], name: str, found: set[str]) -> None:
+    expected = {tensor for tensor, file in index.items() if file == name}
+    if expected != found:
+        odd = min(expected ^ found)
+        raise InputError(f"{folder / name} and the index disagree about tensor {odd}")
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    if tensor.dtype.itemsize == 1:  # isfinite has no kernel for 8-bit floats
+        tensor = tensor.to(torch.float32)
+    return bool(torch.isfinite(tensor).all())

@@ -1,0 +1,123 @@
+"""From what a person names (a run, a checkpoint, nothing at all) to one checkpoint folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tformer.checkpoint import catalog
+from tformer.checkpoint.atomic import MANIFEST
+from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES
+from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
+from tformer.errors import InputError, did_you_mean
+
+
+def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:
+    """The checkpoint folder meant by `path`: a checkpoint, a run, or a run's `checkpoints` folder or pointer file.
+
+    Args:
+        path: see above.
+        which: `latest`, `best` or `step-N`; only for runs.
+        runs_dir: where to look for names to suggest.
+
+    Raises:
+        InputError: nothing there, not a run, no checkpoint yet, no such step.
+    """
+    folder = Path(path)
+    if (folder / MANIFEST).is_file():
+        return folder
+    if is_run(folder):
+        return _choose(folder / CHECKPOINTS, folder, which)
+    if folder.name == CHECKPOINTS and folder.is_dir():
+        return _choose(folder, folder.parent, which)
+    if folder.is_file():
+        return _from_file(folder)
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist", hint=_suggest_run(folder, Path(runs_dir)))
+    if (folder / "config.json").is_file():
+        raise InputError(
+            f"{folder} is a Hugging Face folder, not a tformer run",
+            hint=f"convert it first: tformer import {folder} --out DIR",
+        )
+    _refuse_pickles(folder)
+    raise InputError(
+        f"{folder} is neither a run (no {CHECKPOINTS}/) nor a checkpoint (no {MANIFEST})",
+        hint=_suggest_run(folder, Path(runs_dir)),
+    )
+
+
+def newest_checkpoint(
+    runs_dir: str | Path = "runs", which: str = "best", *, usable: Callable[[Path], bool] = lambda checkpoint: True
+) -> Path:
+    """A checkpoint of the run under `runs_dir` that was saved to last, among those with one that is `usable`.
+
+    Between runs only a clock can tell; within a run steps do.
+
+    Raises:
+        InputError: there is none.
+    """
+    runs = [(run, catalog.scan(run / CHECKPOINTS)) for run in list_runs(runs_dir)]
+    saved = [(_saved_at(entries), run.name, run) for run, entries in runs if entries]
+    for _, _, run in sorted(saved, reverse=True):
+        checkpoint = _choose(run / CHECKPOINTS, run, which)
+        if usable(checkpoint):
+            return checkpoint
+    if saved:
+        raise InputError(f"no run under {runs_dir}/ suits this command ({len(saved)} have a checkpoint)")
+    if runs:
+        raise InputError(
+            f"no run under {runs_dir}/ has a checkpoint yet ({', '.join(run.name for run, _ in runs[:3])})",
+            hint="let it train until its first checkpoint: tformer train --resume --out RUN",
+        )
+    raise InputError(f"there is no run under {runs_dir}/", hint="train one first: tformer train --arch gpt")
+
+
+def _choose(folder: Path, run: Path, which: str) -> Path:
+    entries = catalog.scan(folder)
+    if not entries:
+        raise InputError(
+            f"{run} has no checkpoint yet", hint=f"let it train until its first: tformer train --resume --out {run}"
+        )
+    choices = {"latest": catalog.latest, "best": catalog.best}
+    if which in choices:
+        entry = choices[which](entries)
+        assert entry is not None
+        return entry.path
+    match = re.fullmatch(r"(?:step-)?0*(\d{1,15})", which)
+    for entry in entries:
+        if match and entry.step == int(match[1]):
+            return entry.path
+    names = ["latest", "best", *(catalog.step_name(entry.step) for entry in entries)]
+    raise InputError(f"{run} has no checkpoint '{which}'", hint=did_you_mean(which, names))
+
+
+def _from_file(path: Path) -> Path:
+    target = catalog.read_pointer(path) if path.name in (catalog.LATEST, catalog.BEST) else None
+    if target is not None:
+        return _choose(path.parent, path.parent.parent, path.name)
+    if path.suffix in PICKLE_SUFFIXES:
+        raise InputError(f"{path} is a pickle, not a run", hint=PICKLE_HINT)
+    raise InputError(
+        f"{path} is a file, expected a run or checkpoint folder",
+        hint=f"name the folder it is in: {path.parent}" if (path.parent / MANIFEST).is_file() else None,
+    )
+
+
+def _refuse_pickles(folder: Path) -> None:
+    pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise InputError(f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT)
+
+
+def _suggest_run(path: Path, runs_dir: Path) -> str:
+    names = [run.name for run in list_runs(runs_dir)]
+    if not names:
+        return "train a model first: tformer train --arch gpt"
+    if path.name in names:
+        return f"did you mean '{runs_dir / path.name}'?"
+    return f"under {runs_dir}/: {did_you_mean(path.name, names)}"
+
+
+def _saved_at(entries: list[catalog.Entry]) -> int:
+    return max((entry.path / MANIFEST).stat().st_mtime_ns for entry in entries)

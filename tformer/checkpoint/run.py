@@ -1,0 +1,254 @@
+"""A run directory: one folder that holds everything a training run writes, and nothing that names its own place.
+
+    runs/<arch>-<preset>-<n>/   recipe.yaml tokenizer.json metrics.jsonl environment.json samples.txt checkpoints/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tformer.checkpoint import atomic, catalog, files, logs
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.catalog import Entry
+from tformer.checkpoint.environment import describe_environment
+from tformer.checkpoint.lock import LOCK_NAME, RunLock
+from tformer.errors import InputError, StorageError
+
+CHECKPOINTS = "checkpoints"
+PROBE_BYTES = 1 << 16
+MAX_ENVIRONMENT_BYTES = 16 << 20
+
+
+class RunDirectory:
+    """Made by `create` (for training: locked and swept) or `open` (for reading: nothing is written)."""
+
+    def __init__(self, path: Path, *, lock: RunLock | None = None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path | None = None,
+        *,
+        arch: str,
+        preset: str | None,
+        resume: bool = False,
+        runs_dir: str | Path = "runs",
+    ) -> RunDirectory:
+        """A locked run directory, new or, with `resume`, continued; interrupted leftovers are swept.
+
+        Without a path, a new one gets the next free `<runs_dir>/<arch>-<preset>-<n>`; `resume` takes the highest n.
+
+        Raises:
+            InputError: the folder is not empty and `resume` was not asked for, or the path is a file.
+            RunInUseError: another process trains in it.
+            StorageError: the folder cannot be made or written.
+        """
+        if path is not None:
+            folder = Path(path)
+            with files.storage_errors(folder):
+                _make_folders(folder)
+        else:
+            folder = _default_folder(Path(runs_dir), f"{_plain(arch)}-{_plain(preset or 'custom')}", resume=resume)
+        if not (folder / LOCK_NAME).exists() and not resume:
+            _require_empty(folder)  # before the lock, which would leave a file behind
+        lock = RunLock(folder)
+        try:
+            if not resume:
+                _require_empty(folder)
+            run = cls(folder, lock=lock)
+            with files.storage_errors(run.checkpoints_path):
+                _make_folders(run.checkpoints_path)
+                files.fsync_dir(folder)
+            run.sweep_temporaries()
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, *, lock: bool = False) -> RunDirectory:
+        """An existing run; with `lock`, for writing to it, after sweeping what an interruption left.
+
+        Raises:
+            InputError: there is no such folder, or it is no run.
+        """
+        folder = Path(path)
+        if not is_run(folder):
+            raise InputError(f"{folder} is not a run directory: it has no {CHECKPOINTS}/")
+        if not lock:
+            return cls(folder)
+        run = cls(folder, lock=RunLock(folder))
+        run.sweep_temporaries()
+        return run
+
+    def close(self) -> None:
+        """Lets other processes write here. The directory can be read on."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def checkpoints(self) -> list[Entry]:
+        """The complete checkpoints in the order of their steps."""
+        return catalog.scan(self.checkpoints_path)
+
+    def latest(self) -> Path | None:
+        entry = catalog.latest(self.checkpoints())
+        return entry.path if entry else None
+
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest score; the latest when none was validated."""
+        entry = catalog.best(self.checkpoints())
+        return entry.path if entry else None
+
+    def check_writable(self, bytes_needed: int) -> None:
+        """Writes, syncs and removes a small file, and compares the free space with what training will need.
+
+        Raises:
+            StorageError: read-only, full, or fewer than `bytes_needed` bytes free; names both and the path.
+        """
+        probe = self.checkpoints_path / (files.TEMPORARY + "probe")
+        try:
+            with files.storage_errors(self.path, bytes_needed=bytes_needed):
+                atomic.write_durably(probe, [bytes(PROBE_BYTES)])
+        finally:
+            if probe.exists():
+                with files.storage_errors(probe):
+                    files.unlink(probe)
+        files.require_space(self.path, bytes_needed)
+
+    def sweep_temporaries(self) -> None:
+        """Removes what an interrupted process left, and corrects the pointers."""
+        with files.storage_errors(self.path):
+            for name in sorted(os.listdir(self.path)):
+                if name.startswith(files.TEMPORARY):
+                    atomic.remove_tree(self.path / name)
+            catalog.tidy(self.checkpoints_path)
+
+    def rewind(self, step: int) -> None:
+        """Goes back to the state after `step`: later metrics, samples and checkpoints are dropped.
+
+        For resuming and rolling back: what lies beyond the checkpoint that training continues from will be made again.
+        """
+        self.cut_metrics(step)
+        logs.cut_samples(self.path / "samples.txt", step)
+        with files.storage_errors(self.checkpoints_path):
+            for entry in reversed(self.checkpoints()):
+                if entry.step > step:
+                    atomic.remove_tree(entry.path)
+            catalog.tidy(self.checkpoints_path)
+
+    def append_metrics(self, values: dict[str, Any]) -> None:
+        """One line of metrics.jsonl; `values` carries its `step`. Non-finite numbers become null."""
+        logs.append(self.metrics_path, logs.metrics_line(values))
+
+    def cut_metrics(self, step: int) -> None:
+        logs.cut_metrics(self.metrics_path, step)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        return logs.read_metrics(self.metrics_path)
+
+    def append_sample(self, step: int, text: str) -> None:
+        logs.append(self.path / "samples.txt", logs.sample_text(step, text))
+
+    def write_recipe(self, text: str) -> None:
+        atomic.write_text(self.path / "recipe.yaml", text)
+
+    def write_tokenizer(self, text: str) -> None:
+        atomic.write_text(self.path / "tokenizer.json", text)
+
+    def write_environment(
+        self, *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
+    ) -> None:
+        content = describe_environment(device=device, data_fingerprint=data_fingerprint, command=command)
+        atomic.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    def environment(self) -> dict[str, Any] | None:
+        """What the last start of this run recorded; None before the first."""
+        path = self.path / "environment.json"
+        if not path.exists():
+            return None
+        return parse_object(read_bounded(path, max_bytes=MAX_ENVIRONMENT_BYTES), name=str(path))
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / CHECKPOINTS).is_dir()
+
+
+def list_runs(runs_dir: str | Path = "runs") -> list[Path]:
+    """The run directories under a folder, by name."""
+    folder = Path(runs_dir)
+    return sorted(path for path in folder.iterdir() if is_run(path)) if folder.is_dir() else []
+
+
+def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
+    """Claims the next free number; mkdir decides between processes that want the same one."""
+    with files.storage_errors(runs_dir):
+        _make_folders(runs_dir)
+        numbered = re.compile(re.escape(stem) + r"-(\d{1,9})")
+        taken = [int(match[1]) for name in os.listdir(runs_dir) if (match := numbered.fullmatch(name))]
+        number = max(taken, default=0)
+        if resume and number:
+            return runs_dir / f"{stem}-{number}"
+        while True:
+            number += 1
+            try:
+                files.mkdir(runs_dir / f"{stem}-{number}")
+            except FileExistsError:
+                continue
+            files.fsync_dir(runs_dir)
+            return runs_dir / f"{stem}-{number}"
+
+
+def _make_folders(folder: Path) -> None:
+    """As `mkdir -p`, each new name durable in its parent."""
+    if folder.is_dir():
+        return
+    if os.path.lexists(folder):
+        raise InputError(f"{folder} is a file, expected a folder")
+    _make_folders(folder.parent)
+    try:
+        files.mkdir(folder)
+    except FileExistsError:
+        return
+    files.fsync_dir(folder.parent)
+
+
+def _require_empty(folder: Path) -> None:
+    try:
+        found = sorted(name for name in os.listdir(folder) if name != LOCK_NAME)
+    except OSError as error:
+        raise StorageError(f"cannot use {folder}: {error.strerror}") from error
+    if found:
+        raise InputError(
+            f"{folder} is not empty (it holds {found[0]})",
+            hint="continue that run with --resume, or choose another folder with --out",
+        )
+
+
+def _plain(word: str) -> str:
+    """A word that is safe inside a folder's name."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.") or "run"

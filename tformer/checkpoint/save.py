@@ -1,0 +1,168 @@
+"""Saving: a temporary folder, every file written and synced, the manifest last, one rename, then pointers and pruning.
+
+A kill at any moment leaves the previous checkpoint or the new one, whole. The order of the syncs matters as much as
+that of the renames (a rename can reach the disk before the data it names), and is asserted by a test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tformer import __version__
+from tformer.checkpoint import atomic, catalog, files
+from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
+from tformer.errors import StorageError
+
+
+def save_checkpoint(
+    run: RunDirectory,
+    step: int,
+    *,
+    weights: Mapping[str, Tensor],
+    tied: Mapping[str, str] | None = None,
+    recipe_yaml: str,
+    tokenizer_json: str,
+    trainer: Mapping[str, Any],
+    optimizer: Mapping[str, Tensor] | None = None,
+    ema: Mapping[str, Tensor] | None = None,
+    generator: Mapping[str, Tensor] | None = None,
+    score: float | None = None,
+    tokenizer_sha256: str | None = None,
+    keep_last: int = 2,
+) -> Path:
+    """Adds `checkpoints/step-<step>` to a run, points `latest` and `best` at the right ones, and prunes.
+
+    Args:
+        run: held by this process (`RunDirectory.create`, or `open(lock=True)`).
+        weights: by parameter name, any device, contiguous or not; names without wrappers' prefixes.
+        tied: {alias: owner}; None finds the names that share memory. Aliases are not stored.
+        trainer: JSON values; everything exact resume needs beside tensors.
+        score: the validation score of these weights, lower is better (negate a metric of which more is better).
+        tokenizer_sha256: `Tokenizer.sha256`, to be compared when loading.
+        keep_last: how many of the last checkpoints stay beside the best; at most `keep_last + 2` are ever on disk.
+
+    Raises:
+        StorageError: names the bytes needed and the path; the checkpoints that were there are untouched.
+    """
+    folder = run.checkpoints_path
+    target = folder / catalog.step_name(step)
+    try:
+        catalog.tidy(folder, keep_last=keep_last)  # an earlier attempt may have been cut short before its pruning
+        _sync_if_there(run.metrics_path)  # a checkpoint never outlives the metrics that led to it
+        write_checkpoint(
+            target,
+            step,
+            weights=weights,
+            tied=tied,
+            recipe_yaml=recipe_yaml,
+            tokenizer_json=tokenizer_json,
+            trainer=trainer,
+            optimizer=optimizer,
+            ema=ema,
+            generator=generator,
+            score=score,
+            tokenizer_sha256=tokenizer_sha256,
+        )
+        catalog.tidy(folder, keep_last=keep_last)
+    except OSError as error:
+        raise files.storage_error(target, error) from error
+    return target
+
+
+def write_checkpoint(
+    target: Path,
+    step: int,
+    *,
+    weights: Mapping[str, Tensor],
+    tied: Mapping[str, str] | None = None,
+    recipe_yaml: str,
+    tokenizer_json: str,
+    trainer: Mapping[str, Any],
+    optimizer: Mapping[str, Tensor] | None = None,
+    ema: Mapping[str, Tensor] | None = None,
+    generator: Mapping[str, Tensor] | None = None,
+    score: float | None = None,
+    tokenizer_sha256: str | None = None,
+) -> None:
+    """Makes one checkpoint folder appear whole at `target`, in a run or anywhere else. Arguments: `save_checkpoint`."""
+    wrapped = [name for name in weights if name.startswith(("module.", "_orig_mod.")) or "._orig_mod." in name]
+    if wrapped:
+        raise ValueError(f"weights are named after a wrapper: {wrapped[0]}; pass those of the bare model")
+    tied = find_tied(weights) if tied is None else dict(tied)
+    tensors = {
+        "weights": without_aliases(weights, tied),
+        "optimizer": optimizer,
+        "ema": None if ema is None else without_aliases(ema, {a: o for a, o in tied.items() if a in ema}),
+        "generator": None if generator is None else without_aliases(generator, find_tied(generator)),
+    }
+    texts = {"recipe": recipe_yaml, "tokenizer": tokenizer_json, "trainer": json.dumps(dict(trainer), indent=1) + "\n"}
+    present = {role: values for role, values in tensors.items() if values is not None}
+    sizes = {role: file_bytes(values) for role, values in present.items()}
+    sizes |= {role: len(text.encode("utf-8")) for role, text in texts.items()}
+    total = sum(sizes.values())
+
+    def fill(folder: Path) -> None:
+        contents: dict[str, Iterable[bytes | memoryview]] = {
+            **{role: tensor_chunks(values) for role, values in present.items()},
+            **{role: [text.encode("utf-8")] for role, text in texts.items()},
+        }
+        records = tuple(
+            FileRecord(FILE_NAMES[role], role, *atomic.write_durably(folder / FILE_NAMES[role], chunks))
+            for role, chunks in contents.items()
+        )
+        manifest = Manifest(
+            step=step,
+            files=records,
+            tied=tied,
+            tokenizer_sha256=tokenizer_sha256 or canonical_sha256(tokenizer_json),
+            score=score if score is not None and math.isfinite(score) else None,
+            version=__version__,
+        )
+        atomic.write_durably(folder / atomic.MANIFEST, [manifest.to_json().encode("utf-8")])
+
+    files.require_space(target.parent, total)
+    try:
+        atomic.publish_directory(target, fill)
+    except OSError as error:
+        raise _with_previous(files.storage_error(target, error, bytes_needed=total), target) from error
+
+
+def canonical_sha256(tokenizer_json: str) -> str:
+    """The hash of a tokenizer's JSON whatever its layout: keys sorted, no spaces."""
+    try:
+        value = json.loads(tokenizer_json)
+    except ValueError as error:
+        raise ValueError(f"the tokenizer is not JSON: {error}") from None
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def checkpoint_bytes(*tensors: Mapping[str, Tensor] | None) -> int:
+    """The size of a checkpoint that holds these sets of tensors: what to ask `RunDirectory.check_writable` for."""
+    return sum(file_bytes(values) for values in tensors if values is not None) + (1 << 20)
+
+
+def _with_previous(error: StorageError, target: Path) -> StorageError:
+    entries = catalog.scan(target.parent)
+    if entries:
+        error.hint = f"{error.hint + '; ' if error.hint else ''}the checkpoint {entries[-1].path.name} is intact"
+    return error
+
+
+def _sync_if_there(path: Path) -> None:
+    if path.is_file():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            files.fsync(descriptor)
+        finally:
+            os.close(descriptor)

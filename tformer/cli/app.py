@@ -1,0 +1,131 @@
+"""The `tformer` command: the list of its subcommands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from tformer import __version__
+from tformer.cli import config, evaluate, generate, train, train_tokenizer
+from tformer.cli.common import console
+from tformer.errors import OutOfMemoryError, StorageError, TformerError
+
+app = typer.Typer(
+    name="tformer",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train, run and look inside every classical Transformer. `tformer COMMAND --help` shows examples.",
+)
+app.command("train-tokenizer", epilog=train_tokenizer.EPILOG)(train_tokenizer.train_tokenizer)
+app.command("train", epilog=train.EPILOG)(train.train)
+app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.add_typer(config.app, name="config")
+
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"tformer {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback with every error (may stand anywhere on the line).")
+    ] = False,
+) -> None:
+    """Options that belong to no command."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit: the entry point of the `tformer` script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    _tolerate_any_locale()
+    try:
+        code = app(words, prog_name="tformer", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except BrokenPipeError:
+        # The reader of our pipe has gone; keep the interpreter from complaining about it while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        _complain("interrupted", None)
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        sys.exit(report(error))
+
+
+def report(error: Exception) -> int:
+    """Print what went wrong, in one line and a hint, and give the exit code that belongs to it."""
+    known = as_tformer_error(error)
+    if known is not None:
+        _complain(known.message, known.hint)
+        return known.exit_code
+    if hasattr(error, "format_message"):  # typer's own usage errors
+        command = getattr(getattr(error, "ctx", None), "command_path", "tformer")
+        _complain(" ".join(str(error.format_message()).split()), f"see '{command} --help'")
+        return 2
+    _complain(
+        f"internal error: {type(error).__name__}: {error}", "this is a bug in tformer; --debug shows the traceback"
+    )
+    return 1
+
+
+def as_tformer_error(error: Exception) -> TformerError | None:
+    """The user's view of an exception: itself, or what the operating system or the device meant by it."""
+    if isinstance(error, TformerError):
+        return error
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_cpu_allocation(error):
+        return OutOfMemoryError(
+            f"out of memory: {str(error).splitlines()[0] if str(error) else 'allocation failed'}",
+            hint="lower training.batch_size (and raise training.grad_accum), or set training.activation_checkpointing",
+        )
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+        return StorageError(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+    return None
+
+
+def _is_cpu_allocation(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def _complain(message: str, hint: str | None) -> None:
+    console.print(f"[bold red]error:[/] {_plain(message)}")
+    if hint:
+        console.print(f"[bold]hint:[/] {_plain(hint)}")
+
+
+def _plain(text: str) -> str:
+    """Text as it is: no markup of ours, no escape sequences of somebody else's."""
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return shown.replace("[", "\\[")
+
+
+def _tolerate_any_locale() -> None:
+    """Data is UTF-8 whatever the locale; talk never fails on a character that the terminal lacks."""
+    for stream, encoding in ((sys.stdout, "utf-8"), (sys.stderr, None)):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace", **({"encoding": encoding} if encoding else {}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What every command shares: where talk goes, JSON on stdout, progress, and the polite handling of signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from tformer.errors import Interrupted
+
+Progress = Callable[..., None]
+
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+"""Talk goes to stderr through this console; stdout carries data only."""
+
+
+def emit(text: str) -> None:
+    """Write one line of data to stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def emit_json(document: Any) -> None:
+    """Write one JSON document, on one line, to stdout. NaN and infinity have no JSON: they must not reach this."""
+    emit(json.dumps(document, ensure_ascii=False, allow_nan=False))
+
+
+class StopFlag:
+    """Turns SIGINT, SIGTERM and SIGHUP into a flag that long work polls; a second SIGINT stops at once.
+
+    Used as a context manager; the previous handlers come back at its end.
+    """
+
+    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+    def __init__(self, *, on_signal: Callable[[int], None] | None = None) -> None:
+        self.signal_number: int | None = None
+        self._on_signal = on_signal
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopFlag:
+        for number in self.SIGNALS:
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if isinstance(error, Interrupted) and self.signal_number is not None:
+            error.exit_code = 128 + self.signal_number  # whoever polled cannot know which signal it was
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.signal_number is None:
+            self.signal_number = number
+            if self._on_signal is not None:
+                self._on_signal(number)
+
+    def should_stop(self) -> bool:
+        return self.signal_number is not None
+
+    def interrupted(self, message: str, *, hint: str | None = None) -> Interrupted:
+        """The error that ends the command with the exit code of the signal received."""
+        return Interrupted(message, signal_number=self.signal_number or signal.SIGINT, hint=hint)
+
+
+@contextmanager
+def progress_reporter(description: str, total: float | None = None) -> Iterator[Progress]:
+    """A callable `progress(done, total=None)`: a bar on a terminal, a line every ten seconds when piped."""
+    if console.is_terminal:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(description, total=total)
+
+            def show(done: float, total: float | None = None) -> None:
+                bar.update(task, completed=done, **({} if total is None else {"total": total}))
+
+            yield show
+        return
+
+    last = time.monotonic()
+
+    def tell(done: float, total: float | None = total) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            share = f"{100 * done / total:.0f} %" if total else f"{done:,.0f}"
+            console.print(f"{description}: {share}", markup=False)
+
+    yield tell
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command's help: its examples, a paragraph each so that they keep their lines."""
+    return "\n\n".join(("Examples:", *lines))

@@ -1,0 +1,143 @@
+"""`tformer config`: the recipe as it would be used, checked, listed, and described to an editor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tformer.cli.common import console, emit, emit_json, examples
+from tformer.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Show, check and list recipes: what defines a run.",
+    epilog=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
+)
+
+Arch = Annotated[str | None, typer.Option(help="Family, for example gpt or llama.")]
+Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; `config list` names them.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key; may be repeated.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda: decides which preset an arch alone stands for.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.command(
+    epilog=examples(
+        "`tformer config show --arch gpt --preset char-cpu`",
+        "`tformer config show my.yaml --origin`",
+        "`tformer config show --arch llama --set model.decoder.num_layers=4 --json`",
+    )
+)
+def show(
+    file: Annotated[Path | None, typer.Argument(help="A recipe file of your own.")] = None,
+    arch: Arch = None,
+    preset: Preset = None,
+    set_: Sets = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say beside each value where it came from.")] = False,
+    device: Device = "auto",
+    json_: Json = False,
+) -> None:
+    """Print the resolved recipe as YAML: defaults < preset < file < --set."""
+    from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
+
+    resolved = load_recipe(arch=arch, preset=preset, config=file, sets=set_ or (), device=_device_kind(device))
+    for note in resolved.notes:
+        console.print(f"note: {note}", markup=False)
+    if json_:
+        emit_json({"recipe": recipe_to_data(resolved.recipe), "origins": resolved.origins, "notes": resolved.notes})
+    else:
+        emit(recipe_to_yaml(resolved.recipe, origins=resolved.origins if origin else None).rstrip())
+
+
+@app.command(
+    epilog=examples(
+        "`tformer config validate my.yaml`",
+        "`tformer config validate runs/gpt-tiny-1/recipe.yaml`",
+        "`tformer config validate first.yaml second.yaml --json`",
+    )
+)
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Recipe files, partial or complete.", show_default=False)],
+    device: Device = "auto",
+    json_: Json = False,
+) -> None:
+    """Check recipe files: one `ok` each on stdout, or what is wrong and exit code 2."""
+    from tformer.recipe import load_recipe
+
+    kind = _device_kind(device)
+    failures: dict[Path, InputError] = {}
+    for file in files:
+        try:
+            notes = load_recipe(config=file, device=kind).notes
+        except InputError as error:
+            failures[file] = error
+            continue
+        for note in notes:
+            console.print(f"note: {file}: {note}", markup=False)
+        if not json_:
+            emit(f"{file}: ok")
+    if json_:
+        emit_json([_verdict(file, failures.get(file)) for file in files])
+        raise typer.Exit(2 if failures else 0)
+    if failures:
+        # each problem names its own file, so that several files are told as one
+        raise InputError(
+            "\n".join(error.message for error in failures.values()), hint=next(iter(failures.values())).hint
+        )
+
+
+@app.command(
+    epilog=examples(
+        "`tformer config schema`",
+        "`tformer config schema > recipe.schema.json`",
+        "`tformer config schema | python -m json.tool`",
+    )
+)
+def schema() -> None:
+    """Print the JSON schema of recipe files, for editors: put `# yaml-language-server: $schema=FILE` in your YAML."""
+    from tformer.recipe import json_schema
+
+    emit_json(json_schema())
+
+
+@app.command(
+    "list",
+    epilog=examples(
+        "`tformer config list`",
+        "`tformer config list --arch gpt`",
+        "`tformer config list --json`",
+    ),
+)
+def list_(arch: Arch = None, json_: Json = False) -> None:
+    """List the shipped presets, and what each is for."""
+    from tformer.errors import did_you_mean
+    from tformer.recipe import list_presets, preset_summary
+
+    presets = list_presets()
+    if arch is not None and arch not in presets:
+        raise InputError(f"--arch: unknown arch '{arch}'", hint=did_you_mean(arch, presets))
+    chosen = [(family, name) for family, names in presets.items() if arch in (None, family) for name in names]
+    rows = [{"arch": family, "preset": name, "summary": preset_summary(family, name)} for family, name in chosen]
+    if json_:
+        emit_json(rows)
+        return
+    width = max((len(f"{row['arch']}/{row['preset']}") for row in rows), default=0)
+    for row in rows:
+        emit(f"{row['arch'] + '/' + row['preset']:<{width}}  {row['summary']}".rstrip())
+
+
+def _device_kind(device: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _verdict(file: Path, error: InputError | None) -> dict[str, object]:
+    told = {} if error is None else {"error": error.message, "hint": error.hint}
+    return {"file": str(file), "ok": error is None, **told}

@@ -1,0 +1,168 @@
+"""`tformer evaluate`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
+from tformer.errors import InputError, NonFiniteLossError
+
+if TYPE_CHECKING:
+    from tformer.loading import Loaded
+
+DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
+
+EPILOG = examples(
+    "tformer evaluate --data valid.txt",
+    "tformer evaluate runs/gpt-tiny-1 --data builtin:python-docs --json",
+    "tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest",
+)
+
+
+def evaluate(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="File, folder, glob, builtin:NAME or - (standard input); default: the run's validation data.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option("--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet.", rich_help_panel=DATA),
+    ] = None,
+    errors: Annotated[
+        str, typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8.", rich_help_panel=DATA)
+    ] = "strict",
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            "--stride",
+            metavar="S",
+            help="Windows overlap and move on by S tokens: more context, slower. Default: they do not overlap.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=MEASURE)
+    ] = False,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL)
+    ] = "best",
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", help="Windows at a time; changes speed alone.", rich_help_panel=MODEL)
+    ] = 32,
+    device: Annotated[
+        str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
+    ] = "auto",
+) -> None:
+    """Loss, perplexity, bits per byte and accuracy over every token of a text.
+
+    The loss is in nats per token, the same figure as the validation loss during training: windows of the training
+    length that do not overlap, each token predicted once.
+    """
+    if batch_size < 1:
+        raise InputError(f"--batch-size must be at least 1, found {batch_size}")
+    if errors not in ("strict", "replace"):
+        raise InputError(f"--errors must be strict or replace, found '{errors}'")
+    with StopFlag() as flag:
+        from tformer.loading import load
+        from tformer.training.precision import resolve_device
+
+        loaded = load(run, device=resolve_device(device), precision=precision, which=checkpoint)
+        if loaded.model.decoder is None or loaded.model.encoder is not None:
+            raise InputError(f"{loaded.path}: evaluation of a text needs a decoder-only model")
+        seq_len = loaded.recipe.data.seq_len or loaded.model.max_seq_len
+        if stride is not None and not 1 <= stride <= seq_len:
+            raise InputError(f"--stride must be between 1 and the window of {seq_len} tokens, found {stride}")
+        specs = _sources(loaded, data)
+        results = [
+            _evaluate_source(loaded, spec, flag, seq_len=seq_len, stride=stride, batch_size=batch_size,
+                             text_column=text_column, errors=errors)  # fmt: skip
+            for spec in specs
+        ]
+    for result in results:
+        if as_json:
+            emit_json(result)
+        else:
+            _show(result)
+
+
+def _sources(loaded: Loaded, data: str | None) -> list[Any]:
+    """What to read: `--data`, or what the run was validated on when that is a source of its own."""
+    from tformer.recipe.data import SourceSpec
+
+    if data is not None:
+        return [SourceSpec(path=data)]
+    if loaded.recipe.data.valid:
+        return list(loaded.recipe.data.valid)
+    raise InputError("no text to evaluate: --data is missing", hint="for example --data valid.txt")
+
+
+def _evaluate_source(
+    loaded: Loaded,
+    spec: Any,
+    flag: StopFlag,
+    *,
+    seq_len: int,
+    stride: int | None,
+    batch_size: int,
+    text_column: str | None,
+    errors: str,
+) -> dict[str, Any]:
+    from tformer.data.sources import open_sources
+    from tformer.data.tokens import token_corpus
+    from tformer.evaluation.lm import evaluate_lm
+    from tformer.recipe.data import Columns
+
+    columns = loaded.recipe.data.columns if text_column is None else Columns(text=text_column)
+    [source] = open_sources([spec], columns=columns, errors="replace" if errors == "replace" else "strict")
+    with progress_reporter(f"reading {source.name}") as progress:
+        corpus = token_corpus(source, loaded.tokenizer, progress=progress, should_stop=flag.should_stop)
+    for note in (*source.notes, *corpus.notes):
+        console.print(note, markup=False)
+    with progress_reporter("evaluating") as progress:
+        figures = evaluate_lm(
+            loaded.model,
+            corpus,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            stride=stride,
+            document_mask=loaded.recipe.data.document_mask,
+            progress=progress,
+            should_stop=flag.should_stop,
+        )
+    if flag.should_stop():
+        raise flag.interrupted("interrupted before the whole text was read")
+    if not math.isfinite(figures["loss"]):
+        raise NonFiniteLossError(
+            f"the loss is {figures['loss']}", hint="the weights are damaged, or --precision fp32 is needed"
+        )
+    return {
+        "run": str(loaded.path),
+        "step": loaded.step,
+        "data": source.name,
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "bytes": corpus.num_bytes,
+        "seq_len": seq_len,
+        "stride": stride or seq_len,
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    """One figure a line."""
+    for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
+        emit(f"{name} {result[name]:.4f}" if result[name] is not None else f"{name} inf")
+    emit(f"tokens {result['tokens']}")
+    emit(f"tokens_per_second {result['tokens_per_second']:.0f}")

@@ -1,0 +1,295 @@
+"""`tformer generate`: text from a trained model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tformer.cli.common import StopFlag, console, examples
+from tformer.errors import InputError
+
+if TYPE_CHECKING:
+    from tformer.decoding.output import Write
+    from tformer.decoding.settings import Generated, GenerationSettings
+    from tformer.loading import Loaded
+
+PROMPT, CHOICE, OUTPUT, MODEL = "What to continue", "How tokens are chosen", "Output", "Model and machine"
+SAMPLE_SEPARATOR = "---------------"
+DEFAULT_SEED = 1337
+
+EPILOG = examples(
+    "tformer generate",
+    'tformer generate runs/gpt-tiny-1 --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3',
+    "tformer generate --input prompts.txt --output completions.jsonl --greedy --json",
+)
+
+
+def generate(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Text to continue; default: nothing.", rich_help_panel=PROMPT)
+    ] = None,
+    input_path: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="FILE|-",
+            help="One prompt a line; each gives one line of output, its completion alone.",
+            rich_help_panel=PROMPT,
+        ),
+    ] = None,
+    errors: Annotated[
+        str, typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8 in --input.", rich_help_panel=PROMPT)
+    ] = "strict",
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", help="Length of a completion at most.", rich_help_panel=CHOICE)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=CHOICE)
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Keep the K most probable tokens; 0: all.", rich_help_panel=CHOICE)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", help="Keep the fewest tokens of total probability P.", rich_help_panel=CHOICE),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option("--min-p", help="Keep tokens at least P times as probable as the best.", rich_help_panel=CHOICE),
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always the most probable token.", rich_help_panel=CHOICE)
+    ] = False,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option("--repetition-penalty", help="Above 1: used tokens become less likely.", rich_help_panel=CHOICE),
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None,
+        typer.Option("--no-repeat-ngram", metavar="N", help="No N tokens in a row twice.", rich_help_panel=CHOICE),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End before this text; may be given again.", rich_help_panel=CHOICE),
+    ] = None,
+    num_samples: Annotated[
+        int, typer.Option("--num-samples", help="Completions of each prompt.", rich_help_panel=CHOICE)
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", help="The same seed gives the same text.", rich_help_panel=CHOICE)
+    ] = DEFAULT_SEED,
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="slide|error",
+            help="When the model's context is full: go on with its last half, or stop (and refuse a longer prompt).",
+            rich_help_panel=CHOICE,
+        ),
+    ] = "slide",
+    output: Annotated[
+        Path | None, typer.Option("--output", help="A file instead of standard output.", rich_help_panel=OUTPUT)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document per prompt, one a line.", rich_help_panel=OUTPUT)
+    ] = False,
+    logprobs: Annotated[
+        bool,
+        typer.Option("--logprobs", help="The model's log-probabilities of the tokens.", rich_help_panel=OUTPUT),
+    ] = False,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL)
+    ] = "best",
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", help="Prompts of --input at a time.", rich_help_panel=MODEL)
+    ] = 16,
+    device: Annotated[
+        str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
+    ] = "auto",
+) -> None:
+    """Continue a text, or each line of a file, with a trained model.
+
+    What is not given here comes from the model's recipe. A prompt is shown with its continuation, streamed on a
+    terminal; lines of --input give completions only, with line ends inside them written as \\\\n. An empty prompt
+    starts from the model's start token.
+    """
+    _check_usage(prompt, input_path, errors, greedy, temperature, num_samples, batch_size, as_json)
+    from tformer.decoding.output import open_output
+
+    with StopFlag() as flag, open_output(output) as write:
+        from tformer.decoding.settings import GenerationSettings
+        from tformer.loading import load
+        from tformer.training.precision import resolve_device
+
+        loaded = load(run, device=resolve_device(device), precision=precision, which=checkpoint)
+        console.print(f"generating with {loaded.path}, seed {seed}", style="dim", markup=False)
+        if loaded.model.decoder is None or loaded.model.encoder is not None:
+            raise InputError(f"{loaded.path}: generation needs a decoder-only model")
+        settings = GenerationSettings.from_recipe(
+            loaded.recipe.generation,
+            max_new_tokens=max_new_tokens,
+            temperature=0.0 if greedy else temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            no_repeat_ngram=no_repeat_ngram,
+            stop_texts=tuple(stop) if stop else None,
+            eos_id=_eos_id(loaded),
+            seed=seed,
+            num_samples=num_samples,
+            logprobs=logprobs,
+            context=context,
+        )
+        session = _Session(loaded, settings, flag, write, as_json=as_json, on_terminal=output is None and sys.stdout.isatty())
+        if input_path is None:
+            session.continue_prompt(prompt or "")
+        else:
+            session.continue_lines(input_path, errors, batch_size)
+
+
+class _Session:
+    """A loaded model, how to generate with it, and where the text goes."""
+
+    def __init__(
+        self, loaded: Loaded, settings: GenerationSettings, flag: StopFlag, write: Write, *, as_json: bool, on_terminal: bool
+    ) -> None:
+        self.loaded, self.settings, self.flag, self.as_json = loaded, settings, flag, as_json
+        self.on_terminal = on_terminal
+        self.write = write
+
+    def continue_prompt(self, prompt: str) -> None:
+        """One prompt: the prompt and its continuation, each sample after a line of dashes."""
+        stream = self.on_terminal and not self.as_json and self.settings.num_samples == 1
+        streamed = 0
+        if stream:
+            self._show(prompt)
+
+        def show_piece(row: int, sample: int, token: int, piece: str) -> None:
+            nonlocal streamed
+            streamed += len(piece)
+            self._show(piece)
+
+        [completions] = self._generate([prompt], first_row=0, on_token=show_piece if stream else None)
+        if self.as_json:
+            self._write_document(0, prompt, completions)
+        elif stream:
+            self._show(_text(completions[0])[streamed:] + "\n")
+        else:
+            texts = [prompt + _text(completion) for completion in completions]
+            self._show(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
+        self._tell_logprobs(completions)
+        if self.flag.should_stop():
+            raise self.flag.interrupted("interrupted: the text ends where generation was")
+
+    def continue_lines(self, path: str, errors: str, batch_size: int) -> None:
+        """Each line of a file: one line of output."""
+        from tformer.decoding.prompts import read_lines
+        from tformer.decoding.rendering import as_one_line
+
+        lines = read_lines(path, errors="replace" if errors == "replace" else "strict")
+        done = 0
+        while prompts := list(islice(lines, batch_size)):
+            results = self._generate(prompts, first_row=done)
+            if self.flag.should_stop():
+                raise self.flag.interrupted(f"interrupted after {done} prompts")
+            for prompt, completions in zip(prompts, results, strict=True):
+                if self.as_json:
+                    self._write_document(done, prompt, completions)
+                else:
+                    self._show(as_one_line(_text(completions[0])) + "\n")
+                self._tell_logprobs(completions)
+                done += 1
+
+    def _generate(
+        self, prompts: list[str], *, first_row: int, on_token: Callable[[int, int, int, str], None] | None = None
+    ) -> list[list[Generated]]:
+        from tformer.decoding.generate import generate as run_engine
+        from tformer.decoding.prompts import encode_prompt
+
+        ids = [encode_prompt(self.loaded.tokenizer, prompt) for prompt in prompts]
+        limit = self.loaded.model.max_seq_len
+        for number, prompt_ids in enumerate(ids, start=first_row + 1):
+            if len(prompt_ids) > limit and self.settings.context == "slide":
+                console.print(
+                    f"prompt {number} has {len(prompt_ids)} tokens, the model's context holds {limit}: "
+                    f"only the last {max(1, limit // 2)} are read",
+                    markup=False,
+                )
+        return run_engine(
+            self.loaded.model,
+            ids,
+            self.settings,
+            tokenizer=self.loaded.tokenizer,
+            on_token=on_token,
+            should_stop=self.flag.should_stop,
+            first_row=first_row,
+        )
+
+    def _show(self, text: str) -> None:
+        from tformer.decoding.rendering import for_terminal
+
+        self.write(for_terminal(text) if self.on_terminal else text)
+
+    def _write_document(self, index: int, prompt: str, completions: list[Generated]) -> None:
+        import json
+
+        from tformer.decoding.rendering import as_document
+
+        # ASCII alone on a terminal: JSON leaves some control characters as they are.
+        document = as_document(index, prompt, completions)
+        self.write(json.dumps(document, ensure_ascii=self.on_terminal, allow_nan=False) + "\n")
+
+    def _tell_logprobs(self, completions: list[Generated]) -> None:
+        if self.as_json:
+            return
+        for completion in completions:
+            if completion.logprobs:
+                total, count = sum(completion.logprobs), len(completion.logprobs)
+                console.print(f"log-probability {total:.3f} of {count} tokens, {total / count:.3f} a token", style="dim")
+
+
+def _check_usage(
+    prompt: str | None,
+    input_path: str | None,
+    errors: str,
+    greedy: bool,
+    temperature: float | None,
+    num_samples: int,
+    batch_size: int,
+    as_json: bool,
+) -> None:
+    """What can be refused before anything is loaded."""
+    if prompt is not None and input_path is not None:
+        raise InputError("--prompt and --input exclude each other")
+    if greedy and temperature:
+        raise InputError(f"--greedy and --temperature {temperature:g} exclude each other")
+    if input_path is not None and num_samples > 1 and not as_json:
+        raise InputError(
+            f"--num-samples {num_samples} with --input gives more than one line a prompt", hint="add --json"
+        )
+    if batch_size < 1:
+        raise InputError(f"--batch-size must be at least 1, found {batch_size}")
+    if errors not in ("strict", "replace"):
+        raise InputError(f"--errors must be strict or replace, found '{errors}'")
+
+
+def _eos_id(loaded: Loaded) -> int | None:
+    chosen = loaded.recipe.tokenizer.special_ids.eos
+    return loaded.tokenizer.special.eos if chosen is None else chosen
+
+
+def _text(completion: Generated) -> str:
+    assert completion.text is not None
+    return completion.text

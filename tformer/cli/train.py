@@ -1,0 +1,145 @@
+"""`tformer train`: a recipe and data in, a run directory out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
+
+EPILOG = examples(
+    "`tformer train --arch gpt`",
+    "`tformer train --arch gpt --preset char-cpu --data train.txt --valid val.txt`",
+    "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
+)
+
+MODEL, DATA, RUN, OPTIM, MACHINE = "Model", "Data", "Run", "Optimization", "Machine"
+
+
+def train(
+    arch: Annotated[
+        str | None, typer.Option(help="Family, for example gpt or llama (default gpt).", rich_help_panel=MODEL)
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A shipped recipe of that family; `tformer config list` names them.", rich_help_panel=MODEL),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A recipe file of your own, over the preset.", rich_help_panel=MODEL)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.", rich_help_panel=MODEL),
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(help="Start from the weights, model and tokenizer of this run.", rich_help_panel=MODEL),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File, folder, glob, `-`, builtin:python-docs or builtin:python-stdlib; may be repeated. "
+            "Nothing given: built-in text.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(help="Validation text; nothing given: the last tenth of the data.", rich_help_panel=DATA),
+    ] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of csv, tsv, jsonl or parquet.", rich_help_panel=DATA)
+    ] = None,
+    errors: Annotated[
+        str | None, typer.Option(help="Invalid UTF-8: strict (default) or replace.", rich_help_panel=DATA)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json; nothing given: one is trained on the data.", rich_help_panel=DATA),
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="Training objective: causal_lm.", rich_help_panel=OPTIM)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory (default runs/ARCH-PRESET-N).", rich_help_panel=RUN)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out, or the newest one.", rich_help_panel=RUN)
+    ] = False,
+    max_steps: Annotated[int | None, typer.Option(help="Optimizer steps in all.", rich_help_panel=RUN)] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="Save and stop after so long; the learning-rate horizon stays.", rich_help_panel=RUN),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show recipe, parameters, memory and one batch; train nothing.", rich_help_panel=RUN),
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=RUN)] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences in one micro-batch.", rich_help_panel=OPTIM)
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one micro-batch, instead of --batch-size.", rich_help_panel=OPTIM)
+    ] = None,
+    grad_accum: Annotated[
+        int | None, typer.Option(help="Micro-batches in one optimizer step.", rich_help_panel=OPTIM)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=OPTIM)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=OPTIM)] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=MACHINE)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=MACHINE)] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, on or off.", rich_help_panel=MACHINE)] = None,
+) -> None:
+    """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
+    flags: dict[str, Any] = {
+        "data.columns.text": text_column,
+        "data.errors": errors,
+        "tokenizer.path": None if tokenizer is None else str(tokenizer),
+        "training.max_steps": max_steps,
+        "training.max_minutes": max_minutes,
+        "training.batch_size": batch_size,
+        "training.batch_tokens": batch_tokens,
+        "training.grad_accum": grad_accum,
+        "training.precision": precision,
+        "training.device": device,
+        "training.compile": compile,
+        "optimizer.lr": lr,
+        "seed": seed,
+    }
+    flags = {key: value for key, value in flags.items() if value is not None}
+    if batch_tokens is not None:
+        flags["training.batch_size"] = None
+    for key, paths in (("data.train", data), ("data.valid", valid)):
+        if paths:
+            flags[key] = [{"path": path} for path in paths]
+    if objective is not None:
+        flags["objectives"] = [{"kind": objective}]
+
+    with StopFlag() as stop:
+        from tformer.training.session import TrainRequest, run_training
+
+        request = TrainRequest(
+            arch=arch,
+            preset=preset,
+            config=config,
+            flags=flags,
+            sets=tuple(set_ or ()),
+            out=out,
+            resume=resume,
+            init_from=init_from,
+            dry_run=dry_run,
+        )
+        summary = run_training(
+            request, console=console, progress=progress_reporter, should_stop=stop.should_stop, interrupted=stop.interrupted
+        )
+        if json_:
+            emit_json(summary)
+        elif dry_run:
+            emit(summary["recipe_yaml"].rstrip())
+        else:
+            emit(summary["run"])

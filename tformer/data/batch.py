@@ -1,0 +1,66 @@
+"""The frozen batch that every objective makes and every model reads.
+
+Field names are the ecosystem's. A field that a family does not use is None; `attention_mask` is None when nothing is
+padded, which is what lets attention take its fast path. Shapes: B examples, T tokens, U decoder tokens,
+C channels, Y x X pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    input_ids: Tensor | None = None  # [B, T] long
+    labels: Tensor | None = None  # [B, T], [B, U] or [B]; IGNORED_LABEL where nothing is to be predicted
+    attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None: nothing is padded
+    position_ids: Tensor | None = None  # [B, T] long
+    document_ids: Tensor | None = None  # [B, T] long: tokens of different documents do not see each other
+    token_type_ids: Tensor | None = None  # [B, T] long
+    decoder_input_ids: Tensor | None = None  # [B, U] long
+    decoder_attention_mask: Tensor | None = None  # [B, U] bool
+    pixel_values: Tensor | None = None  # [B, C, Y, X] float
+    num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 0:
+            object.__setattr__(self, "num_tokens", _count_tokens(self))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same batch on another device; `num_tokens` is carried over, so nothing is read back."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked host memory, from which copies to a GPU can overlap with its work."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def model_inputs(self) -> dict[str, Tensor]:
+        """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
+        return {name: tensor for name, tensor in self._tensors().items() if name != "labels"}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return Batch(**changed, num_tokens=self.num_tokens)
+
+
+def _count_tokens(batch: Batch) -> int:
+    sides = ((batch.input_ids, batch.attention_mask), (batch.decoder_input_ids, batch.decoder_attention_mask))
+    count = 0
+    for ids, mask in sides:
+        if ids is not None:
+            count += ids.numel() if mask is None else int(mask.sum())
+    if batch.pixel_values is not None:
+        count += batch.pixel_values.shape[0]
+    return count

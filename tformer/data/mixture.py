@@ -1,0 +1,95 @@
+"""Several sources in fixed shares: quotas per block of draws, so that every position is a closed formula.
+
+Draw t lies in block t // block. Inside a block a keyed permutation deals the slots, of which source s owns exactly
+quota[s]; the slot's number within its source gives how far that source has been read. No counters, no state: any draw
+of any run can be computed alone, and each source goes through all of its samples before it starts over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tformer.data.permutation import derive_key, permute
+from tformer.data.windows import Example, LmWindows
+from tformer.errors import InputError
+
+DEFAULT_BLOCK = 1024
+
+
+class Mixture:
+    """Draws sources by `weights`: in every block of `block` draws source s comes up exactly `quotas[s]` times.
+
+    Quotas are the shares rounded by largest remainder. InputError when a weight is too small for one draw per block.
+    """
+
+    def __init__(self, weights: Sequence[float], *, block: int = DEFAULT_BLOCK, seed: int = 0) -> None:
+        if not weights or any(weight <= 0 for weight in weights):
+            raise ValueError(f"weights must be positive, found {list(weights)}")
+        self.block, self.seed = block, seed
+        exact = np.asarray(weights, dtype=np.float64) * block / sum(weights)
+        self.quotas = np.floor(exact).astype(np.int64)
+        largest_first = np.argsort(-(exact - self.quotas), kind="stable")
+        self.quotas[largest_first[: block - int(self.quotas.sum())]] += 1
+        if (self.quotas == 0).any():
+            number = int(np.argmin(self.quotas))
+            raise InputError(
+                f"data: source {number} has weight {weights[number]:g} of {sum(weights):g}, "
+                f"less than one draw in a block of {block}",
+                hint="raise its weight, or leave the source out",
+            )
+        self._ends = np.cumsum(self.quotas)
+
+    def draw(self, draws: np.ndarray | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """(source [n], position [n]): which source each draw takes from, and its how-manieth sample (from 0)."""
+        draws = np.asarray(draws, dtype=np.int64)
+        blocks, places = np.divmod(draws, self.block)
+        slots = np.empty_like(places)
+        for number in np.unique(blocks):
+            here = blocks == number
+            slots[here] = permute(places[here], size=self.block, key=derive_key("mixture", self.seed, int(number)))
+        sources = np.searchsorted(self._ends, slots, side="right")
+        quotas = self.quotas[sources]
+        return sources, blocks * quotas + slots - (self._ends[sources] - quotas)
+
+
+class MixedWindows:
+    """Several `LmWindows` as one, by weight. Its epoch is as many draws as they have windows.
+
+    Sources keep epochs of their own: a source that is drawn often starts over, with a new order, when it is used up.
+    """
+
+    def __init__(
+        self, sources: Sequence[LmWindows], weights: Sequence[float], *, seed: int = 0, block: int = DEFAULT_BLOCK
+    ) -> None:
+        self.sources = list(sources)
+        self.seed, self.seq_len = seed, sources[0].seq_len
+        self.mixture = Mixture(weights, block=block, seed=seed)
+        self.lengths = None  # they change from epoch to epoch: batches of mixed sources are cut by examples
+        self._count = sum(len(source) for source in sources)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def locate(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[tuple[int, int, int]]:
+        """(source, epoch of that source, window of that source) of each sample."""
+        drawn, positions = self.mixture.draw(epoch * self._count + np.asarray(indices, dtype=np.int64))
+        sizes = np.array([len(source) for source in self.sources])[drawn]
+        own_epochs, places = np.divmod(positions, sizes)
+        for number, own_epoch in set(zip(drawn.tolist(), own_epochs.tolist(), strict=True)):
+            here = (drawn == number) & (own_epochs == own_epoch)
+            key = derive_key("source order", self.seed, number, own_epoch)
+            places[here] = permute(places[here], size=len(self.sources[number]), key=key)
+        return list(zip(drawn.tolist(), own_epochs.tolist(), places.tolist(), strict=True))
+
+    def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
+        """int64 [n, seq_len + 1]; every source must be packed by "concat"."""
+        rows = [self.sources[number].windows(own, [index])[0] for number, own, index in self.locate(epoch, indices)]
+        return np.stack(rows) if rows else np.empty((0, self.seq_len + 1), dtype=np.int64)
+
+    def window(self, epoch: int, index: int) -> np.ndarray:
+        return self.examples(epoch, [index])[0].ids
+
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
+        return [self.sources[number].examples(own, [index])[0] for number, own, index in self.locate(epoch, indices)]

@@ -1,0 +1,86 @@
+"""Padding rows of different lengths into one array: right, left or at a random place; to the longest or to a maximum.
+
+A `PadLayout` fixes where each row starts, so that ids, labels and document ids of the same example land alike.
+Shapes: B rows, T the padded length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Side = Literal["right", "left", "random"]
+PadTo = Literal["longest", "max"]
+
+
+@dataclass(frozen=True)
+class PadLayout:
+    """Row b occupies columns `starts[b] : starts[b] + lengths[b]` of an array `width` wide."""
+
+    starts: np.ndarray  # [B]
+    lengths: np.ndarray  # [B]
+    width: int
+
+    def fill(self, rows: Sequence[np.ndarray], value: int) -> np.ndarray:
+        """[B, T] int64 with each row in its place and `value` everywhere else."""
+        padded = np.full((len(self.starts), self.width), value, dtype=np.int64)
+        for index, row in enumerate(rows):
+            start = self.starts[index]
+            padded[index, start : start + len(row)] = row
+        return padded
+
+    def mask(self) -> np.ndarray | None:
+        """[B, T] bool, True on real tokens; None when nothing is padded."""
+        if (self.lengths == self.width).all():
+            return None
+        columns = np.arange(self.width)
+        starts = self.starts[:, None]
+        return (columns >= starts) & (columns < starts + self.lengths[:, None])
+
+
+def pad_layout(
+    lengths: Sequence[int] | np.ndarray,
+    *,
+    side: Side = "right",
+    pad_to: PadTo = "longest",
+    max_len: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> PadLayout:
+    """Where rows of these lengths go. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
+
+    Raises ValueError when a row is longer than `max_len`: cutting is the caller's decision.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    longest = int(lengths.max(initial=0))
+    if max_len is not None and longest > max_len:
+        raise ValueError(f"a row has {longest} tokens, more than the maximum of {max_len}")
+    if pad_to == "max" and max_len is None:
+        raise ValueError('pad_to="max" needs max_len')
+    width = max_len if pad_to == "max" and max_len is not None else longest
+    spare = width - lengths
+    if side == "right":
+        starts = np.zeros_like(lengths)
+    elif side == "left":
+        starts = spare
+    else:
+        if rng is None:
+            raise ValueError('side="random" needs rng')
+        starts = rng.integers(0, spare + 1)
+    return PadLayout(starts=starts, lengths=lengths, width=width)
+
+
+def pad_rows(
+    rows: Sequence[np.ndarray],
+    *,
+    pad_id: int,
+    side: Side = "right",
+    pad_to: PadTo = "longest",
+    max_len: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(ids [B, T] int64, mask [B, T] bool or None): the common case of one array per example."""
+    layout = pad_layout([len(row) for row in rows], side=side, pad_to=pad_to, max_len=max_len, rng=rng)
+    return layout.fill(rows, pad_id), layout.mask()

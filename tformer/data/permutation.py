@@ -1,0 +1,51 @@
+"""A keyed shuffle without memory: a Feistel network with cycle walking.
+
+A balanced Feistel network over 2 * half bits is a bijection of [0, 4^half) whatever its round function is. Values that
+leave [0, n) are put through again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002), which keeps it a bijection of [0, n). Position i of an epoch's order is thus computed alone, in
+constant time and memory, however large the corpus.
+
+    (L, R) -> (R, L xor F(R, key))
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+ROUNDS = 6
+MIN_HALF_BITS = 3  # a domain of at least 64 values: with fewer, the orders of tiny sets are too much alike
+
+
+def derive_key(*parts: int | str) -> int:
+    """A 64-bit key from numbers and names, for example `derive_key("order", seed, epoch)`."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def permute(indices: np.ndarray, *, size: int, key: int) -> np.ndarray:
+    """Where each index of [0, size) goes in the order of `key`: int64, the same shape as `indices`."""
+    half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
+    round_keys = [derive_key(key, number) for number in range(ROUNDS)]
+    values = _feistel(np.asarray(indices).astype(np.uint64), half, round_keys)
+    outside = values >= size
+    while outside.any():
+        values[outside] = _feistel(values[outside], half, round_keys)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half: int, round_keys: list[int]) -> np.ndarray:
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> bits, values & mask
+    for key in round_keys:
+        left, right = right, left ^ (_mix(right ^ np.uint64(key)) & mask)
+    return (left << bits) | right
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,98 @@
+"""The choice of the next token for a batch of sequences: settings applied, and the state that they need.
+
+Legend: B live sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tformer.decoding.sampling import (
+    NgramBlocker,
+    UniformStream,
+    block_tokens,
+    chosen_logprobs,
+    draw,
+    penalise_repetition,
+    reshape,
+)
+from tformer.decoding.settings import GenerationSettings
+from tformer.errors import TformerError
+
+
+class TokenChooser:
+    """Holds, per sequence, what the settings look back on: seen tokens, n-grams, and the stream of random numbers."""
+
+    def __init__(
+        self,
+        settings: GenerationSettings,
+        *,
+        keys: Sequence[tuple[int, int]],
+        histories: Sequence[Sequence[int]],
+        vocab_size: int | None = None,
+    ) -> None:
+        """`keys`: (row, sample) of each sequence; `histories`: its prompt; `vocab_size`: only ids below it are chosen."""
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self._histories = histories
+        self._seen_BV: Tensor | None = None  # made with the first logits, which tell V and the device
+        self._blockers = (
+            [NgramBlocker(settings.no_repeat_ngram, ids) for ids in histories] if settings.no_repeat_ngram else []
+        )
+        self._uniforms = [] if settings.greedy else [UniformStream(settings.seed, *key) for key in keys]
+        self._checked = False
+
+    def choose(self, logits_BV: Tensor) -> tuple[list[int], list[float] | None]:
+        """One token per sequence, and its log-probability under the model when the settings ask for it."""
+        settings = self._settings
+        logits_BV = logits_BV[:, : self._vocab_size].float()
+        self._check_once(logits_BV)
+        scores_BV = logits_BV
+        if settings.repetition_penalty != 1.0:
+            scores_BV = penalise_repetition(scores_BV, self._seen(logits_BV), settings.repetition_penalty)
+        if self._blockers:
+            scores_BV = block_tokens(scores_BV, [blocker.banned() for blocker in self._blockers])
+        if settings.greedy:
+            ids_B = scores_BV.argmax(-1)
+        else:
+            scores_BV = reshape(
+                scores_BV,
+                temperature=settings.temperature,
+                top_k=settings.top_k,
+                top_p=settings.top_p,
+                min_p=settings.min_p,
+            )
+            uniforms = [stream.next() for stream in self._uniforms]
+            ids_B = draw(scores_BV, torch.tensor(uniforms, dtype=torch.float64, device=scores_BV.device))
+        if self._seen_BV is not None:
+            self._seen_BV.scatter_(1, ids_B[:, None], True)
+        ids = ids_B.tolist()
+        for blocker, token in zip(self._blockers, ids, strict=False):
+            blocker.push(token)
+        return ids, chosen_logprobs(logits_BV, ids_B).tolist() if settings.logprobs else None
+
+    def compact(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences, in this order."""
+        self._blockers = [self._blockers[row] for row in rows] if self._blockers else []
+        self._uniforms = [self._uniforms[row] for row in rows] if self._uniforms else []
+        if self._seen_BV is not None:
+            self._seen_BV = self._seen_BV[list(rows)]
+
+    def _seen(self, logits_BV: Tensor) -> Tensor:
+        if self._seen_BV is None:
+            seen_BV = torch.zeros(logits_BV.shape, dtype=torch.bool)
+            for row, ids in enumerate(self._histories):
+                seen_BV[row, list(ids)] = True
+            self._seen_BV = seen_BV.to(logits_BV.device)
+        return self._seen_BV
+
+    def _check_once(self, logits_BV: Tensor) -> None:
+        if not self._checked:
+            self._checked = True
+            if bool(logits_BV.isnan().any()):
+                raise TformerError(
+                    "the model's logits are not numbers (NaN)", hint="its weights are damaged, or training diverged"
+                )

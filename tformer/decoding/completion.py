@@ -1,0 +1,103 @@
+"""One completion while it grows: its tokens, its window of context, its text, and the rules that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
+from tformer.decoding.text import TextFollower
+from tformer.errors import InputError
+from tformer.tokenizer import Tokenizer
+
+OnToken = Callable[[int, int, int, str], None]
+"""Called as (row, sample, id, text_piece)."""
+
+
+class Completion:
+    """A prompt and what has been chosen after it; `finish_reason` is None while it is live."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        settings: GenerationSettings,
+        *,
+        row: int,
+        sample: int,
+        max_seq_len: int,
+        tokenizer: Tokenizer | None = None,
+        on_token: OnToken | None = None,
+    ) -> None:
+        self.row = row
+        self.sample = sample
+        self.ids = list(prompt)
+        self.finish_reason: FinishReason | None = None
+        self._prompt_length = len(self.ids)
+        self._settings = settings
+        self._max_seq_len = max_seq_len
+        self._window_start = 0
+        self._logprobs: list[float] = []
+        self._on_token = on_token
+        self._text = (
+            None if tokenizer is None else TextFollower.after_prompt(tokenizer, self.ids, settings.stop_texts)
+        )
+
+    def window(self) -> list[int]:
+        """What the model looks at: all ids while they fit; past that the window slides to the last half context."""
+        if len(self.ids) - self._window_start > self._max_seq_len:
+            self._window_start = len(self.ids) - max(1, self._max_seq_len // 2)
+        return self.ids[self._window_start :]
+
+    @property
+    def next_position(self) -> int:
+        """The position of the newest token inside the window."""
+        return len(self.ids) - 1 - self._window_start
+
+    def take(self, token: int, logprob: float | None) -> None:
+        """Append the chosen token, and end the completion where a rule says so."""
+        settings = self._settings
+        self.ids.append(token)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        piece = "" if self._text is None or token == settings.eos_id else self._text.push(token)
+        if token == settings.eos_id:
+            self.finish_reason = "eos"
+        elif self._text is not None and self._text.stopped:
+            self.finish_reason = "stop"
+        elif len(self.ids) - self._prompt_length == settings.max_new_tokens:
+            self.finish_reason = "length"
+        elif settings.context == "error" and len(self.ids) > self._max_seq_len:
+            self.finish_reason = "context"
+        if self._text is not None and self.finish_reason is not None:
+            piece += self._text.finish()
+            if self._text.stopped:  # the last bytes completed a stop text
+                self.finish_reason = "stop"
+        if self._on_token is not None:
+            self._on_token(self.row, self.sample, token, piece)
+
+    def interrupt(self) -> None:
+        """End it here: the user asked to stop."""
+        self.finish_reason = "interrupted"
+        if self._text is not None:
+            self._text.finish()
+
+    def result(self) -> Generated:
+        """The finished completion."""
+        assert self.finish_reason is not None
+        return Generated(
+            ids=tuple(self.ids[self._prompt_length :]),
+            text=None if self._text is None else self._text.text,
+            logprobs=tuple(self._logprobs) if self._settings.logprobs else None,
+            finish_reason=self.finish_reason,
+        )
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], settings: GenerationSettings, *, max_seq_len: int) -> None:
+    """Raise InputError for a prompt without tokens, or longer than the context when that is an error."""
+    for row, prompt in enumerate(prompts):
+        if not prompt:
+            raise InputError(f"prompt {row} has no tokens, expected at least 1", hint="begin from a start token")
+        if settings.context == "error" and len(prompt) > max_seq_len:
+            raise InputError(
+                f"prompt {row} has {len(prompt)} tokens, but the model's context holds {max_seq_len}",
+                hint=f"shorten it, or let the context slide: only the last {max(1, max_seq_len // 2)} tokens are read",
+            )

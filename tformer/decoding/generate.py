@@ -1,0 +1,173 @@
+"""The cached decode engine: batches of prompts in, completions out.
+
+Prompts of different lengths are padded on the left and read once (prefill); the cache is then repeated for every
+sample of a prompt. Each step feeds one token per completion and projects only the last position to the vocabulary.
+A finished completion leaves the batch at once. When the cache is full it is built again from what each completion
+still looks at (see `GenerationSettings.context`): that window depends on the completion's own length, never on its
+neighbours.
+
+Legend: B live completions, T tokens fed, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tformer.decoding.chooser import TokenChooser
+from tformer.decoding.completion import Completion, OnToken, check_prompts
+from tformer.decoding.settings import Generated, GenerationSettings
+from tformer.model import Transformer
+from tformer.nn.cache import ModelCache
+from tformer.tokenizer import Tokenizer
+
+
+def generate(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    *,
+    tokenizer: Tokenizer | None = None,
+    on_token: OnToken | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    first_row: int = 0,
+) -> list[list[Generated]]:
+    """`settings.num_samples` completions of each prompt, in order.
+
+    prompts: token ids, at least one each. tokenizer: gives the completions' text, and keeps a model whose vocabulary was
+    rounded up from choosing an id that has no token; needed for stop texts.
+    on_token(row, sample, id, text_piece): called for every token as it is chosen; the pieces of one completion add up
+    to its text (a piece is empty while a character or a possible stop text is incomplete).
+    should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
+    first_row: number of the first prompt in a longer list. A completion depends on (seed, row number, sample number)
+    and its prompt, not on how the list is cut into batches (up to rounding of the logits).
+
+    Raises InputError for a prompt without tokens, or longer than the context with `context="error"`;
+    ValueError for stop texts without a tokenizer.
+    """
+    completions = start_completions(model, prompts, settings, tokenizer=tokenizer, on_token=on_token, first_row=first_row)
+    with inference(model):
+        _run(
+            model,
+            completions,
+            settings,
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            should_stop=should_stop or (lambda: False),
+        )
+    return collect(completions, settings.num_samples)
+
+
+def start_completions(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    *,
+    tokenizer: Tokenizer | None,
+    on_token: OnToken | None,
+    first_row: int,
+) -> list[Completion]:
+    """`num_samples` completions of each prompt, side by side, after the checks on the prompts."""
+    if settings.stop_texts and tokenizer is None:
+        raise ValueError("stop texts need a tokenizer")
+    check_prompts(prompts, settings, max_seq_len=model.max_seq_len)
+    return [
+        Completion(
+            prompt,
+            settings,
+            row=first_row + row,
+            sample=sample,
+            max_seq_len=model.max_seq_len,
+            tokenizer=tokenizer,
+            on_token=on_token,
+        )
+        for row, prompt in enumerate(prompts)
+        for sample in range(settings.num_samples)
+    ]
+
+
+def collect(completions: Sequence[Completion], num_samples: int) -> list[list[Generated]]:
+    """Finished completions, grouped by prompt."""
+    results = [completion.result() for completion in completions]
+    return [results[start : start + num_samples] for start in range(0, len(results), num_samples)]
+
+
+@contextmanager
+def inference(model: Transformer) -> Iterator[None]:
+    """Evaluation mode without gradients; the model's own mode comes back afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _run(
+    model: Transformer,
+    completions: Sequence[Completion],
+    settings: GenerationSettings,
+    *,
+    vocab_size: int | None,
+    should_stop: Callable[[], bool],
+) -> None:
+    live = list(completions)
+    chooser = TokenChooser(
+        settings,
+        keys=[(c.row, c.sample) for c in live],
+        histories=[list(c.ids) for c in live],
+        vocab_size=vocab_size,
+    )
+    cache: ModelCache | None = None
+    steps_left = settings.max_new_tokens
+    while live:
+        if should_stop():
+            for completion in live:
+                completion.interrupt()
+            return
+        if cache is None:
+            # The samples of a prompt stand side by side: the first of each is read, and its cache repeated.
+            firsts = live[:: settings.num_samples]
+            logits_BV, cache = _prefill(model, [completion.window() for completion in firsts], steps=steps_left)
+            if settings.num_samples > 1:
+                cache.expand(settings.num_samples)
+                logits_BV = logits_BV.repeat_interleave(settings.num_samples, dim=0)
+        elif cache.length == cache.capacity:
+            logits_BV, cache = _prefill(model, [completion.window() for completion in live], steps=steps_left)
+        else:
+            logits_BV = _step(model, live, cache)
+        steps_left -= 1
+
+        ids, logprobs = chooser.choose(logits_BV)
+        for index, completion in enumerate(live):
+            completion.take(ids[index], None if logprobs is None else logprobs[index])
+        kept = [index for index, completion in enumerate(live) if completion.finish_reason is None]
+        if kept and len(kept) < len(live):
+            chooser.compact(kept)
+            cache.compact(torch.tensor(kept, device=logits_BV.device))
+        live = [live[index] for index in kept]
+
+
+def _prefill(model: Transformer, windows: Sequence[Sequence[int]], *, steps: int) -> tuple[Tensor, ModelCache]:
+    """Read whole windows into a new cache with room for `steps` tokens, or as many as the context holds."""
+    device = next(model.parameters()).device
+    longest = max(map(len, windows))
+    capacity = min(model.max_seq_len, longest + steps)
+    cache = model.new_cache(len(windows), capacity, device=device, dtype=model.compute_dtype)
+    ids_BT = torch.tensor([[0] * (longest - len(window)) + list(window) for window in windows], device=device)
+    mask_BT = None
+    if min(map(len, windows)) < longest:
+        lengths_B1 = torch.tensor([[len(window)] for window in windows], device=device)
+        mask_BT = torch.arange(longest, device=device) >= longest - lengths_B1
+    return model(ids_BT, attention_mask=mask_BT, cache=cache).logits_at(-1), cache
+
+
+def _step(model: Transformer, live: Sequence[Completion], cache: ModelCache) -> Tensor:
+    """Feed the newest token of every completion."""
+    device = next(model.parameters()).device
+    ids_B1 = torch.tensor([[completion.ids[-1]] for completion in live], device=device)
+    position_ids_B1 = torch.tensor([[completion.next_position] for completion in live], device=device)
+    return model(ids_B1, position_ids=position_ids_B1, cache=cache).logits_at(-1)

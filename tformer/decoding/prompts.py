@@ -1,0 +1,47 @@
+"""Prompts: the lines of a file or of standard input, and their ids."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tformer.data.files import read_bytes
+from tformer.data.text import Errors, decode_text, split_lines
+from tformer.tokenizer import Tokenizer
+
+STDIN_NAME = "standard input"
+CHUNK_BYTES = 1 << 16
+
+
+def start_ids(tokenizer: Tokenizer) -> list[int]:
+    """What an empty prompt begins from: the bos token, else eos (texts were packed with it between them), else a
+    newline, else the vocabulary's first token."""
+    for special in (tokenizer.special.bos, tokenizer.special.eos):
+        if special is not None:
+            return [special]
+    newline = tokenizer.encode("\n")
+    if len(newline) == 1 and newline[0] != tokenizer.special.unk:
+        return newline
+    return [0]
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a prompt; one without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`."""
+    return tokenizer.encode(text) or start_ids(tokenizer)
+
+
+def read_lines(path: str, *, errors: Errors = "strict") -> Iterator[str]:
+    """The lines of a file (`-`: standard input) without their ends, read as they are asked for.
+
+    Raises InputError for a missing or unreadable file, and for invalid UTF-8 (line and byte) unless `errors` says
+    `replace`.
+    """
+    name, chunks = (STDIN_NAME, _stdin_chunks()) if path == "-" else (path, read_bytes(Path(path)))
+    for line in split_lines(decode_text(chunks, name=name, errors=errors), name=name):
+        yield line.removesuffix("\n")
+
+
+def _stdin_chunks() -> Iterator[bytes]:
+    """What has arrived, without waiting for a whole chunk."""
+    return iter(lambda: sys.stdin.buffer.read1(CHUNK_BYTES), b"")

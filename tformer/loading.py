@@ -1,0 +1,213 @@
+"""Whatever a person may name (a run, a checkpoint, nothing at all) to a model, its tokenizer and its recipe.
+
+>>> run = load("runs/gpt-tiny-1")
+>>> run.model(input_ids=ids).logits
+
+A checkpoint folder alone is enough: nothing outside it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tformer.build import build_model
+from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, resolve_checkpoint
+from tformer.errors import InputError
+from tformer.model import Transformer
+from tformer.recipe.load import recipe_from_yaml
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer import Tokenizer
+
+TOKEN_TABLE = "embedding.weight"  # its rows are the ids that the model knows
+MAX_LISTED = 8  # names of each sort in an error
+
+
+@dataclass
+class Loaded:
+    """A model ready for inference (eval mode), with what belongs to it.
+
+    `path` is the checkpoint folder; `notes` says what a person should know (averaged weights, NaN).
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    recipe: Recipe
+    path: Path
+    step: int
+    notes: list[str] = field(default_factory=list)
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    which: str = "best",
+    runs_dir: str | Path = "runs",
+    kinds: Collection[str] | None = None,
+) -> Loaded:
+    """Loads a model for inference.
+
+    Args:
+        path: a run or checkpoint folder; None: the run under `runs_dir` that was saved to last and has a checkpoint.
+        device: where the parameters go.
+        dtype: of parameters and activations; None: parameters as trained (fp32).
+        which: `best`, `latest` or `step-N` of a run.
+        runs_dir: where runs are looked for.
+        kinds: heads that the caller can use (`{"lm"}`, …); None: any.
+
+    Averaged (EMA) weights are taken where the checkpoint has them.
+
+    Raises:
+        InputError: nothing to load, damaged files, or parts that do not belong together.
+    """
+    if path is None:
+        folder = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
+    else:
+        folder = resolve_checkpoint(path, which, runs_dir=runs_dir)
+    checkpoint = read_checkpoint(folder)
+    recipe = _recipe_of(checkpoint)
+    _require_kind(folder, recipe, kinds)
+    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
+    _check_tokenizer(checkpoint, recipe, tokenizer)
+    with _NoDraws():
+        model = build_model(
+            recipe.model, vocab_size=tokenizer.vocab_size, num_labels=len(recipe.data.labels) or None, device=device
+        )
+    load_weights(model, checkpoint, ema=checkpoint.has("ema"))
+    if dtype is not None:
+        _convert(model, dtype)
+    notes = list(checkpoint.notes)
+    if checkpoint.has("ema"):
+        notes.append("averaged (EMA) weights are used")
+    return Loaded(model.eval(), tokenizer, recipe, folder, checkpoint.step, notes)
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:
+    """Copies a checkpoint's weights into a model, every one of them or none.
+
+    Args:
+        model: on any device, in any floating type.
+        checkpoint: see `read_checkpoint`.
+        ema: take the averaged weights, and the plain ones only for what has no average.
+
+    Raises:
+        InputError: names or shapes differ; lists what is missing, unexpected, and of another shape.
+    """
+    state = model.state_dict()
+    weights = (checkpoint.ema() or {}) if ema else {}
+    if not state.keys() <= weights.keys():
+        weights = checkpoint.weights() | weights
+    problems = _differences(state, weights, aliases=checkpoint.tied)
+    if problems:
+        raise InputError(
+            f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems)}",
+            hint="recipe.yaml and model.safetensors must come from the same checkpoint, unedited",
+        )
+    with torch.no_grad():
+        for name, target in state.items():
+            target.copy_(weights[name])
+
+
+def _differences(
+    state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, aliases: Mapping[str, str]
+) -> list[str]:
+    """What keeps `weights` from being loaded into `state`, in words."""
+    missing = sorted(state.keys() - weights.keys())
+    unexpected = sorted(weights.keys() - state.keys() - aliases.keys())
+    reshaped = [
+        f"{name} {list(weights[name].shape)} (expected {list(state[name].shape)})"
+        for name in sorted(state.keys() & weights.keys())
+        if weights[name].shape != state[name].shape
+    ]
+    problems = []
+    if missing:
+        problems.append(f"missing {_listing(missing)}")
+    if unexpected:
+        problems.append(f"unexpected {_listing(unexpected)}")
+    if reshaped:
+        problems.append(f"of another shape {_listing(reshaped)}")
+    return problems or _untied(state, weights)
+
+
+def _untied(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
+    """Two different stored tensors for what is one tensor in the model: the last would win silently."""
+    owners: dict[tuple[int, torch.Size], str] = {}
+    for name, target in state.items():
+        owner = owners.setdefault((target.data_ptr(), target.shape), name) if target.numel() else name
+        if owner != name and weights[name] is not weights[owner] and not torch.equal(weights[name], weights[owner]):
+            return [f"{name} and {owner} are tied in the recipe, but differ in the weights"]
+    return []
+
+
+def _listing(names: list[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _recipe_of(checkpoint: Checkpoint) -> Recipe:
+    return recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+
+
+def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
+    """Whether a run found by itself is one that the command can use; a damaged one is, so that its damage is told."""
+    if kinds is None:
+        return True
+    try:
+        recipe = _recipe_of(read_checkpoint(folder))
+    except InputError:
+        return True
+    return not set(kinds).isdisjoint(_heads(recipe))
+
+
+def _require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
+    if kinds is not None and set(kinds).isdisjoint(_heads(recipe)):
+        raise InputError(
+            f"{folder} has no head this command can use: found {', '.join(_heads(recipe)) or 'none'}, "
+            f"expected {' or '.join(sorted(kinds))}"
+        )
+
+
+def _heads(recipe: Recipe) -> list[str]:
+    return [head.kind for head in recipe.model.heads]
+
+
+def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    if checkpoint.tokenizer_sha256 is not None and tokenizer.sha256 != checkpoint.tokenizer_sha256:
+        raise InputError(
+            f"{checkpoint.path / 'tokenizer.json'} is not the tokenizer this model was trained with: its sha256 is "
+            f"{tokenizer.sha256[:16]}..., the manifest says {checkpoint.tokenizer_sha256[:16]}..."
+        )
+    table = checkpoint.weight_specs().get(TOKEN_TABLE) if recipe.model.patches is None else None
+    if table is not None and tokenizer.vocab_size > table.shape[0]:
+        raise InputError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model's embedding only "
+            f"{table.shape[0]:,} rows",
+            hint="tokenizer.json and model.safetensors must come from the same checkpoint",
+        )
+
+
+def _convert(model: Transformer, dtype: torch.dtype) -> None:
+    """Parameters and activations in another type; tables computed from formulas stay in fp32."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    model.compute_dtype = dtype
+
+
+class _NoDraws(TorchDispatchMode):
+    """Leaves out random initialisation: every weight is about to be loaded, and no random stream is disturbed."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
+            return args[0]
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,387 @@
+"""The one model of every family: embed → encoder? → decoder? → heads.
+
+    encoder only        input_ids or pixel_values → encoder          BERT, RoBERTa, ELECTRA, ViT
+    decoder only        input_ids → causal decoder                   GPT, Llama
+    encoder-decoder     input_ids → encoder; decoder_input_ids → decoder, whose queries read the encoder's output
+
+A forward pass returns hidden states; logits are formed on demand, by `Output`, for the positions that are asked for.
+"""
+
+# Shapes: B batch, T queries, S keys, D d_model, V vocabulary.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.attention.masks import make_mask
+from tformer.nn.block import Sight
+from tformer.nn.cache import CrossCache, LayerCache, ModelCache
+from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.heads import VocabularyHead
+from tformer.nn.losses import linear_cross_entropy
+from tformer.nn.positions.learned import LearnedPositions
+from tformer.nn.stack import Stack
+from tformer.nn.taps import TapSink, check_taps
+
+IGNORED_LABEL = -100
+
+
+@dataclass
+class Output:
+    """What a forward pass found.
+
+    Attributes:
+        hidden: last hidden states of the decoder if there is one, else of the encoder [B, T, D].
+        encoder_hidden: last hidden states of the encoder beside a decoder [B, S, D].
+        taps: the tensors that were asked for, by name.
+    """
+
+    hidden: Tensor
+    heads: nn.ModuleDict = field(repr=False)
+    mask: Tensor | None = field(default=None, repr=False)  # real positions of `hidden` [B, T]; None: all
+    encoder_hidden: Tensor | None = None
+    taps: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def logits(self) -> Tensor:
+        """The first head's predictions on all positions, fp32: [B, T, V] for a language model."""
+        return self.head(next(iter(self.heads)))
+
+    def head(self, name: str) -> Tensor:
+        """The predictions of the head called `name`, fp32."""
+        return self._head(name)(self.hidden, self.mask)
+
+    def logits_at(self, index: int | Tensor = -1) -> Tensor:
+        """The first head's logits [B, V] at one position: an int for all rows, or a tensor [B]."""
+        if isinstance(index, int):
+            hidden_BD = self.hidden[:, index]
+        else:
+            hidden_BD = self.hidden[torch.arange(len(index), device=index.device), index]
+        return self._head(next(iter(self.heads)))(hidden_BD)
+
+    def loss_terms(self, name: str, labels_BT: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
+
+        `options` go to `losses.linear_cross_entropy`. Where most labels are ignored (masked LM), only the others are
+        computed.
+        """
+        head = self._head(name)
+        if not isinstance(head, VocabularyHead):
+            raise ValueError(f"loss_terms needs a head over the vocabulary, '{name}' is a {type(head).__name__}")
+        hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
+        if head.dense is not None:
+            kept = labels_N != IGNORED_LABEL
+            hidden_ND, labels_N = hidden_ND[kept], labels_N[kept]
+        return linear_cross_entropy(
+            head.features(hidden_ND), head.matrix(), labels_N, bias=head.bias, softcap=head.softcap, **options
+        )
+
+    def _head(self, name: str) -> nn.Module:
+        if name not in self.heads:
+            raise ValueError(f"the model has no head '{name}'; it has: {', '.join(self.heads) or 'none'}")
+        return self.heads[name]
+
+
+class Transformer(nn.Module):
+    """Embeddings, stacks and heads; `tformer.build.build_model` makes one from a recipe.
+
+    Args:
+        embedding: of the encoder, or of the only stack.
+        decoder_embedding: of the decoder beside an encoder (its table may be the encoder's); else None.
+        encoder, decoder: at least one.
+        heads: by name; the first is the one that `Output.logits` speaks of.
+        max_seq_len: positions the model was made for.
+
+    Attributes:
+        compute_dtype: dtype of the residual stream; parameters may stay in fp32 beside it.
+    """
+
+    def __init__(
+        self,
+        *,
+        embedding: TokenEmbedding | PatchEmbedding,
+        decoder_embedding: TokenEmbedding | None = None,
+        encoder: Stack | None = None,
+        decoder: Stack | None = None,
+        heads: dict[str, nn.Module] | None = None,
+        max_seq_len: int,
+    ) -> None:
+        super().__init__()
+        assert encoder is not None or decoder is not None
+        self.embedding = embedding
+        self.decoder_embedding = decoder_embedding
+        self.encoder, self.decoder = encoder, decoder
+        self.heads = nn.ModuleDict(heads or {})
+        self.max_seq_len = max_seq_len
+        self.compute_dtype = torch.float32
+
+    # --- what the model is -------------------------------------------------------------------------------------------
+
+    def num_parameters(self, *, trainable: bool | None = None, embeddings: bool = True) -> int:
+        """Number of distinct parameters: tied ones count once.
+
+        `trainable` keeps those with (or without) a gradient; `embeddings=False` leaves out token, type and position
+        tables, and with them an output tied to them.
+        """
+        tables = set()
+        if not embeddings:
+            inputs = [self.embedding, self.decoder_embedding]
+            tables = {id(p) for module in inputs if isinstance(module, TokenEmbedding)
+                      for p in (module.weight, module.token_types)}  # fmt: skip
+            stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+            tables |= {id(p) for stack in stacks for p in stack.positions_of(0).parameters()}
+        return sum(
+            p.numel()
+            for p in self.parameters()
+            if id(p) not in tables and (trainable is None or p.requires_grad == trainable)
+        )
+
+    def tied_names(self) -> dict[str, str]:
+        """Each further name of a shared parameter → the name that owns it (the first one)."""
+        owners: dict[int, str] = {}
+        tied: dict[str, str] = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            owner = owners.setdefault(id(parameter), name)
+            if owner != name:
+                tied[name] = owner
+        return tied
+
+    def tap_names(self) -> list[str]:
+        """Every name that `forward(taps=...)` understands."""
+        names = []
+        for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if stack is None:
+                continue
+            names.append(f"{side}.embedding")
+            for layer, block in enumerate(stack.blocks):
+                names += [f"{side}.{layer}.hidden", f"{side}.{layer}.self_attention.weights"]
+                if block.cross_attention is not None:
+                    names.append(f"{side}.{layer}.cross_attention.weights")
+        return names
+
+    def new_cache(
+        self,
+        batch_size: int,
+        capacity: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> ModelCache:
+        """Room for `capacity` positions of the decoder's keys and values, for `batch_size` rows."""
+        if self.decoder is None:
+            raise ValueError("a model without a decoder has no cache")
+        device = next(self.parameters()).device if device is None else device
+        dtype = self.compute_dtype if dtype is None else dtype
+        layers = [
+            LayerCache(
+                batch_size=batch_size,
+                num_kv_heads=attention.num_kv_heads,
+                capacity=capacity,
+                head_dim=attention.head_dim,
+                value_dim=attention.value_dim,
+                device=device,
+                dtype=dtype,
+            )
+            for attention in (block.self_attention for block in self.decoder.blocks)
+        ]
+        cross = [CrossCache() for _ in layers] if self.encoder is not None else None
+        return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device)
+
+    # --- what it computes --------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        encoder_hidden: Tensor | None = None,
+        encoder_mask: Tensor | None = None,
+        cache: ModelCache | None = None,
+        taps: Iterable[str] = frozenset(),
+    ) -> Output:
+        """Hidden states of a batch.
+
+        Args:
+            input_ids: tokens [B, T], of the encoder or of the only stack.
+            attention_mask: True or 1 where `input_ids` are real [B, T]; None: everywhere.
+            position_ids: [B, T]; default: the slots, or with an attention mask the count of real tokens before.
+            token_type_ids: segments [B, T]; default 0.
+            document_ids: [B, T]; positions of different documents do not see each other.
+            pixel_values: an image instead of tokens [B, C, height, width].
+            decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
+            encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask` tells its padding
+                (default: `attention_mask`).
+            cache: keys and values of the positions before these ones; it grows by T.
+            taps: names of inner tensors to return (`tap_names()` lists them).
+
+        Raises:
+            ValueError: unknown taps, or inputs the model has no use for.
+        """
+        sink = self._sink(taps)
+        given = (attention_mask, position_ids, token_type_ids, document_ids)
+        if self.decoder is None:
+            hidden, mask, encoder_hidden = self._encode(input_ids, pixel_values, *given, sink), attention_mask, None
+        elif self.encoder is None:
+            if input_ids is None:
+                raise ValueError("a decoder-only model needs input_ids")
+            hidden, mask, encoder_hidden = self._decode(input_ids, *given, cache=cache, sink=sink), attention_mask, None
+        else:
+            if decoder_input_ids is None:
+                raise ValueError("a model with an encoder and a decoder needs decoder_input_ids")
+            remembered = cache is not None and cache.length > 0
+            if encoder_hidden is None and not remembered:
+                encoder_hidden = self._encode(input_ids, pixel_values, *given, sink)
+            mask = decoder_attention_mask
+            hidden = self._decode(
+                decoder_input_ids,
+                decoder_attention_mask,
+                decoder_position_ids,
+                memory=encoder_hidden,
+                memory_mask=attention_mask if encoder_mask is None else encoder_mask,
+                cache=cache,
+                sink=sink,
+            )
+        found = sink.values if sink is not None else {}
+        return Output(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found)
+
+    def _sink(self, taps: Iterable[str]) -> TapSink | None:
+        wanted = frozenset(taps)
+        if not wanted:
+            return None
+        check_taps(wanted, self.tap_names())
+        return TapSink(wanted)
+
+    def _encode(
+        self,
+        input_ids: Tensor | None,
+        pixel_values: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        document_ids: Tensor | None,
+        sink: TapSink | None,
+    ) -> Tensor:
+        stack = self.encoder
+        assert stack is not None
+        positions = stack.positions_of(0)
+        if isinstance(self.embedding, PatchEmbedding):
+            if pixel_values is None:
+                raise ValueError("a model of images needs pixel_values")
+            pos_1T = torch.arange(self.embedding.seq_len, device=pixel_values.device).unsqueeze(0)
+            x_BTD = self.embedding(pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype)
+            return stack(x_BTD, Sight(pos_1T, pos_1T), taps=sink.scope("encoder") if sink is not None else None)
+        if input_ids is None:
+            raise ValueError("the model needs input_ids")
+        pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
+        mask, is_causal = make_mask(
+            causal=False,
+            num_queries=input_ids.shape[1],
+            num_keys=input_ids.shape[1],
+            key_mask_BS=attention_mask,
+            query_document_ids_BT=document_ids,
+            device=input_ids.device,
+        )
+        x_BTD = self.embedding(
+            input_ids, positions=positions, pos_BT=pos_BT, token_type_ids=token_type_ids, dtype=self.compute_dtype
+        )
+        sight = Sight(pos_BT, pos_BT, mask, is_causal)
+        return stack(x_BTD, sight, taps=sink.scope("encoder") if sink is not None else None)
+
+    def _decode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        *,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: ModelCache | None,
+        sink: TapSink | None,
+    ) -> Tensor:
+        stack = self.decoder
+        embedding = self.embedding if self.decoder_embedding is None else self.decoder_embedding
+        assert stack is not None and isinstance(embedding, TokenEmbedding)
+        pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=cache)
+        k_pos, key_mask = pos_BT, attention_mask
+        if cache is not None:
+            remembered = cache.length > 0
+            k_pos, key_valid = cache.advance(pos_BT, attention_mask)
+            key_mask = key_valid if remembered else attention_mask
+        mask, is_causal = make_mask(
+            causal=True,
+            num_queries=input_ids.shape[1],
+            num_keys=k_pos.shape[1],
+            key_mask_BS=key_mask,
+            query_document_ids_BT=document_ids,
+            device=input_ids.device,
+        )
+        x_BTD = embedding(
+            input_ids,
+            positions=stack.positions_of(0),
+            pos_BT=pos_BT,
+            token_type_ids=token_type_ids,
+            dtype=self.compute_dtype,
+        )
+        return stack(
+            x_BTD,
+            Sight(pos_BT, k_pos, mask, is_causal),
+            cross_sight=self._cross_sight(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
+            cache=cache,
+            taps=sink.scope("decoder") if sink is not None else None,
+        )
+
+    def _cross_sight(
+        self, pos_BT: Tensor, memory: Tensor | None, memory_mask: Tensor | None, cache: ModelCache | None
+    ) -> Sight:
+        """What the decoder sees of the encoder: every real position. A cache remembers both after the first step."""
+        if cache is not None:
+            if memory_mask is None:
+                memory_mask = cache.encoder_mask
+            cache.encoder_mask = memory_mask
+        mask = None
+        if memory_mask is not None:
+            mask, _ = make_mask(
+                causal=False,
+                num_queries=pos_BT.shape[1],
+                num_keys=memory_mask.shape[1],
+                key_mask_BS=memory_mask,
+                device=pos_BT.device,
+            )
+        return Sight(pos_BT, pos_BT, mask, memory=memory)
+
+    def _positions(
+        self,
+        stack: Stack,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        *,
+        cache: ModelCache | None,
+    ) -> Tensor:
+        """Positions [B or 1, T]: those given, or the count of real tokens before each one."""
+        length, past = input_ids.shape[1], cache.length if cache is not None else 0
+        if isinstance(stack.positions_of(0), LearnedPositions) and past + length > self.max_seq_len:
+            raise ValueError(f"the model has {self.max_seq_len} learned positions, the input needs {past + length}")
+        if position_ids is not None:
+            return position_ids
+        if attention_mask is not None:
+            pos_BT = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        else:
+            pos_BT = torch.arange(length, device=input_ids.device).unsqueeze(0)
+        if cache is not None and past:
+            pos_BT = pos_BT + cache.key_valid[:, :past].sum(dim=1, keepdim=True)
+        return pos_BT

@@ -1,0 +1,147 @@
+"""What enters a stack: tokens, or the patches of an image (ViT, 2010.11929).
+
+The sum of embeddings, in the order every family agrees on:
+
+    token (· √d) + token type + position → norm → dropout → project
+
+`project` exists when the table is narrower than the model (factorised embeddings: ALBERT 1909.11942, ELECTRA).
+FixNorm (1910.05895) gives every token vector the length √d at the input; the tied output uses length 1.
+Positions belong to the stack and come in as an argument, because encoder and decoder may share one token table and
+still have positions of their own.
+"""
+
+# Shapes: B batch, T positions, E embedding size, D d_model, C channels, P patch side.
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tformer.nn.linear import Linear
+from tformer.nn.norm import NormOptions, build_norm
+from tformer.nn.positions.base import Positions
+
+
+class _Sum(nn.Module):
+    """What follows the embeddings themselves: positions, norm, dropout, projection."""
+
+    def __init__(self, size: int, d_model: int, *, norm: NormOptions | None, dropout: float) -> None:
+        super().__init__()
+        self.norm = build_norm(norm, size) if norm is not None else None
+        self.dropout = dropout
+        self.project = Linear(size, d_model, bias=True) if size != d_model else None
+
+    def finish(self, x_BTE: Tensor, positions: Positions, pos_BT: Tensor) -> Tensor:
+        x_BTE = positions.embed(x_BTE, pos_BT)
+        if self.norm is not None:
+            x_BTE = self.norm(x_BTE)
+        if self.dropout:
+            x_BTE = F.dropout(x_BTE, self.dropout, self.training)
+        return x_BTE if self.project is None else self.project(x_BTE)
+
+
+class TokenEmbedding(_Sum):
+    """Rows of a [vocabulary, E] table.
+
+    Args:
+        vocab_size: number of rows.
+        d_model: width of the stack.
+        size: width of the table, E; None: d_model.
+        scale: multiply the rows by √d_model.
+        fixnorm: give the rows the length √d_model (instead of `scale`).
+        token_types: number of segments (BERT: 2); 0: none.
+        norm: normalise the sum (BERT, BART, Bloom); None: leave it.
+        dropout: probability of dropping a number of the sum.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        size: int | None = None,
+        scale: bool = False,
+        fixnorm: bool = False,
+        token_types: int = 0,
+        norm: NormOptions | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        size = d_model if size is None else size
+        super().__init__(size, d_model, norm=norm, dropout=dropout)
+        self.weight = nn.Parameter(torch.empty(vocab_size, size))
+        self.token_types = nn.Parameter(torch.empty(token_types, size)) if token_types else None
+        self.fixnorm = fixnorm
+        self.factor = math.sqrt(d_model) if scale or fixnorm else 1.0
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        *,
+        positions: Positions,
+        pos_BT: Tensor,
+        token_type_ids: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0."""
+        x_BTE = F.embedding(ids_BT, self.weight)
+        if self.fixnorm:
+            x_BTE = F.normalize(x_BTE, dim=-1)
+        if self.factor != 1.0:
+            x_BTE = x_BTE * self.factor
+        if self.token_types is not None:
+            segment = self.token_types[0] if token_type_ids is None else F.embedding(token_type_ids, self.token_types)
+            x_BTE = x_BTE + segment
+        elif token_type_ids is not None:
+            raise ValueError("token_type_ids were given, but the model has no token types (embedding.token_types: 0)")
+        return self.finish(x_BTE.to(dtype), positions, pos_BT)
+
+
+class PatchEmbedding(_Sum):
+    """An image cut into squares, each projected to d_model; optionally a learned class token in front.
+
+    `stem` conv keeps the kernel [D, C, P, P] as published ViTs store it; linear keeps [D, C·P·P]: the same product.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        image_size: int,
+        size: int,
+        channels: int,
+        cls: bool,
+        stem: Literal["linear", "conv"] = "conv",
+        norm: NormOptions | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(d_model, d_model, norm=norm, dropout=dropout)
+        if image_size % size:
+            raise ValueError(f"the patch size must divide the image size, found {size} and {image_size}")
+        self.image_size, self.channels, self.size = image_size, channels, size
+        shape = (d_model, channels, size, size) if stem == "conv" else (d_model, channels * size * size)
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(d_model))
+        self.cls = nn.Parameter(torch.empty(d_model)) if cls else None
+
+    @property
+    def seq_len(self) -> int:
+        """Number of positions an image becomes, the class token included."""
+        return (self.image_size // self.size) ** 2 + (self.cls is not None)
+
+    def forward(
+        self, pixels_BCHW: Tensor, *, positions: Positions, pos_BT: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """[B, C, height, width] → [B, T, D] in `dtype`, row by row."""
+        expected = (self.channels, self.image_size, self.image_size)
+        if tuple(pixels_BCHW.shape[1:]) != expected:
+            raise ValueError(f"pixel_values must have the shape [batch, {', '.join(map(str, expected))}], "
+                             f"found {list(pixels_BCHW.shape)}")  # fmt: skip
+        patches_BTN = F.unfold(pixels_BCHW.float(), self.size, stride=self.size).mT.to(dtype)
+        x_BTD = F.linear(patches_BTN, self.weight.flatten(1).to(dtype), self.bias.to(dtype))
+        if self.cls is not None:
+            x_BTD = torch.cat([self.cls.to(dtype).expand(x_BTD.shape[0], 1, -1), x_BTD], dim=1)
+        return self.finish(x_BTD, positions, pos_BT)

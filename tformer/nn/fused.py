@@ -1,0 +1,163 @@
+"""Elementwise maths with hand-written gradients, for eager PyTorch on a CPU, where it has no fused kernel of its own.
+
+There `F.rms_norm` is five broadcast passes forward and a dozen backward, `relu(x).square()` differentiates through
+`pow`, and a rotation by halves runs over short strided rows: together a third of a small model's training step. Each
+function here does the same maths in as few full passes over memory as stock operators allow, statistics in fp32.
+Elsewhere (accelerators, `torch.compile`) plain formulas are used: fusing them is the kernel library's work.
+
+Shape legend: * leading dimensions, D normalised (last) dimension; B batch, H heads, T positions, h head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_BY_HAND_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def _by_hand(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in _BY_HAND_DTYPES and not torch.compiler.is_compiling()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics and products: fp64 for fp64, fp32 for everything narrower."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x r g with r = (mean(x^2) + eps)^-1/2;  dx = r (u - x r^2 mean(x u)) with u = dy g;  dg = sum(dy x r).
+
+    The gradient of `c v / n`, the weight normalisation of row v with gain c and norm n, is c/n (u - v (u.v) / n^2).
+    With n = sqrt(D) / r and c = sqrt(D) that is dx exactly, so PyTorch's one-pass kernel for it does the work. Its c
+    has x's dtype, so in bf16 sqrt(D) is rounded; the factor lost is put back beside the gain, or at the end.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+        wide_x = x.to(_wide(x.dtype))
+        norm = torch.linalg.vector_norm(wide_x, dim=-1, keepdim=True)
+        rate = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, rate, gain)
+        out = wide_x * rate if wide_x is x else wide_x.mul_(rate)
+        if gain is not None:
+            out.mul_(gain)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, rate, gain = ctx.saved_tensors
+        grad_x = grad_gain = None
+        if gain is not None and ctx.needs_input_grad[1]:
+            grad_gain = x.to(rate.dtype).mul(rate).mul_(grad).flatten(0, -2).sum(0).to(gain.dtype)
+        if ctx.needs_input_grad[0]:
+            dim = x.shape[-1]
+            root = torch.full((rate.numel(), 1), math.sqrt(dim), dtype=x.dtype)
+            lost = math.sqrt(dim) / (root[0, 0].item() if rate.numel() else 1.0)
+            if gain is not None:
+                grad = (grad * (gain * lost)).to(x.dtype)
+            rows, row_grads = x.reshape(-1, dim), grad.reshape(-1, dim)
+            norm = (math.sqrt(dim) / rate).view(-1, 1)
+            grad_rows, _ = torch.ops.aten._weight_norm_interface_backward(
+                row_grads.contiguous(), rows.contiguous(), root, norm, 0
+            )
+            if gain is None and lost != 1.0:
+                grad_rows.mul_(lost)
+            grad_x = grad_rows.view(x.shape)
+        return grad_x, grad_gain, None
+
+
+def rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm over the last dimension (arXiv 1910.07467): x / sqrt(mean(x^2) + eps) * gain, in x's dtype.
+
+    Statistics are in fp32 whatever the dtype of `x` [*, D]; `gain` [D] may stay fp32 beside a bf16 `x`.
+    """
+    if _by_hand(x):
+        return _RmsNorm.apply(x, gain, eps)
+    return F.rms_norm(x, x.shape[-1:], None if gain is None else gain.to(x.dtype), eps)
+
+
+class _ReluSquared(torch.autograd.Function):
+    """y = max(x, 0)^2;  dx = 2 max(x, 0) dy, one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = F.relu(x)
+        ctx.save_for_backward(positive)
+        return positive.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, positive, value=2.0)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (Primer, arXiv 2109.08668), in x's dtype and shape."""
+    if _by_hand(x):
+        return _ReluSquared.apply(x)
+    return F.relu(x).square()
+
+
+class _Rotate(torch.autograd.Function):
+    """Every pair of coordinates turned by its angle; the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _turn(x, cos, sin, interleaved)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin, ctx.interleaved), None, None, None
+
+
+def _turn(x_BHTh: Tensor, cos_BTp: Tensor, sin_BTp: Tensor, interleaved: bool) -> Tensor:
+    """The rotation in full-width passes: heads innermost in memory, tables repeated over heads to run beside them.
+
+    interleaved: complex products in fp32. halves: y = x cos + partner(x) sin' in x's dtype, where the partner is x
+    with its halves exchanged and sin' = [-sin, sin].
+    """
+    x_BTHh = x_BHTh.transpose(1, 2)
+    heads = x_BTHh.shape[2]
+    if interleaved:
+        wide = x_BTHh.to(_wide(x_BTHh.dtype)).contiguous()
+        turn = torch.complex(cos_BTp.to(wide.dtype), sin_BTp.to(wide.dtype))
+        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+        table = turn.unsqueeze(2).expand(-1, -1, heads, -1)
+        table = table.contiguous() if table.shape[0] < pairs.shape[0] else table
+        pairs = pairs * table if wide.data_ptr() == x_BHTh.data_ptr() else pairs.mul_(table)
+        return torch.view_as_real(pairs).flatten(-2).to(x_BHTh.dtype).transpose(1, 2)
+    x_BTHh = x_BTHh.contiguous()
+    partner = x_BTHh.roll(x_BTHh.shape[-1] // 2, dims=-1)
+    cos = torch.cat([cos_BTp, cos_BTp], dim=-1).to(x_BHTh.dtype).unsqueeze(2)
+    sin = torch.cat([-sin_BTp, sin_BTp], dim=-1).to(x_BHTh.dtype).unsqueeze(2)
+    if cos.shape[0] < x_BTHh.shape[0]:
+        cos, sin = (table.expand(-1, -1, heads, -1).contiguous() for table in (cos, sin))
+    return (x_BTHh * cos).addcmul_(partner, sin).transpose(1, 2)
+
+
+def rotate_pairs(x_BHTh: Tensor, cos_BTp: Tensor, sin_BTp: Tensor, *, interleaved: bool) -> Tensor:
+    """Turn each pair of coordinates of `x` by the angle whose cosine and sine are given (RoPE, arXiv 2104.09864).
+
+    x: [B, H, T, h]; cos, sin: [B or 1, T, h/2] without gradient. A pair is (2i, 2i + 1) when `interleaved`, else
+    (i, i + h/2). Returns x's shape and dtype; the memory order is [B, T, H, h], as attention kernels like it.
+    """
+    if _by_hand(x_BHTh):
+        return _Rotate.apply(x_BHTh, cos_BTp, sin_BTp, interleaved)
+    cos, sin = cos_BTp.unsqueeze(1).to(x_BHTh.dtype), sin_BTp.unsqueeze(1).to(x_BHTh.dtype)
+    if interleaved:
+        first, second = x_BHTh.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    first, second = x_BHTh.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

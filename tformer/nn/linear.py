@@ -1,0 +1,31 @@
+"""The one door for matrix products: whatever changes how weights are stored or multiplied attaches here.
+
+Weights are kept in their own dtype (fp32 masters while training) and cast to the input's on use, so that the residual
+stream's dtype alone decides the precision of every product. y = x W^T + b.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """y = x W^T + b with weight [out_features, in_features] and an optional bias [out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        nn.init.normal_(self.weight, std=0.02)  # `init.initialise` decides; this keeps a lone layer usable
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [*, in_features] -> [*, out_features], in x's dtype (`Tensor.to` copies nothing when dtypes agree)."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

@@ -1,0 +1,165 @@
+"""Cross-entropy straight from hidden states: the fp32 logits of all positions never exist at once.
+
+loss = -sum_j t_j log p_j with p = softmax(z), z = softcap(scale * h W^T + bias). A chunk of positions at a time, the
+forward pass forms the logits, the loss and, since d loss / d z = p - t is then at hand, the gradients of h, W and b,
+which the backward pass only multiplies. Label smoothing eps is named by its definition, for K classes:
+- uniform (PyTorch): t = 1 - eps + eps/K on the label, eps/K elsewhere;
+- off_target (fairseq): t = 1 - eps on the label, eps/(K - 1) elsewhere.
+
+Shape legend: N positions, D d_model, V vocabulary, n positions of one chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Logits of one chunk: 128 MiB in fp32. Wide enough for products at full speed, and one chunk for small problems.
+LOGIT_ELEMENTS = 2**25
+
+
+class CrossEntropy(NamedTuple):
+    """Sums over the positions whose label is not ignored; per position [N] when `reduction` is none."""
+
+    loss: Tensor  # fp32, smoothed; the one that has a gradient
+    nll: Tensor  # fp32, not smoothed
+    counted: Tensor  # long, positions counted (a tuple's `count` is a method)
+    correct: Tensor  # long, positions where the label has the highest logit
+
+
+@dataclass(frozen=True)
+class _Settings:
+    scale: float
+    softcap: float | None
+    on_label: float  # t of the label
+    elsewhere: float  # t of every other class
+    ignore_index: int
+    with_grad: bool
+
+
+def linear_cross_entropy(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    label_smoothing: float = 0.0,
+    smoothing_kind: Literal["uniform", "off_target"] = "uniform",
+    ignore_index: int = -100,
+    reduction: Literal["sum", "none"] = "sum",
+) -> CrossEntropy:
+    """(loss, nll, counted, correct) of the logits softcap(scale * hidden @ weight.T + bias), bias [V].
+
+    Products run in hidden's dtype (the weight is cast), softmax and loss in fp32 (fp64 for fp64). Sums are in nats.
+    reduction none: per position, zero where ignored, and without gradient.
+    """
+    classes = weight_VD.shape[0]
+    elsewhere = label_smoothing / {"uniform": classes, "off_target": max(classes - 1, 1)}[smoothing_kind]
+    on_label = 1.0 - label_smoothing + (elsewhere if smoothing_kind == "uniform" else 0.0)
+    with_grad = torch.is_grad_enabled() and reduction == "sum"
+    settings = _Settings(scale, softcap, on_label, elsewhere, ignore_index, with_grad)
+    loss_N, nll_N, correct_N, total = _LinearCrossEntropy.apply(hidden_ND, weight_VD, bias, labels_N, settings)
+    counted_N = labels_N != ignore_index
+    if reduction == "none":
+        return CrossEntropy(loss_N, nll_N, counted_N.long(), correct_N.long())
+    return CrossEntropy(total, nll_N.sum(), counted_N.sum(), correct_N.sum())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, labels_N: Tensor, settings: _Settings
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dtype, wide = hidden_ND.dtype, torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+        weight = weight_VD.to(dtype)
+        count, classes = hidden_ND.shape[0], weight.shape[0]
+        loss_N, nll_N = (torch.zeros(count, dtype=wide, device=hidden_ND.device) for _ in range(2))
+        correct_N = torch.zeros(count, dtype=torch.bool, device=hidden_ND.device)
+        needs = [needed and settings.with_grad for needed in ctx.needs_input_grad[:3]]
+        grad_hidden = torch.empty_like(hidden_ND) if needs[0] else None
+        grad_weight: Tensor | None = None
+        grad_bias = torch.zeros(classes, dtype=wide, device=hidden_ND.device) if needs[2] else None
+        size = max(1, LOGIT_ELEMENTS // max(1, classes))
+        for start in range(0, count, size):
+            rows = slice(start, start + size)
+            hidden, labels = hidden_ND[rows], labels_N[rows]
+            logits, capped = _logits(hidden, weight, bias, settings, wide)
+            loss_N[rows], nll_N[rows], correct_N[rows] = _chunk_loss(logits, labels, settings)
+            if not any(needs):
+                continue
+            grad_logits = _grad_logits_(logits, capped, labels, settings)
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+            grad_products = grad_logits.mul_(settings.scale).to(dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_products, weight, out=grad_hidden[rows])
+            if needs[1]:
+                part = grad_products.T @ hidden
+                # Chunks add up in fp32: in 16 bits each further one would count for less.
+                grad_weight = part.to(wide) if grad_weight is None else grad_weight.add_(part)
+        if needs[1] and grad_weight is None:
+            grad_weight = torch.zeros_like(weight, dtype=wide)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (hidden_ND.dtype, weight_VD.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(loss_N, nll_N, correct_N)
+        return loss_N, nll_N, correct_N, loss_N.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _loss: Tensor, _nll: Tensor, _correct: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return (
+            *(None if saved is None else (saved * grad.to(saved.dtype)).to(dtype) for saved, dtype in grads),
+            None,
+            None,
+        )
+
+
+def _logits(
+    hidden_nD: Tensor, weight_VD: Tensor, bias: Tensor | None, settings: _Settings, wide: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Logits [n, V] in fp32, and tanh(uncapped / cap) when there is a cap, for its derivative."""
+    logits = F.linear(hidden_nD, weight_VD).to(wide)
+    if settings.scale != 1.0:
+        logits.mul_(settings.scale)
+    if bias is not None:
+        logits.add_(bias)
+    if settings.softcap is None:
+        return logits, None
+    capped = logits.div_(settings.softcap).tanh_()
+    return capped * settings.softcap, capped
+
+
+def _chunk_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, nll and whether the label has the highest logit, each [n]; zero where ignored."""
+    counted = labels_n != settings.ignore_index
+    safe_labels = labels_n.clamp(min=0).unsqueeze(1)
+    normaliser = logits_nV.logsumexp(-1)
+    nll = normaliser - logits_nV.gather(1, safe_labels).squeeze(1)
+    loss = nll
+    if settings.elsewhere > 0.0:
+        # -sum_j log p_j over all classes is V lse - sum_j z_j.
+        spread = normaliser * logits_nV.shape[1] - logits_nV.sum(-1)
+        loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
+    correct = (logits_nV.argmax(-1) == labels_n) & counted
+    return loss.where(counted, 0.0), nll.where(counted, 0.0), correct
+
+
+def _grad_logits_(logits_nV: Tensor, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
+    """d loss / d (scale * h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the logits."""
+    counted = (labels_n != settings.ignore_index).unsqueeze(1)
+    grad = torch.softmax(logits_nV, dim=-1)
+    grad.sub_(settings.elsewhere)
+    drop = torch.full_like(grad[:, :1], settings.elsewhere - settings.on_label)
+    grad.scatter_add_(1, labels_n.clamp(min=0).unsqueeze(1), drop)
+    grad.mul_(counted)
+    if capped_nV is not None:
+        grad.mul_(capped_nV.square_().neg_().add_(1.0))
+    return grad

@@ -1,0 +1,93 @@
+"""The hooks through which a position encoding acts; each kind overrides what it needs, the rest stays neutral.
+
+All hooks work on position tensors, so left padding, caches and packed documents need nothing of their own.
+
+Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim. Position tensors are long
+[B, T], or [1, T] when every row has the same positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Positions(nn.Module):
+    """No position information; the base of every kind. The `has_*` flags name the hooks that a kind overrides."""
+
+    per_layer: ClassVar[bool] = False  # True: each layer owns its tables; else one module serves the whole stack
+    has_embed: ClassVar[bool] = False
+    has_rotate: ClassVar[bool] = False
+    has_bias: ClassVar[bool] = False
+    has_score: ClassVar[bool] = False
+    has_mix: bool = False
+
+    def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
+        """The stack's input with positions added, in x's dtype."""
+        return x_BTD
+
+    def rotate(self, q_BHTh: Tensor, k_BKTh: Tensor, q_pos_BT: Tensor, k_pos_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and (new) keys turned by their positions."""
+        return q_BHTh, k_BKTh
+
+    def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        """[B or 1, H, T, S], added to the scaled scores."""
+        raise NotImplementedError(f"{type(self).__name__} has no score bias")
+
+    def score(self, q_BHTh: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        """[B, H, T, S], added to q.k before the scale."""
+        raise NotImplementedError(f"{type(self).__name__} has no score term")
+
+    def mix(self, weights_BHTS: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        """[B, H, T, value_dim], added to the attention's output."""
+        raise NotImplementedError(f"{type(self).__name__} has no value term")
+
+
+class TabledPositions(Positions):
+    """A kind whose numbers follow from a formula: a non-persistent fp32 table [max_seq_len, width] of its first rows.
+
+    The table is rebuilt, not converted, when the module moves: it stays fp32 in a bf16 model and is filled when a
+    meta module gets real storage. Subclasses define `formula` and call `build_table` at the end of `__init__`.
+    """
+
+    table: Tensor
+
+    def formula(self, pos: Tensor) -> Tensor:
+        """Positions [*] -> fp64 (fp32 where the device has no fp64) rows [*, width]."""
+        raise NotImplementedError
+
+    def build_table(self, max_seq_len: int) -> None:
+        self.max_seq_len = max_seq_len
+        self.register_buffer("table", self.formula(torch.arange(max_seq_len)).float(), persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TabledPositions:
+        super()._apply(fn, recurse)
+        if self.table.device.type != "meta":
+            with torch.device("cpu"):
+                table = self.formula(torch.arange(self.max_seq_len)).float()
+            self.table = table.to(self.table.device)
+        return self
+
+    def rows(self, pos_BT: Tensor) -> Tensor:
+        """The rows [B or 1, T, width] of the given positions, fp32; any position is valid.
+
+        Only eager code on a CPU can see for free that all positions lie in the table; elsewhere computing the formula
+        is cheaper than asking.
+        """
+        on_cpu = pos_BT.device.type == self.table.device.type == "cpu"
+        if (
+            on_cpu
+            and not torch.compiler.is_compiling()
+            and (pos_BT.numel() == 0 or int(pos_BT.max()) < self.table.shape[0])
+        ):
+            return self.table[pos_BT]
+        return self.formula(pos_BT).float()
+
+
+def inverse_frequencies(count: int, denominator: float, base: float, device: torch.device) -> Tensor:
+    """base^(-i / denominator) for i < count, fp64 where the device has it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return base ** (-torch.arange(count, device=device, dtype=dtype) / denominator)

@@ -1,0 +1,91 @@
+"""A stack of blocks: an encoder or a decoder.
+
+LayerDrop (1909.11556) skips whole blocks while training: a block stays when u > p, drawn afresh at every forward,
+without rescaling. Activation checkpointing recomputes each block in the backward pass instead of keeping its
+intermediate tensors (1604.06174).
+"""
+
+# Shapes: x [B, T, D].
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tformer.nn.block import Block, Sight
+from tformer.nn.cache import ModelCache
+from tformer.nn.positions.base import Positions
+from tformer.nn.taps import TapSink
+
+
+class Stack(nn.Module):
+    """Blocks, their positions and the final norm.
+
+    Args:
+        blocks: the layers, in order.
+        positions: one object for all layers, or (Shaw) one for each.
+        final_norm: None where the last block ends in a norm of its own (post-norm) or in none.
+        d_model: width of the stream.
+        layerdrop: probability of skipping a block while training.
+
+    Attributes:
+        checkpointing: recompute blocks in the backward pass; switched by the training loop.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        positions: Positions | Sequence[Positions],
+        final_norm: nn.Module | None,
+        d_model: int,
+        layerdrop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        if isinstance(positions, Positions):
+            self.positions: Positions | None = positions
+            self.layer_positions: nn.ModuleList | None = None
+        else:
+            assert len(positions) == len(blocks)
+            self.positions, self.layer_positions = None, nn.ModuleList(positions)
+        self.final_norm = final_norm
+        self.d_model, self.layerdrop = d_model, layerdrop
+        self.checkpointing = False
+
+    def positions_of(self, layer: int) -> Positions:
+        """The positions that a layer uses; layer 0's also serve the embedding."""
+        found = self.positions if self.layer_positions is None else self.layer_positions[layer]
+        assert isinstance(found, Positions)
+        return found
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        sight: Sight,
+        *,
+        cross_sight: Sight | None = None,
+        cache: ModelCache | None = None,
+        taps: TapSink | None = None,
+    ) -> Tensor:
+        """Embedded input → last hidden states, [B, T, D]."""
+        if taps is not None:
+            taps.put("embedding", x_BTD)
+        recompute = self.checkpointing and torch.is_grad_enabled() and cache is None and taps is None
+        for layer, block in enumerate(self.blocks):
+            scope = taps.scope(str(layer)) if taps is not None else None
+            if not (self.training and self.layerdrop and float(torch.rand(())) <= self.layerdrop):
+                options = {"positions": self.positions_of(layer), "cross_sight": cross_sight}
+                if recompute:
+                    x_BTD = checkpoint(block, x_BTD, sight, use_reentrant=False, **options)
+                else:
+                    if cache is not None:
+                        options["cache"] = cache.layers[layer]
+                        options["cross_cache"] = cache.cross[layer] if cache.cross else None
+                    x_BTD = block(x_BTD, sight, taps=scope, **options)
+            if scope is not None:
+                scope.put("hidden", x_BTD)
+        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)

@@ -1,0 +1,242 @@
+"""Optimizers whose parameters and state have names, and the choice of rate and decay for each parameter.
+
+- adamw: arXiv 1711.05101, decoupled weight decay, torch's fused kernel where there is one.
+- adam: arXiv 1412.6980; a weight decay above 0 is torch.optim.Adam's coupled L2 term, which is added to the gradient.
+- muon: hidden matrices by Muon (`optim/muon.py`) at `lr`, everything else by AdamW at `adam_lr`.
+
+Weight decay applies to parameters of two or more dimensions, embeddings included: nanoGPT's rule. Biases, gains and
+other vectors have none, unless a group says so.
+
+Layer decay (arXiv 2003.10555, 2106.08254) multiplies the rate by decay^(num_layers + 1 - l), where l is 0 for the
+embeddings and i + 1 for block i; what stands above the blocks (l None) keeps the full rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tformer.errors import InputError, did_you_mean
+from tformer.optim.muon import Muon
+
+OptimizerKind = Literal["adamw", "adam", "muon"]
+Algorithm = Literal["adamw", "adam", "muon"]
+
+FUSED_DEVICES = ("cpu", "cuda")
+"""Where torch has a fused Adam."""
+
+
+class Group(Protocol):
+    """An entry of the recipe's `optimizer.groups`: overrides for parameters whose names match the glob `match`."""
+
+    @property
+    def match(self) -> str: ...
+    @property
+    def lr_scale(self) -> float: ...
+    @property
+    def weight_decay(self) -> float | None: ...
+    @property
+    def frozen(self) -> bool: ...
+
+
+class NamedOptimizer:
+    """One or more torch optimizers as one, with state by parameter name and rates relative to a base rate.
+
+    All state exists from the start (zeros), so that what is saved never depends on which gradients have been seen.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Tensor, str], *, lr: float) -> None:
+        self.optimizers = list(optimizers)
+        self.names: dict[Tensor, str] = dict(names)
+        self.lr, self._scale = lr, 1.0
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["base_lr"] = group["lr"]
+                for parameter in group["params"]:
+                    optimizer.state[parameter] = _fresh_state(optimizer, parameter)
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients there are, in the order of the names."""
+        return [parameter.grad for parameter in self.names if parameter.grad is not None]
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        """Scale all gradients so that their joint L2 norm is at most `max_norm`; returns the norm before that.
+
+        None measures only. The norm stays on the device: reading it is the caller's decision.
+        """
+        gradients = self.gradients()
+        if not gradients:
+            return torch.zeros(())
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if max_norm is not None:
+            # torch's coefficient, to the letter: max_norm / (norm + 1e-6), at most 1.
+            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def set_lr_scale(self, scale: float) -> None:
+        """Every rate becomes its base rate times `scale`, the schedule's value."""
+        self._scale = scale
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * scale
+
+    def learning_rate(self) -> float:
+        """The rate now, before group and layer scales: what a log line shows."""
+        return self.lr * self._scale
+
+    def state_by_name(self) -> dict[str, Tensor]:
+        """`<parameter name>.<slot>` -> tensor: live tensors (contiguous, not copies), step counters included."""
+        return {key: tensor.contiguous() for key, tensor in self._slots().items()}
+
+    @torch.no_grad()
+    def load_state_by_name(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a saved state in, bit for bit. Raises InputError when names, shapes or dtypes differ."""
+        slots = self._slots()
+        if state.keys() != slots.keys():
+            missing, unexpected = sorted(slots.keys() - state.keys()), sorted(state.keys() - slots.keys())
+            raise InputError(
+                f"the saved optimizer state does not fit: {_count(missing)} missing, {_count(unexpected)} unexpected",
+                hint="resume with the same model and optimizer, or start a new run from the weights (--init-from)",
+            )
+        for key, tensor in slots.items():
+            if (state[key].shape, state[key].dtype) != (tensor.shape, tensor.dtype):
+                found, expected = (f"{tuple(one.shape)} {one.dtype}" for one in (state[key], tensor))
+                raise InputError(f"the saved optimizer state {key} is {found}, expected {expected}")
+            tensor.copy_(state[key])
+
+    def _slots(self) -> dict[str, Tensor]:
+        slots: dict[str, Tensor] = {}
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                slots |= {f"{self.names[parameter]}.{slot}": tensor for slot, tensor in state.items()}
+        return slots
+
+
+def build_optimizer(
+    model_parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    kind: OptimizerKind,
+    lr: float,
+    adam_lr: float | None = None,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1.0e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.95,
+    groups: Sequence[Group] = (),
+    layer_decay: float | None = None,
+    layer_of: Callable[[str], int | None] | None = None,
+    num_layers: int = 0,
+    hidden_matrices: Callable[[str, nn.Parameter], bool] | None = None,
+    splits: Callable[[str], list[int] | None] | None = None,
+    muon_dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str,
+) -> NamedOptimizer:
+    """The optimizer of a recipe's section over `model_parameters`, which are on `device` already.
+
+    `groups`: of several that match a name, the last one counts; a frozen one clears `requires_grad`. An explicit
+    weight decay applies to all that match, vectors included.
+    `layer_of`: name -> 0 for embeddings, i + 1 for block i, None above the blocks; needed with `layer_decay`.
+    `hidden_matrices` (needed by muon): which parameters Muon takes. `splits`: row counts of a fused matrix's parts.
+    `muon_dtype`: that of Newton-Schulz, for devices that multiply it fast.
+    Raises InputError when a group matches nothing or nothing is left to train.
+    """
+    named = dict(model_parameters)
+    chosen = _matching_groups(list(named), groups)
+    base_lr: dict[Algorithm, float] = {"adamw": lr, "adam": lr, "muon": lr}
+    if kind == "muon":
+        base_lr["adamw"] = lr if adam_lr is None else adam_lr
+
+    buckets: dict[_Bucket, list[nn.Parameter]] = {}
+    names: dict[Tensor, str] = {}
+    for name, parameter in named.items():
+        group = chosen.get(name)
+        if group is not None and group.frozen:
+            parameter.requires_grad_(False)
+        if not parameter.requires_grad:
+            continue
+        algorithm: Algorithm = kind
+        if kind == "muon" and not (hidden_matrices is not None and hidden_matrices(name, parameter)):
+            algorithm = "adamw"
+        scale = 1.0 if group is None else group.lr_scale
+        if layer_decay is not None:
+            layer = layer_of(name) if layer_of is not None else None
+            scale *= 1.0 if layer is None else layer_decay ** (num_layers + 1 - layer)
+        decay = weight_decay if parameter.ndim >= 2 else 0.0
+        if group is not None and group.weight_decay is not None:
+            decay = group.weight_decay
+        bucket = _Bucket(algorithm, base_lr[algorithm] * scale, decay)
+        buckets.setdefault(bucket, []).append(parameter)
+        names[parameter] = name
+    if not names:
+        raise InputError("optimizer.groups freezes every parameter: nothing is left to train")
+
+    fused = torch.device(device).type in FUSED_DEVICES
+    row_splits = {parameter: rows for parameter, name in names.items() if splits and (rows := splits(name)) is not None}
+    makers: dict[Algorithm, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+        "adamw": lambda params: torch.optim.AdamW(params, betas=betas, eps=eps, fused=fused),
+        "adam": lambda params: torch.optim.Adam(params, betas=betas, eps=eps, fused=fused),
+        "muon": lambda params: Muon(params, momentum=momentum, compute_dtype=muon_dtype, row_splits=row_splits),
+    }
+    optimizers = []
+    for wanted, make in makers.items():
+        torch_groups = [
+            {"params": parameters, "lr": bucket.lr, "weight_decay": bucket.weight_decay}
+            for bucket, parameters in buckets.items()
+            if bucket.algorithm == wanted
+        ]
+        if torch_groups:
+            optimizers.append(make(torch_groups))
+    return NamedOptimizer(optimizers, names, lr=lr)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Parameters that share all settings are updated together."""
+
+    algorithm: Algorithm
+    lr: float
+    weight_decay: float
+
+
+def _matching_groups(names: list[str], groups: Sequence[Group]) -> dict[str, Group]:
+    chosen: dict[str, Group] = {}
+    for group in groups:
+        matching = [name for name in names if fnmatchcase(name, group.match)]
+        if not matching:
+            raise InputError(
+                f"optimizer.groups: no parameter matches '{group.match}'", hint=did_you_mean(group.match, names)
+            )
+        chosen |= dict.fromkeys(matching, group)
+    return chosen
+
+
+def _fresh_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """What the optimizer would make at its first step."""
+    if isinstance(optimizer, Muon):
+        return {"momentum": torch.zeros_like(parameter)}
+    # A fused kernel counts on the device; the plain one on the host.
+    device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _count(keys: list[str]) -> str:
+    return f"{len(keys)} tensors" + (f" ({', '.join(keys[:2])}{', ...' if len(keys) > 2 else ''})" if keys else "")

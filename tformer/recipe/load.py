@@ -1,0 +1,143 @@
+"""From what a person names (an arch, a preset, a file, flags, `--set`) to one validated recipe, and back to YAML.
+
+Precedence: defaults < preset < file < flags < `--set`. Every mistake is an `InputError` that names the place, the dotted
+path, what was found and what was expected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tformer.errors import InputError
+from tformer.recipe.base import choose_base
+from tformer.recipe.checks import contradictions, notes
+from tformer.recipe.migrations import migrate
+from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
+from tformer.recipe.presets import list_presets, preset_path
+from tformer.recipe.problems import problems_of, raise_problems, unusable_values
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml
+from tformer.recipe.yaml_writer import to_yaml
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with every value decided, the origin of each (by dotted leaf), and what its user should be told."""
+
+    recipe: Recipe
+    origins: dict[str, str]
+    notes: list[str]
+
+
+def load_recipe(
+    *,
+    arch: str | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
+    device: str = "cpu",
+) -> Resolved:
+    """Resolve a recipe.
+
+    `preset` may be `ARCH/NAME`; `flags` maps dotted paths to values (None sets null); `sets` are the texts
+    `key=value` of `--set`; `device` (`cpu`, `cuda`, ...) decides only which preset an arch alone stands for.
+    """
+    flags = {} if flags is None else flags
+    _refuse_exclusive(flags)
+    file = None if config is None else _read_config(Path(config))
+    base = choose_base(arch=arch, preset=preset, file=file, file_name=str(config), device=device)
+    draft = Draft()
+    if base.preset is not None:
+        name = f"preset {base.arch.name}/{base.preset.name}"
+        document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)
+        draft.lay_document(document, label=name, name=name, label_lines=False)
+    if file is not None:
+        draft.lay_document(file, label=f"file {config}", name=str(config))
+    if base.preset is not None:
+        draft.assign("preset", base.preset.name, base.preset.origin)
+    if base.preset is not None or "arch" not in draft.data:
+        draft.assign("arch", base.arch.name, base.arch.origin)
+    for dotted, value in flags.items():
+        draft.assign(dotted, value, flag_origin(dotted))
+    for text in sets:
+        draft.assign_text(text)
+    recipe = _validate(draft)
+    raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
+    origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
+    return Resolved(recipe, origins, [*([base.note] if base.note else []), *notes(recipe)])
+
+
+def recipe_from_yaml(text: str, *, name: str) -> Recipe:
+    """The recipe that a checkpoint or run stores, of this schema or an older one; `name` is what messages call it."""
+    draft = Draft()
+    draft.lay_document(_migrated(parse_yaml(text, name=name), name), label=f"file {name}", name=name)
+    return _validate(draft)
+
+
+def recipe_to_yaml(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> str:
+    """The whole recipe in the schema's order; reading it back gives an equal recipe.
+
+    With `origins` (of `Resolved`), every value has a line of its own with its origin as a comment.
+    """
+    if origins is None:
+        return to_yaml(recipe_to_data(recipe))
+    return to_yaml(recipe_to_data(recipe), comment=lambda path: origins[".".join(path)])
+
+
+def recipe_to_data(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain mappings, lists and scalars, keys as in YAML."""
+    data: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True)
+    return data
+
+
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of the values proper: scalars, empty mappings, and lists without mappings or lists inside."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, (*path, str(key)))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, str(index)))
+    else:
+        yield path
+
+
+def _read_config(path: Path) -> Document:
+    if not path.exists() and path.name in list_presets().get(path.parent.name, ()):
+        raise InputError(
+            f"{path}: no such file", hint=f"the preset of that name: --arch {path.parent.name} --preset {path.name}"
+        )
+    return _migrated(read_yaml(path), str(path))
+
+
+def _migrated(document: Document, name: str) -> Document:
+    return document._replace(value=migrate(document.value, name=name))
+
+
+def _refuse_exclusive(flags: Mapping[str, Any]) -> None:
+    for pair in EXCLUSIVE:
+        dotted = [".".join(path) for path in pair]
+        if all(flags.get(key) is not None for key in dotted):
+            one, other = (flag_origin(key).where for key in dotted)
+            raise InputError(f"{one} and {other} exclude each other, found both")
+
+
+def _validate(draft: Draft) -> Recipe:
+    """The recipe that the draft describes, read as strictly as JSON: text is no number, a boolean no integer."""
+
+    def where(path: KeyPath) -> str:
+        return draft.origin_of(path).where
+
+    raise_problems(list(unusable_values(draft.data)), where)
+    try:
+        return Recipe.model_validate_json(json.dumps(draft.data), strict=True)
+    except ValidationError as error:
+        raise_problems(problems_of(error, draft.data), where)
+        raise

@@ -1,0 +1,177 @@
+"""What is wrong with a recipe, told as a person would: where, the dotted path, what was found, what was expected.
+
+pydantic's errors become `Problem`s, one for each path; a handful of them become one `InputError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from tformer.errors import InputError
+from tformer.recipe.schema_tree import (
+    field_at,
+    fields_of,
+    keys_at,
+    kinds_of,
+    known_paths,
+    sections_at,
+    sections_in,
+    value_at,
+)
+from tformer.recipe.yaml_text import KeyPath, describe
+
+MAX_SHOWN = 5
+MAX_INTEGER = 2**63 - 1
+MODEL_HINT = "start from a preset (--preset NAME, or preset: NAME in the file), or describe model.encoder or model.decoder"
+
+
+class Problem(NamedTuple):
+    """One thing wrong at one place; `hint` says what to do about it."""
+
+    path: KeyPath
+    text: str
+    hint: str | None = None
+
+
+# What each of pydantic's error types expected; ctx is what pydantic tells about the limit.
+EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "int_type": lambda ctx: "an integer",
+    "int_parsing": lambda ctx: "an integer",
+    "float_type": lambda ctx: "a number",
+    "finite_number": lambda ctx: "a finite number",
+    "bool_type": lambda ctx: "true or false",
+    "string_type": lambda ctx: "text",
+    "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
+    "less_than": lambda ctx: f"less than {ctx['lt']:g}",
+    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
+    "literal_error": lambda ctx: ctx["expected"],
+    "too_long": lambda ctx: f"at most {ctx['max_length']} values",
+    "tuple_type": lambda ctx: "a list",
+    "list_type": lambda ctx: "a list",
+    "dict_type": lambda ctx: "a mapping",
+    "model_type": lambda ctx: "a mapping",
+    "dataclass_type": lambda ctx: "a mapping",
+}
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+MISSING_KEY = ("missing", "missing_argument")
+NO_KIND = ("union_tag_invalid", "union_tag_not_found")
+
+
+def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str]) -> None:
+    """Raise one `InputError` that lists the problems, a line each, each opened by `where(path)`; none: return."""
+    if not problems:
+        return
+    lines = []
+    for problem in problems[:MAX_SHOWN]:
+        place = where(problem.path)
+        lines.append(": ".join(part for part in (place, ".".join(problem.path), problem.text) if part))
+    if len(problems) > MAX_SHOWN:
+        lines.append(f"and {len(problems) - MAX_SHOWN} more")
+    raise InputError("\n".join(lines), hint=problems[0].hint)
+
+
+def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
+    """Values that no key of a recipe takes: NaN and infinity, integers past 64 bits, text that is not Unicode."""
+    if isinstance(data, dict | list):
+        for key, item in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from unusable_values(item, (*path, str(key)))
+    elif isinstance(data, float) and not math.isfinite(data):
+        yield Problem(path, f"found {data}, expected a finite number")
+    elif isinstance(data, int) and abs(data) > MAX_INTEGER:
+        yield Problem(path, f"found a number of {len(str(abs(data)))} digits, expected at most {MAX_INTEGER}")
+    elif isinstance(data, str) and any("\ud800" <= character <= "\udfff" for character in data):
+        yield Problem(path, f"found {describe(data)}, expected Unicode text")
+
+
+def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
+    """pydantic's errors about `data`, one problem for each path: the members of a union speak with one voice."""
+    expected: dict[KeyPath, list[str]] = {}
+    problems: dict[KeyPath, Problem] = {}
+    for entry in error.errors(include_url=False):
+        kind, ctx = entry["type"], entry.get("ctx", {})
+        path = _path(entry["loc"], data, ends_missing=kind in MISSING_KEY)
+        if kind in UNKNOWN_KEY:
+            problems[path] = _unknown_key(path, data)
+        elif kind in NO_KIND or (kind == "literal_error" and path[-1] == "kind"):
+            problem = _unknown_kind(path if path[-1] == "kind" else (*path, "kind"), ctx.get("tag", entry["input"]), data)
+            problems[problem.path] = problem
+        elif kind in MISSING_KEY:
+            problems[path] = Problem(path, "missing", MODEL_HINT if path == ("model",) else None)
+        elif kind == "value_error":
+            problem = _value_error(path, str(ctx["error"]), data)
+            problems[problem.path] = problem
+        elif kind in EXPECTED:
+            expected.setdefault(path, []).append(EXPECTED[kind](ctx))
+            problems[path] = _wrong_value(path, entry["input"], expected[path])
+        else:
+            problems[path] = Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
+    return list(problems.values())
+
+
+def _path(location: tuple[int | str, ...], data: Any, *, ends_missing: bool) -> KeyPath:
+    """pydantic's location without the names of union members that it puts between the keys."""
+    path: list[str] = []
+    node = data
+    for place, name in enumerate(map(str, location)):
+        is_key = isinstance(node, dict) and name in node
+        is_position = isinstance(node, list) and name.isdecimal() and int(name) < len(node)
+        if is_key or is_position:
+            node = node[name] if is_key else node[int(name)]
+            path.append(name)
+        elif ends_missing and place == len(location) - 1:
+            path.append(name)
+    return tuple(path)
+
+
+def _unknown_key(path: KeyPath, data: Any) -> Problem:
+    key, holder = path[-1], path[:-1]
+    known = keys_at(holder, data)
+    field = field_at(holder, data)
+    kinds = [] if field is None else [s for s in sections_in(field.annotation) if key in fields_of(s)]
+    hint = f"known here: {', '.join(known)}" if known else None
+    if kinds:
+        owners = ", ".join(str(kind) for section in kinds for kind in kinds_of(section))
+        return Problem(path, f"unknown key for this kind, expected with kind {owners}", hint)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or _elsewhere(key, data)
+    return Problem(path, f"unknown key{f', did you mean {near[0]!r}?' if near else ''}", hint)
+
+
+def _elsewhere(key: str, data: Any) -> list[str]:
+    """Where else a key of that name stands: first in sections that the recipe has, then near the top."""
+    places = [path for path in known_paths() if path[-1] == key or ".".join(path) == key]
+    places.sort(key=lambda path: (value_at(path[:-1], data) is None and len(path) > 2, len(path)))
+    return [".".join(path) for path in places]
+
+
+def _unknown_kind(path: KeyPath, found: Any, data: Any) -> Problem:
+    kinds = [str(kind) for section in sections_at(path[:-1], data) for kind in kinds_of(section)]
+    choices = ", ".join(kinds)
+    if isinstance(found, dict):
+        return Problem(path, f"missing, expected one of {choices}")
+    return Problem(path, f"found {describe(found)}, expected one of {choices}{_suggestion(found, kinds)}")
+
+
+def _wrong_value(path: KeyPath, found: Any, expected: Sequence[str]) -> Problem:
+    choices = re.findall(r"'([^']*)'", " ".join(expected))
+    text = f"found {describe(found)}, expected {' or '.join(expected)}{_suggestion(found, choices)}"
+    return Problem(path, text, MODEL_HINT if path == ("model",) else None)
+
+
+def _value_error(path: KeyPath, message: str, data: Any) -> Problem:
+    """What a section says about itself; a message that opens with the name of one of its keys belongs to that key."""
+    opening = re.match(r"(\w+) (must .*)", message)
+    if opening and opening[1] in keys_at(path, data):
+        return Problem((*path, opening[1]), opening[2])
+    return Problem(path, message, MODEL_HINT if path == ("model",) else None)
+
+
+def _suggestion(found: Any, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(found).lower(), choices, n=1, cutoff=0.5)
+    return f", did you mean '{near[0]}'?" if near else ""

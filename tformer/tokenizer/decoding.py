@@ -1,0 +1,132 @@
+"""From ids back to text, whole or as they come, without ever showing half a character.
+
+Most kinds decode by concatenation: every id stands for fixed bytes, whatever its neighbours (`PieceTable`).
+The others (word, WordPiece, foreign decoders that trim or join) decode through the library, a window at a time.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+REPLACEMENT = "\ufffd"
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's map from printable characters to the 256 bytes: bytes that print stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes] | None:
+    """How to read one vocabulary entry as bytes under this decoder (its JSON); None when neighbours matter."""
+    steps = _steps(decoder)
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level_reader()
+    if not kinds or kinds[-1] != "Fuse":
+        return None
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = False
+    for step in steps[:-1]:
+        if step["type"] == "Replace" and "String" in step["pattern"]:
+            replacements.append((step["pattern"]["String"], step["content"]))
+        elif step["type"] == "ByteFallback":
+            byte_fallback = True
+        else:
+            return None
+
+    def read(token: str) -> bytes:
+        if byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        for old, new in replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+    return read
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if decoder is None:
+        return []
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+
+
+def _byte_level_reader() -> Callable[[str], bytes]:
+    alphabet = byte_level_alphabet()
+
+    def read(token: str) -> bytes:
+        if all(character in alphabet for character in token):
+            return bytes(alphabet[character] for character in token)
+        return token.encode()  # an added token, spelled as it is
+
+    return read
+
+
+class PieceTable:
+    """The bytes of every id; decoding joins them. Bytes that are no UTF-8 show as U+FFFD."""
+
+    def __init__(self, pieces: Sequence[bytes], special: frozenset[int]) -> None:
+        self.pieces = pieces
+        self.special = special
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
+        return b"".join(self.read(i, skip_special=skip_special) for i in ids).decode("utf-8", errors="replace")
+
+    def read(self, token_id: int, *, skip_special: bool) -> bytes:
+        if not 0 <= token_id < len(self.pieces):
+            raise ValueError(f"id {token_id} is outside the vocabulary of {len(self.pieces)}")
+        return b"" if skip_special and token_id in self.special else self.pieces[token_id]
+
+
+class StreamDecoder(Protocol):
+    """Ids in one by one, text out as soon as it is certain. All pieces together equal `decode` of all ids."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes: empty while a character or a decision is still open."""
+        ...
+
+    def finish(self) -> str:
+        """What is left at the end, with U+FFFD for a character that never came whole."""
+        ...
+
+
+class PieceStream:
+    """Streaming over a `PieceTable`: an incremental UTF-8 decoder holds unfinished characters back."""
+
+    def __init__(self, table: PieceTable, *, skip_special: bool) -> None:
+        self._table = table
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._utf8.decode(self._table.read(token_id, skip_special=self._skip_special))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowStream:
+    """Streaming over any decoder: decode the last shown ids with and without the new ones, show the difference."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._shown: list[int] = []  # context: the ids behind the latest text shown
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        self._held.append(token_id)
+        return self._show(final=False)
+
+    def finish(self) -> str:
+        return self._show(final=True)
+
+    def _show(self, *, final: bool) -> str:
+        before = self._decode(self._shown)
+        text = self._decode(self._shown + self._held)
+        if len(text) <= len(before) or (text.endswith(REPLACEMENT) and not final):
+            return ""
+        self._shown, self._held = self._held, []
+        return text[len(before) :]

@@ -1,0 +1,206 @@
+"""The six kinds of tokenizer as pipelines of the `tokenizers` library: normalizer, pre-tokenizer, model, decoder.
+
+What each kind promises:
+
+    byte-bpe   BPE over bytes (GPT-2): no unknown token, lossless (after the normalisation that was asked for)
+    bpe        BPE over characters, a space written as ▁: loses ▁ itself and, without byte_fallback, unseen characters
+    unigram    Kudo's unigram language model (arXiv 1804.10959), lossless as far as bpe is
+    wordpiece  BERT's: cleans the text, splits at white space and punctuation; spacing is lost
+    word       words and single punctuation marks; spacing is lost, decoding guesses it
+    char       one id per character, every character of the training text is kept: lossless for those
+
+Text that spells a special token can never become one: pre-tokenizers part letters from punctuation, so that no piece
+can hold both, and every special token holds both. No pre-token is longer than `max_word_length`, which bounds what a
+trainer must remember for one word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RustTokenizer
+
+from tformer.errors import InputError
+from tformer.tokenizer.options import TokenizerOptions
+from tformer.tokenizer.special import TEMPLATES, sentinel_tokens, special_tokens
+
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+SPACE = "▁"
+
+# GPT-2's pattern, with combining marks counted as letters and every run cut at @ characters.
+SUBWORD_PATTERN = (
+    r"(?i:'(?:[sdmt]|ll|ve|re))| ?[\p{L}\p{M}]{1,@}| ?\p{N}{1,@}| ?[^\s\p{L}\p{M}\p{N}]{1,@}|\s{1,@}(?!\S)|\s{1,@}"
+)
+WORD_PATTERN = r"\w{1,@}|[^\w]"
+
+
+def untrained(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
+    """A tokenizer without vocabulary, set up for training, and the trainer that fills it (every kind but char)."""
+    specials = special_tokens(options)
+    common: dict[str, Any] = {"special_tokens": _as_special(specials), "show_progress": False}
+    room = _room(options, specials)
+    size = options.vocab_size - len(sentinel_tokens(options))
+    unk = TEMPLATES[options.template].unk
+    trainer: Any
+    model: Any
+    match options.model:
+        case "byte-bpe":
+            model = models.BPE()
+            alphabet = pre_tokenizers.ByteLevel.alphabet()  # without it, bytes not seen in training would vanish
+            trainer = trainers.BpeTrainer(
+                vocab_size=size, min_frequency=options.min_frequency, initial_alphabet=alphabet, **common
+            )
+        case "bpe":
+            model = models.BPE(unk_token=unk)
+            _add_byte_tokens(common, options)
+            trainer = trainers.BpeTrainer(
+                vocab_size=size, min_frequency=options.min_frequency, limit_alphabet=room, **common
+            )
+        case "unigram":
+            model = models.Unigram()
+            _add_byte_tokens(common, options)
+            trainer = trainers.UnigramTrainer(vocab_size=size, unk_token=unk, **common)
+        case "wordpiece":
+            model = models.WordPiece(unk_token=unk)
+            # Every character may be needed twice: at the start of a word and inside one.
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=size, min_frequency=options.min_frequency, limit_alphabet=max(1, room // 2), **common
+            )
+        case "word":
+            model = models.WordLevel(unk_token=unk)
+            trainer = trainers.WordLevelTrainer(vocab_size=size, min_frequency=options.min_frequency, **common)
+        case _:
+            raise AssertionError(f"{options.model} has no trainer")
+    tokenizer = RustTokenizer(model)
+    _set(tokenizer, normalizer=build_normalizer(options), pre_tokenizer=_pre_tokenizer(options, training=True))
+    return tokenizer, trainer
+
+
+def from_characters(characters: Iterable[str], options: TokenizerOptions) -> RustTokenizer:
+    """The char kind: special tokens, then the characters by code point. BPE without merges is exactly that."""
+    tokens = [*special_tokens(options), *sorted(set(characters))]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=TEMPLATES[options.template].unk))
+    tokenizer.add_special_tokens(_as_special(special_tokens(options)))
+    _set(tokenizer, normalizer=build_normalizer(options))
+    return tokenizer
+
+
+def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
+    """The JSON of a trained tokenizer with sentinels, template and decoder in place."""
+    tokenizer.add_special_tokens(_as_special(sentinel_tokens(options)))
+    processor = TEMPLATES[options.template].processor
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    _set(
+        tokenizer,
+        pre_tokenizer=_pre_tokenizer(options, training=False),
+        decoder=_decoder(options),
+        post_processor=processor(ids) if processor else None,
+    )
+    document = json.loads(tokenizer.to_str())
+    if options.model in ("wordpiece", "word"):  # trainers put the library's default names and limits back
+        document["model"]["unk_token"] = TEMPLATES[options.template].unk
+    if options.model == "wordpiece":
+        document["model"]["max_input_chars_per_word"] = options.max_word_length
+    if options.byte_fallback:
+        # The byte tokens are pieces of text: were they added tokens, decoding would skip them as special.
+        document["model"]["byte_fallback"] = True
+        document["added_tokens"] = [t for t in document["added_tokens"] if t["content"] not in BYTE_TOKENS]
+    return json.dumps(document, ensure_ascii=False, indent=1)
+
+
+def build_normalizer(options: TokenizerOptions) -> Any:
+    """Unicode form, then case, then accents; BERT's cleaning for wordpiece. None when the text stays as it is."""
+    steps: list[Any] = []
+    if options.unicode != "none":
+        steps.append({"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}[options.unicode]())
+    if options.model == "wordpiece":
+        steps.append(normalizers.BertNormalizer(lowercase=options.lowercase, strip_accents=options.strip_accents))
+        return normalizers.Sequence(steps)
+    if options.lowercase:
+        steps.append(normalizers.Lowercase())
+    if options.strip_accents:
+        # Recomposed at the end: what is left apart (Hangul, for one) would be read as many characters.
+        steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
+    return normalizers.Sequence(steps) if steps else None
+
+
+def _pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
+    limit = str(options.max_word_length)
+
+    def cut(pattern: str) -> Any:
+        return pre_tokenizers.Split(Regex(pattern.replace("@", limit)), "isolated")
+
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if options.digits else []
+    metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=False)
+    steps: dict[str, list[Any]] = {
+        "byte-bpe": [
+            cut(SUBWORD_PATTERN),
+            *digits,
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ],
+        "bpe": [cut(SUBWORD_PATTERN), *digits, metaspace],
+        "unigram": [cut(SUBWORD_PATTERN), *digits, metaspace],
+        # BERT does not cut long words, it calls them unknown: the cut only bounds the trainer's memory.
+        "wordpiece": [pre_tokenizers.BertPreTokenizer(), *digits, *([cut(r"\S{1,@}")] if training else [])],
+        "word": [pre_tokenizers.WhitespaceSplit(), cut(WORD_PATTERN), *digits],
+        "char": [],
+    }
+    return pre_tokenizers.Sequence(steps[options.model]) if steps[options.model] else None
+
+
+def _decoder(options: TokenizerOptions) -> Any:
+    match options.model:
+        case "byte-bpe":
+            return decoders.ByteLevel()
+        case "bpe" | "unigram":
+            fallback = [decoders.ByteFallback()] if options.byte_fallback else []
+            return decoders.Sequence([decoders.Replace(SPACE, " "), *fallback, decoders.Fuse()])
+        case "wordpiece":
+            return decoders.WordPiece(prefix="##", cleanup=False)  # cleaning would turn "do not" into "don't"
+        case "word":
+            return decoders.Sequence(
+                [
+                    decoders.Replace(Regex(r"^(?=.)"), " "),
+                    decoders.Replace(Regex(r"^ (?=[.,;:!?)\]}%]$)"), ""),
+                    decoders.Fuse(),
+                    decoders.Strip(" ", 1, 0),
+                ]
+            )
+        case _:
+            return decoders.Fuse()
+
+
+def _add_byte_tokens(common: dict[str, Any], options: TokenizerOptions) -> None:
+    """Only as special tokens do the byte tokens enter a trainer's vocabulary."""
+    if options.byte_fallback:
+        common["special_tokens"] += _as_special(BYTE_TOKENS)
+
+
+def _as_special(tokens: Iterable[str]) -> list[AddedToken]:
+    return [AddedToken(token, special=True, normalized=False) for token in tokens]
+
+
+def _room(options: TokenizerOptions, specials: list[str]) -> int:
+    """How many entries are left for the text itself."""
+    needs_bytes = options.model == "byte-bpe" or options.byte_fallback
+    fixed = len(specials) + len(sentinel_tokens(options)) + (256 if needs_bytes else 0)
+    smallest = fixed if options.model == "byte-bpe" else fixed + 1
+    if options.vocab_size < smallest:
+        raise InputError(
+            f"vocab_size must be at least {smallest} for model {options.model} with template {options.template}, "
+            f"found {options.vocab_size}",
+            hint=f"special tokens and sentinels take {len(specials) + len(sentinel_tokens(options))}"
+            + (", the bytes 256" if needs_bytes else ""),
+        )
+    return options.vocab_size - fixed
+
+
+def _set(tokenizer: RustTokenizer, **parts: Any) -> None:
+    """Assign the parts that are not None: the library does not take None back."""
+    for name, part in parts.items():
+        if part is not None:
+            setattr(tokenizer, name, part)

@@ -1,0 +1,118 @@
+"""Special tokens: their names and ids, and the templates that place them around a text.
+
+A template follows its family's published convention:
+
+    bert     [CLS] a [SEP]       [CLS] a [SEP] b [SEP]      second text and its [SEP] have type 1
+    roberta  <s> a </s>          <s> a </s></s> b </s>      all types 0
+    t5       a </s>              a </s> b </s>              sentinels last: <extra_id_0> has the highest id
+    seq2seq  [START] a [END]     [START] a [END] b [END]    second text and its [END] have type 1
+    gpt      a                   a b                        <|endoftext|> both begins and ends a document
+    none     a                   a b
+
+Ids of special tokens start at 0 in the order listed; sentinels stand at the end of the vocabulary, as in T5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import processors
+
+from tformer.tokenizer.options import TemplateName, TokenizerOptions
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids that training and decoding need beside the text's own; None where the vocabulary has no such token."""
+
+    pad: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    unk: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    sentinels: tuple[int, ...] = ()  # the id of <extra_id_N> at index N
+
+
+@dataclass(frozen=True)
+class Template:
+    tokens: tuple[str, ...]
+    processor: Callable[[Mapping[str, int]], Any] | None = None  # ids by token -> post-processor
+    unk: str = "<unk>"
+    sentinels: int = 0
+
+
+def _placing(single: str, pair: str) -> Callable[[Mapping[str, int]], Any]:
+    """A post-processor that spells out both templates in the notation of `tokenizers`."""
+
+    def build(ids: Mapping[str, int]) -> Any:
+        named = {word.split(":")[0] for word in f"{single} {pair}".split() if not word.startswith("$")}
+        return processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[(token, ids[token]) for token in sorted(named)]
+        )
+
+    return build
+
+
+def _roberta(ids: Mapping[str, int]) -> Any:
+    return processors.RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=False)
+
+
+TEMPLATES: dict[TemplateName, Template] = {
+    "none": Template(()),
+    "gpt": Template(("<|endoftext|>", "<|pad|>")),
+    "bert": Template(
+        ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        _placing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+        unk="[UNK]",
+    ),
+    "roberta": Template(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), _roberta),
+    "t5": Template(("<pad>", "</s>", "<unk>"), _placing("$A </s>", "$A </s> $B </s>"), sentinels=100),
+    "seq2seq": Template(
+        ("[PAD]", "[UNK]", "[START]", "[END]", "[CLS]", "[SEP]", "[MASK]"),
+        _placing("[START] $A [END]", "[START] $A [END] $B:1 [END]:1"),
+        unk="[UNK]",
+    ),
+}
+
+ROLE_TOKENS: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "bos": ("[START]", "<s>", "<|endoftext|>", "<|begin_of_text|>", "<bos>"),
+    "eos": ("[END]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+}
+"""The names by which a role is recognised in a vocabulary, ours or somebody else's, first match first."""
+
+
+def special_tokens(options: TokenizerOptions) -> list[str]:
+    """The special tokens at the start of the vocabulary. Every model but byte-bpe needs one for the unknown."""
+    template = TEMPLATES[options.template]
+    missing_unk = options.model != "byte-bpe" and template.unk not in template.tokens
+    return [*template.tokens, *([template.unk] if missing_unk else [])]
+
+
+def sentinel_tokens(options: TokenizerOptions) -> list[str]:
+    """The sentinels at the end of the vocabulary, in the order of their ids."""
+    count = TEMPLATES[options.template].sentinels if options.sentinels is None else options.sentinels
+    return [f"<extra_id_{number}>" for number in reversed(range(count))]
+
+
+def find_special_ids(ids: Mapping[str, int], post_processor: Mapping[str, Any] | None) -> SpecialIds:
+    """Read the roles off the names of the special tokens (`ids`) and, for RoBERTa's kind, off the template."""
+    roles: dict[str, int | None] = {
+        role: next((ids[token] for token in tokens if token in ids), None) for role, tokens in ROLE_TOKENS.items()
+    }
+    if post_processor and post_processor.get("type") in ("RobertaProcessing", "BertProcessing"):
+        for role in ("cls", "sep"):
+            if roles[role] is None:
+                roles[role] = post_processor[role][1]
+    sentinels: list[int] = []
+    while (token := f"<extra_id_{len(sentinels)}>") in ids:
+        sentinels.append(ids[token])
+    return SpecialIds(**roles, sentinels=tuple(sentinels))

@@ -1,0 +1,227 @@
+"""A trained tokenizer: text to ids and back, from and to `tokenizer.json`.
+
+Text is data: a string that spells a special token stays text; special tokens come from templates only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
+
+from tformer.errors import InputError
+from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
+from tformer.tokenizer.files import write_atomically
+from tformer.tokenizer.options import TokenizerModel
+from tformer.tokenizer.special import SpecialIds, find_special_ids
+
+MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 100 MB
+
+
+class Tokenizer:
+    """Build with `load`, `from_json` or `train_tokenizer`.
+
+    Attributes: `kind` (the model), `vocab_size` (highest id + 1), `special` (SpecialIds), `dtype` (uint16 or uint32,
+    the smallest that holds every id), `sha256` (of the canonical JSON: equal for equal tokenizers).
+    """
+
+    def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str) -> None:
+        self._rust = rust
+        self._text = text
+        self._rust.encode_special_tokens = True  # in data they are text
+        self._rust.no_truncation()  # settings of a foreign file that would lose text
+        self._rust.no_padding()
+        vocabulary = rust.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._tokens: list[str | None] = [None] * self.vocab_size
+        for token, token_id in vocabulary.items():
+            self._tokens[token_id] = token
+        special = {token.content: i for i, token in rust.get_added_tokens_decoder().items() if token.special}
+        self._special_tokens = frozenset(special.values())
+        self.special: SpecialIds = find_special_ids(special, document.get("post_processor"))
+        self.kind: TokenizerModel = _kind(rust, document)
+        self._table = _piece_table(document.get("decoder"), self._tokens, self._special_tokens)
+        self._characters = _CharacterTable(vocabulary, self.special.unk) if self._is_our_char() else None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read `tokenizer.json`. A missing, damaged or foreign file is an InputError."""
+        path = Path(path)
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise InputError(f"{path}: {path.stat().st_size} bytes is too large for a tokenizer.json")
+            text = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _not_a_tokenizer(str(path), f"byte {error.start} is not UTF-8") from error
+        except OSError as error:
+            raise InputError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+        return cls.from_json(text, name=str(path))
+
+    @classmethod
+    def from_json(cls, text: str, *, name: str = "tokenizer.json") -> Tokenizer:
+        """Read a tokenizer from its JSON; `name` is what error messages call it."""
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _not_a_tokenizer(name, f"no valid JSON ({error})") from error
+        if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
+            raise _not_a_tokenizer(name, "it has no `model` section")
+        try:
+            rust = RustTokenizer.from_str(text)
+            vocabulary = rust.get_vocab(with_added_tokens=True)
+        except BaseException as error:
+            # The library reports bad files with bare Exception, and its panics are no Exceptions at all.
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise _not_a_tokenizer(name, str(error)) from error
+        if not vocabulary:
+            raise _not_a_tokenizer(name, "its vocabulary is empty")
+        if len(set(vocabulary.values())) != len(vocabulary):
+            raise _not_a_tokenizer(name, "two entries share one id")
+        if max(vocabulary.values()) >= max(2 * len(vocabulary), 2**20):
+            raise _not_a_tokenizer(name, f"id {max(vocabulary.values())} in a vocabulary of {len(vocabulary)}")
+        return cls(rust, document, text)
+
+    def to_json(self) -> str:
+        """The JSON it was read from, unchanged."""
+        return self._text
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write `tokenizer.json` atomically. A different file that is already there stays, unless `force`.
+
+        Raises InputError for the different file, StorageError when the file system refuses.
+        """
+        path = Path(path)
+        content = self._text.encode()
+        if path.is_dir():
+            raise InputError(f"{path} is a directory, expected the name of a file", hint=f"try {path}/tokenizer.json")
+        if not force and path.exists():
+            if path.read_bytes() == content:
+                return path
+            raise InputError(f"{path} already exists and differs", hint="--force replaces it")
+        write_atomically(path, content)
+        return path
+
+    @cached_property
+    def sha256(self) -> str:
+        canonical = json.dumps(json.loads(self._text), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+
+    def encode(self, text: str, *, template: bool = False) -> list[int]:
+        """Ids of one text; with `template` inside the special tokens of its post-processor."""
+        return self.encode_batch([text], template=template)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, template: bool = False) -> list[list[int]]:
+        """Ids of many texts, on all processors. Raises InputError for text that is no Unicode."""
+        try:
+            if self._characters is not None and not template:
+                return [self._characters.encode(self.normalize(text)) for text in texts]
+            return [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=template)]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_unicode(texts, error) from error
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Two texts in the pair template: (ids, token type ids)."""
+        try:
+            encoding = self._rust.encode(first, second, add_special_tokens=True)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_unicode([first, second], error) from error
+        return encoding.ids, encoding.type_ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        if self._table is not None:
+            return self._table.decode(ids, skip_special=skip_special)
+        return self._rust.decode(list(ids), skip_special_tokens=skip_special)
+
+    def decode_batch(self, batch: Iterable[Sequence[int]], *, skip_special: bool = True) -> list[str]:
+        return [self.decode(ids, skip_special=skip_special) for ids in batch]
+
+    def stream(self, *, skip_special: bool = True) -> StreamDecoder:
+        """A decoder that takes ids one at a time and never shows half a character."""
+        if self._table is not None:
+            return PieceStream(self._table, skip_special=skip_special)
+        return WindowStream(lambda ids: self.decode(ids, skip_special=skip_special))
+
+    def normalize(self, text: str) -> str:
+        """The text as the model sees it: after the Unicode form, case and accent options."""
+        return text if self._rust.normalizer is None else self._rust.normalizer.normalize_str(text)
+
+    def token(self, token_id: int) -> str:
+        """How the vocabulary spells this id. Raises ValueError outside of it."""
+        token = self._tokens[token_id] if 0 <= token_id < self.vocab_size else None
+        if token is None:
+            raise ValueError(f"id {token_id} is not in the vocabulary of {self.vocab_size}")
+        return token
+
+    def token_id(self, token: str) -> int | None:
+        return self._rust.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_tokens
+
+    def _is_our_char(self) -> bool:
+        return self.kind == "char" and self.special.unk is not None
+
+
+class _CharacterTable:
+    """Characters to ids by one table look-up: a hundred times the speed of the library on this kind."""
+
+    def __init__(self, vocabulary: dict[str, int], unk: int | None) -> None:
+        characters = {ord(token): i for token, i in vocabulary.items() if len(token) == 1}
+        self._ids = np.full(max(characters, default=0) + 2, unk, dtype=np.int64)  # last entry: all that lie beyond
+        self._ids[list(characters)] = list(characters.values())
+
+    def encode(self, text: str) -> list[int]:
+        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        return self._ids[np.minimum(points, len(self._ids) - 1)].tolist()
+
+
+def _kind(rust: RustTokenizer, document: dict[str, Any]) -> TokenizerModel:
+    """Which of the six it is, for files of any origin: `tokenizer.json` has no room for a note of ours."""
+    model = type(rust.model).__name__
+    if model == "BPE":
+        parts = json.dumps([document.get("pre_tokenizer"), document.get("normalizer"), document.get("decoder")])
+        if '"ByteLevel"' in parts:
+            return "byte-bpe"
+        return "bpe" if document["model"].get("merges") or document.get("pre_tokenizer") else "char"
+    kinds: dict[str, TokenizerModel] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}
+    return kinds[model]
+
+
+def _piece_table(
+    decoder: dict[str, Any] | None, tokens: Sequence[str | None], special: frozenset[int]
+) -> PieceTable | None:
+    read = concatenating_reader(decoder)
+    if read is None:
+        return None
+    return PieceTable([b"" if token is None else read(token) for token in tokens], special)
+
+
+def _not_a_tokenizer(name: str, reason: str) -> InputError:
+    return InputError(
+        f"{name} is not a usable tokenizer.json: {reason}",
+        hint="make one with `tformer train-tokenizer`, or use the tokenizer.json of a Hugging Face model",
+    )
+
+
+def _not_unicode(texts: Sequence[str], error: Exception) -> Exception:
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            return error
+        for position, character in enumerate(text):
+            if 0xD800 <= ord(character) <= 0xDFFF:
+                return InputError(
+                    f"text {number + 1} holds half a surrogate pair (U+{ord(character):04X}) at character {position}",
+                    hint="the text was not valid UTF-8 where it came from",
+                )
+    return error

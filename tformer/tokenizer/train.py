@@ -1,0 +1,191 @@
+"""Training a tokenizer on text of any size.
+
+The trainers remember every distinct word (pre-token), so their memory grows with the text, slowly but without end, and
+the unigram trainer's grows faster. Text beyond SAMPLE_MB is therefore read whole but trained on by an evenly spread
+share, and the facts say so. Only char needs no sample: its memory is its alphabet.
+
+byte-bpe, bpe, word and char give the same file for the same text. WordPiece and unigram may order ids differently from
+one training to the next: train once and keep the file.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer as RustTokenizer
+
+from tformer.errors import InputError, Interrupted, TformerError
+from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
+from tformer.tokenizer.pipeline import build_normalizer, finished, from_characters, untrained
+from tformer.tokenizer.probes import probe_losslessness
+from tformer.tokenizer.sampling import Feed, utf8_length
+from tformer.tokenizer.tokenizer import Tokenizer
+
+Documents = Callable[[], Iterator[str]]
+
+SAMPLE_MB: dict[TokenizerModel, int | None] = {
+    "byte-bpe": 256,
+    "bpe": 256,
+    "wordpiece": 256,
+    "word": 256,
+    "unigram": 64,
+    "char": None,
+}
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What a training saw: sizes in UTF-8 bytes, and samples of the text for the report."""
+
+    seen_bytes: int
+    used_bytes: int
+    sample_limit_bytes: int | None
+    seconds: float
+    trained_sample: tuple[str, ...]
+    unseen_sample: tuple[str, ...]
+
+    @property
+    def sampled(self) -> bool:
+        return self.sample_limit_bytes is not None and self.seen_bytes > self.sample_limit_bytes
+
+
+@dataclass(frozen=True)
+class Trained:
+    tokenizer: Tokenizer
+    facts: TrainingFacts
+
+
+def train_tokenizer(
+    documents: Documents,
+    options: TokenizerOptions,
+    *,
+    progress: Callable[..., None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Tokenizer:
+    """Train on `documents()`, a fresh iterator over texts at each call, read lazily (twice when a sample is taken).
+
+    `progress(done_bytes, total_bytes)` follows the feeding, `should_stop` is polled all the way. Raises InputError
+    for a text or a vocabulary too small, Interrupted when asked to stop.
+    """
+    return train_with_facts(documents, options, progress=progress, should_stop=should_stop).tokenizer
+
+
+def train_with_facts(
+    documents: Documents,
+    options: TokenizerOptions,
+    *,
+    size_bytes: int | None = None,
+    progress: Callable[..., None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """As `train_tokenizer`, with the facts for `tokenizer_report`. `size_bytes`, if known, saves a reading."""
+    started = time.monotonic()
+    stopped = should_stop or (lambda: False)
+    report_progress = progress or (lambda done, total=None: None)
+
+    def check_stop() -> None:
+        if stopped():
+            raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
+
+    if options.model != "char":
+        untrained(options)  # a vocabulary too small is known before any text is read
+    limit = _sample_limit(options)
+    total = size_bytes
+    if limit is not None and (total is None or total > limit):
+        total = _measure(documents, check_stop)
+
+    def check(seen_bytes: int) -> None:
+        check_stop()
+        report_progress(seen_bytes, total)
+
+    share = limit / total if limit is not None and total is not None and total > limit else 1.0
+    feed = Feed(documents, share=share, withhold=options.model != "char", check=check)
+    rust = _train_characters(feed, options) if options.model == "char" else _train_model(feed, options, check_stop)
+    if feed.blank:
+        raise InputError(
+            "no text to train a tokenizer on: "
+            + ("the input is empty" if feed.seen_bytes == 0 else "the input holds only white space")
+        )
+    report_progress(feed.seen_bytes, feed.seen_bytes)
+    tokenizer = Tokenizer.from_json(finished(rust, options))
+    _refuse_losses(tokenizer, feed)
+    facts = TrainingFacts(
+        seen_bytes=feed.seen_bytes,
+        used_bytes=feed.used_bytes,
+        sample_limit_bytes=limit,
+        seconds=time.monotonic() - started,
+        trained_sample=tuple(feed.trained.texts),
+        unseen_sample=tuple(feed.unseen.texts),
+    )
+    return Trained(tokenizer, facts)
+
+
+def _sample_limit(options: TokenizerOptions) -> int | None:
+    if options.model == "char":
+        return None
+    megabytes = options.sample_mb or SAMPLE_MB[options.model]
+    return None if megabytes is None else megabytes * 1_000_000
+
+
+def _measure(documents: Documents, check_stop: Callable[[], None]) -> int:
+    total = 0
+    for text in documents():
+        check_stop()
+        total += utf8_length(text)
+    return total
+
+
+def _train_characters(feed: Feed, options: TokenizerOptions) -> RustTokenizer:
+    normalizer = build_normalizer(options)
+    characters: set[str] = set()
+    for chunk in feed:
+        characters.update(chunk if normalizer is None else normalizer.normalize_str(chunk))
+    return from_characters(characters, options)
+
+
+def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
+    """Train in a thread: the library can run for minutes without a pause in which Python could see a signal."""
+    rust, trainer = untrained(options)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            rust.train_from_iterator(iter(feed), trainer=trainer)
+        except BaseException as error:  # handed to the waiting thread, panics of the library included
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="tokenizer-training", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            check_stop()
+            thread.join(0.05)
+        check_stop()
+    except Interrupted:
+        if not feed.finished:
+            thread.join()  # its next chunk ends it; once fed, it cannot be ended, and dies with the process
+        raise
+    if failures and isinstance(failures[0], Exception) and type(failures[0]) is not Exception:
+        raise failures[0]  # from the documents: an input error, a stop
+    if failures and not feed.blank:
+        raise TformerError(f"the {options.model} trainer failed: {failures[0]}", hint="try another vocab_size")
+    return rust
+
+
+def _refuse_losses(tokenizer: Tokenizer, feed: Feed) -> None:
+    """byte-bpe promises every text back, char every text of its training: a broken promise is a failure."""
+    if tokenizer.kind == "byte-bpe":
+        failures = probe_losslessness(tokenizer)
+        if failures:
+            raise TformerError(
+                f"the byte-bpe tokenizer is not lossless: {', '.join(f.probe for f in failures)}; "
+                f"{failures[0].text!r} came back as {failures[0].decoded!r}"
+            )
+    if tokenizer.kind == "char":
+        for text in feed.trained.texts:
+            if tokenizer.decode(tokenizer.encode(text)) != tokenizer.normalize(text):
+                raise TformerError(f"the char tokenizer is not lossless on its own training text: {text[:80]!r}")

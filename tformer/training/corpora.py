@@ -1,0 +1,124 @@
+"""From the recipe's data section to a tokenizer and token corpora: read once, cached, bounded in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tformer.data.cache import token_corpus
+from tformer.data.corpus import TokenCorpus, split_corpus
+from tformer.data.sources import TextSource, open_sources
+from tformer.errors import InputError
+from tformer.recipe.data import Data, SourceSpec
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer import Tokenizer, train_tokenizer
+
+Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
+ShouldStop = Callable[[], bool]
+
+BUILTIN_TEXT = "builtin:python-docs"
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """Training corpora with their weights, validation corpora, and a fingerprint of all that is trained on."""
+
+    train: tuple[TokenCorpus, ...]
+    weights: tuple[float, ...]
+    valid: tuple[TokenCorpus, ...]
+    fingerprint: str
+
+
+def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
+    """The sources, checked to exist; without any, the built-in text."""
+    chosen = list(specs) or [SourceSpec(path=BUILTIN_TEXT)]
+    return open_sources(chosen, columns=data.columns, errors=data.errors)
+
+
+def prepare_tokenizer(
+    recipe: Recipe, sources: Sequence[TextSource], *, progress: Progress, should_stop: ShouldStop
+) -> Tokenizer:
+    """The tokenizer that the recipe names, or one trained on the training text."""
+    if recipe.tokenizer.path is not None:
+        return Tokenizer.load(Path(recipe.tokenizer.path))
+
+    def documents() -> Iterator[str]:
+        for source in sources:
+            for piece in source.documents():
+                yield piece.text
+
+    size = sum(source.size_bytes() or 0 for source in sources) or None
+    with progress("training the tokenizer", total=size) as report:
+        return train_tokenizer(documents, recipe.tokenizer.train, progress=report, should_stop=should_stop)
+
+
+def prepare_corpora(
+    recipe: Recipe,
+    train: Sequence[TextSource],
+    valid: Sequence[TextSource],
+    tokenizer: Tokenizer,
+    *,
+    cache_dir: Path | None,
+    progress: Progress,
+    should_stop: ShouldStop,
+) -> Corpora:
+    """Tokenise everything. Without validation sources, the fixed last part of every training source validates."""
+
+    def tokenise(source: TextSource) -> TokenCorpus:
+        with progress(f"tokenising {source.name}", total=source.size_bytes()) as report:
+            return token_corpus(source, tokenizer, cache_dir=cache_dir, progress=report, should_stop=should_stop)
+
+    corpora = [tokenise(source) for source in train]
+    held_out = [tokenise(source) for source in valid]
+    if not held_out:
+        pairs = [split_corpus(corpus, fraction=recipe.data.valid_fraction) for corpus in corpora]
+        corpora = [part for part, _ in pairs]
+        held_out = [rest for _, rest in pairs]
+    for corpus in held_out:
+        if len(corpus) < 2:
+            raise InputError(f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed")
+    return Corpora(
+        train=tuple(corpora),
+        weights=tuple(source.weight for source in train),
+        valid=tuple(held_out),
+        fingerprint=_fingerprint(corpora),
+    )
+
+
+def _fingerprint(corpora: Sequence[TokenCorpus]) -> str:
+    digest = hashlib.sha256()
+    for corpus in corpora:
+        digest.update(f"{corpus.fingerprint} {corpus.start} {corpus.stop}\n".encode())
+    return digest.hexdigest()
+
+
+def check_fingerprint(corpora: Corpora, recorded: str) -> None:
+    """A resumed run must read the data it began with. Errors: InputError when it changed."""
+    if recorded and recorded != corpora.fingerprint:
+        raise InputError(
+            "the training data has changed since this run began",
+            hint="restore the data, or start a new run from these weights with --init-from",
+        )
+
+
+def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures over several corpora from those of each, weighted by tokens (bits per byte by bytes)."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    from tformer.metrics import perplexity
+
+    tokens = sum(part["tokens"] for part in parts)
+    nats = [part["loss"] * part["tokens"] for part in parts]
+    # bits per byte b = nats / ln 2 / bytes, so nats / b is proportional to the bytes of a part.
+    sizes = [total / part["bits_per_byte"] if part["bits_per_byte"] else 0.0 for part, total in zip(parts, nats, strict=True)]
+    return {
+        "loss": sum(nats) / tokens,
+        "perplexity": perplexity(sum(nats) / tokens),
+        "bits_per_byte": sum(nats) / sum(sizes) if sum(sizes) else 0.0,
+        "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / tokens,
+        "tokens": tokens,
+    }

@@ -1,0 +1,107 @@
+"""What a person sees while training: a live line on a terminal, plain lines in a pipe, and metrics.jsonl beside both."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console as Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_INTERVAL_SECONDS = 2.0
+"""In a pipe at most one training line per log interval, and not more often than this."""
+
+
+class TrainingDisplay:
+    """The loop's observer: shows every record and hands it to `write` (metrics.jsonl)."""
+
+    def __init__(
+        self, console: Console, *, max_steps: int, write: Callable[[dict[str, Any]], None], first_step: int = 0
+    ) -> None:
+        self.console = console
+        self.max_steps = max_steps
+        self._write = write
+        self._began = time.monotonic()
+        self._first_step = first_step
+        self._last_plain = -math.inf
+        self._progress: Progress | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> TrainingDisplay:
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[status]}"),
+                console=self.console,
+            )
+            self._task = self._progress.add_task("train", total=self.max_steps, completed=self._first_step, status="")
+            self._live = Live(self._progress, console=self.console, transient=True, refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def logged(self, record: dict[str, Any]) -> None:
+        self._write(record)
+        status = self._status(record)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record["step"], status=status)
+        elif time.monotonic() - self._last_plain >= PLAIN_INTERVAL_SECONDS or record["step"] == self.max_steps:
+            self._last_plain = time.monotonic()
+            self.console.print(f"step {record['step']}/{self.max_steps}  {status}", markup=False)
+
+    def validated(self, record: dict[str, Any]) -> None:
+        self._write(record)
+        parts = [f"valid loss {record['loss']:.4f}"]
+        if record.get("perplexity") is not None:
+            parts.append(f"perplexity {record['perplexity']:,.2f}")
+        if record.get("bits_per_byte") is not None:
+            parts.append(f"{record['bits_per_byte']:.3f} bits per byte")
+        best = "  (best)" if record["is_best"] else ""
+        self.console.print(f"[bold]step {record['step']}[/]  {', '.join(parts)}{best}")
+
+    def skipped(self, step: int) -> None:
+        self.console.print(f"[yellow]step {step}: the gradient is not finite; the step is skipped[/]")
+
+    def note(self, text: str) -> None:
+        """One line of talk, as it is."""
+        self.console.print(text, markup=False)
+
+    def sample(self, text: str) -> None:
+        """A sample of the model's text, set apart from talk."""
+        self.console.print(f"[dim]{escape(printable(text.rstrip()))}[/]")
+
+    def _status(self, record: dict[str, Any]) -> str:
+        loss = "n/a" if record["loss"] is None else f"{record['loss']:.4f}"
+        rate = record["tokens_per_second"]
+        parts = [f"loss {loss}", f"lr {record['lr']:.2e}", f"{_short(rate)} tok/s"]
+        if record.get("peak_share"):
+            parts.append(f"{100 * record['peak_share']:.0f} % of matmul peak")
+        done = record["step"] - self._first_step
+        elapsed = time.monotonic() - self._began
+        if 0 < done and record["step"] < self.max_steps:
+            parts.append(f"ETA {_clock(elapsed / done * (self.max_steps - record['step']))}")
+        return "  ".join(parts)
+
+
+def printable(text: str) -> str:
+    """Text with its control characters made visible, so that nothing a model writes steers the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def _short(rate: float) -> str:
+    return f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,312 @@
+"""The training loop: batches in, optimizer steps, and at the right moments log lines, validations and checkpoints.
+
+One optimizer step sees a global batch, cut into micro-batches and over processes. The loss is
+    sum over terms of weight * sum / count,
+where the counts are those of the WHOLE global batch and are known before the first backward: accumulating gradients, or
+having several processes, then gives exactly the gradient of one big batch.
+
+Randomness is re-keyed before every forward by (seed, step, micro-batch, rank): a resumed run draws the same dropout.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tformer.data.batch import Batch
+from tformer.errors import InputError, NonFiniteLossError, did_you_mean
+from tformer.objectives.base import Objective, total_loss
+from tformer.optim.ema import Ema
+from tformer.optim.optimizers import NamedOptimizer
+from tformer.optim.schedules import Schedule
+from tformer.recipe.training import Training
+from tformer.training.parallel import Parallel
+from tformer.training.precision import LossScaler
+from tformer.training.state import RunningSums, TrainerState
+
+MAX_SKIPPED_IN_A_ROW = 3
+"""So many steps without a finite gradient end the run; fewer are skipped and counted."""
+
+
+HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "bleu", "chrf"})
+
+
+class Batches(Protocol):
+    """Global batches in order, each as the micro-batches of this process."""
+
+    def next(self) -> Sequence[Batch]: ...
+
+    def cursor(self) -> dict[str, Any]:
+        """Names the batch that `next` gives next."""
+
+
+class Observer(Protocol):
+    """Who is told what happens: the terminal and metrics.jsonl."""
+
+    def logged(self, record: dict[str, Any]) -> None: ...
+    def validated(self, record: dict[str, Any]) -> None: ...
+    def skipped(self, step: int) -> None: ...
+
+
+@dataclass
+class Components:
+    """What is trained, and with what."""
+
+    model: torch.nn.Module
+    forward: Callable[..., Any]  # the model, perhaps compiled and wrapped for several processes
+    objective: Objective
+    batches: Batches
+    optimizer: NamedOptimizer
+    schedule: Schedule
+    scaler: LossScaler
+    parallel: Parallel
+    device: torch.device
+    ema: Ema | None = None
+
+
+@dataclass
+class Hooks:
+    """What the loop calls at the right moments; each is free to be slow, and polls `should_stop` itself."""
+
+    validate: Callable[[], dict[str, Any] | None]  # None: interrupted
+    sample: Callable[[int], None]
+    save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
+    should_stop: Callable[[], bool]
+
+
+class Trainer:
+    """Runs the steps from `state.step` to `training.max_steps`."""
+
+    def __init__(
+        self,
+        components: Components,
+        hooks: Hooks,
+        observer: Observer,
+        *,
+        training: Training,
+        clip_grad_norm: float | None,
+        seed: int,
+        state: TrainerState,
+        flops_per_token: float = 0.0,
+        peak_flops: float = 0.0,
+        deadline: float = math.inf,
+    ) -> None:
+        self.parts, self.hooks, self.observer = components, hooks, observer
+        self.training, self.seed, self.state = training, seed, state
+        self.clip_grad_norm = clip_grad_norm
+        self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
+        self._skipped_in_a_row = 0
+        self._score: float | None = None  # of the weights as they are now, where they have been validated
+        self._saved_step = state.step if state.step else None
+        self._last_save = time.monotonic()
+        self._work_seconds = 0.0  # in steps alone, since the last log line
+        self._work_tokens = 0
+        self._sums: list[tuple[Tensor, Tensor]] = []  # (loss, gradient norm) on the device, not yet read
+
+    def run(self) -> TrainerState:
+        """Train until done, out of time, stopped early or told to stop. The state is saved in each of these cases."""
+        state, training = self.state, self.training
+        if not state.validated:
+            if not self._validate():
+                return self._leave()
+            self._save()
+        while state.step < training.max_steps and not state.finished:
+            if self._must_stop():
+                return self._leave()
+            self._step()
+            if state.step == self._first_step_to_freeze:
+                # Long-lived objects leave the collector's sight: its full passes would pause training for long.
+                gc.collect()
+                gc.freeze()
+            last = state.step >= training.max_steps
+            if state.step % training.log_every == 0 or last:
+                self._log()
+            if state.step % training.eval_every == 0 or last:
+                state.validated = False
+                if not self._validate():
+                    return self._leave()
+            if self._save_is_due() or last or state.finished:
+                self._save()
+        return state
+
+    _first_step_to_freeze = 2
+
+    def _must_stop(self) -> bool:
+        stop = self.hooks.should_stop() or time.monotonic() >= self.deadline
+        return self.parts.parallel.agree(stop)
+
+    def _leave(self) -> TrainerState:
+        if self._saved_step != self.state.step and self.state.step > 0:
+            self._save()
+        return self.state
+
+    # One optimizer step.
+
+    def _step(self) -> None:
+        parts, state = self.parts, self.state
+        began = time.perf_counter()
+        micro_batches = parts.batches.next()
+        step = state.step + 1
+        parts.optimizer.set_lr_scale(parts.schedule.scale(step))
+        totals = self._global_counts(micro_batches)
+        loss = torch.zeros((), device=parts.device)
+        parts.model.train()
+        for index, host_batch in enumerate(micro_batches):
+            batch = host_batch.to(parts.device, non_blocking=True)
+            torch.manual_seed(random_key(self.seed, step, index, parts.parallel.rank))
+            result = parts.objective.loss(parts.forward, batch)
+            micro_loss = total_loss(result.terms, totals)
+            parts.scaler.scaled(micro_loss).backward()
+            loss += micro_loss.detach()
+        loss = parts.parallel.sum(loss)
+        norm = self._update(loss)
+        parts.optimizer.zero_grad()
+        state.step = step
+        self._score = None
+        state.tokens += sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
+        state.cursor = parts.batches.cursor()
+        self._sums.append((loss, norm))
+        self._work_tokens += sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
+        self._work_seconds += time.perf_counter() - began
+
+    def _global_counts(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for batch in micro_batches:
+            for name, count in self.parts.objective.label_count(batch).items():
+                totals[name] = totals.get(name, 0) + count
+        if self.parts.parallel.world_size > 1:
+            summed = self.parts.parallel.sum(torch.tensor(list(totals.values()), device=self.parts.device))
+            totals = dict(zip(totals, summed.tolist(), strict=True))
+        return {name: max(1, count) for name, count in totals.items()}
+
+    def _update(self, loss: Tensor) -> Tensor:
+        """Clip and step, unless a gradient is not finite: then the step is skipped and counted."""
+        parts = self.parts
+        parts.scaler.unscale_(parts.optimizer.gradients())
+        norm = parts.optimizer.clip(self.clip_grad_norm)
+        # On a GPU reading the norm would stall the queue each step: there a bad loss is found at the next log line.
+        finite = parts.device.type != "cpu" or bool(torch.isfinite(norm) & torch.isfinite(loss))
+        finite = not parts.parallel.agree(not finite)
+        parts.scaler.update(finite=finite)
+        if finite:
+            self._skipped_in_a_row = 0
+            parts.optimizer.step()
+            if parts.ema is not None:
+                parts.ema.update()
+            return norm
+        self.state.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        self.observer.skipped(self.state.step + 1)
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and parts.scaler.scale <= 1.0:
+            raise NonFiniteLossError(
+                f"the loss is not finite at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row",
+                hint="lower the learning rate (--lr) or raise schedule.warmup_steps; the last checkpoint is intact",
+            )
+        return norm
+
+    # What happens between steps.
+
+    def _drain_sums(self) -> RunningSums:
+        """Move what the device knows into the saved sums: the one place that reads from the device."""
+        if self._sums:
+            values = torch.stack([torch.stack(pair) for pair in self._sums]).tolist()
+            for loss, norm in values:
+                if math.isfinite(loss) and math.isfinite(norm):
+                    self.state.sums.add(loss=loss, grad_norm=norm)
+                elif self.parts.device.type != "cpu" and not self.parts.scaler.enabled:
+                    raise NonFiniteLossError(
+                        f"the loss is not finite between steps {self.state.step - len(values) + 1} and {self.state.step}",
+                        hint="lower the learning rate (--lr) or raise schedule.warmup_steps; the last checkpoint is intact",
+                    )
+            self._sums.clear()
+        return self.state.sums
+
+    def _log(self) -> None:
+        sums, seconds, state = self._drain_sums(), self._work_seconds, self.state
+        state.seconds += seconds
+        rate = self._work_tokens / seconds if seconds else 0.0
+        record: dict[str, Any] = {
+            "split": "train",
+            "step": state.step,
+            "loss": sums.loss / sums.steps if sums.steps else None,
+            "lr": self.parts.optimizer.learning_rate(),
+            "grad_norm": sums.grad_norm / sums.steps if sums.steps else None,
+            "tokens": state.tokens,
+            "tokens_per_second": rate,
+            "seconds": state.seconds,
+        }
+        if self.peak_flops:
+            record["peak_share"] = rate * self.flops_per_token / self.peak_flops
+        self.observer.logged(record)
+        state.sums = RunningSums()
+        self._work_seconds, self._work_tokens = 0.0, 0
+
+    def _validate(self) -> bool:
+        """Validate, judge, sample. False when interrupted: then nothing of it has happened."""
+        state, training = self.state, self.training
+        with self._averaged_weights():
+            values = self.hooks.validate()
+            if values is None:
+                return False
+            self._score = score(values, training)
+            margin = training.early_stopping.min_delta if training.early_stopping else 0.0
+            is_best = state.best_score is None or self._score < state.best_score - margin
+            if is_best:
+                state.best_score, state.best_step = self._score, state.step
+            self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
+            self._judge(is_best=is_best)
+            state.validated = True
+            self.hooks.sample(state.step)
+        return True
+
+    def _judge(self, *, is_best: bool) -> None:
+        """Early stopping, and the plateau schedule."""
+        state, early = self.state, self.training.early_stopping
+        assert self._score is not None
+        self.parts.schedule.observe(self._score)
+        state.bad_validations = 0 if is_best else state.bad_validations + 1
+        if early is not None and state.bad_validations >= early.patience:
+            state.finished = True
+
+    def _averaged_weights(self) -> AbstractContextManager[Any]:
+        return self.parts.ema.swapped() if self.parts.ema is not None else nullcontext()
+
+    def _save_is_due(self) -> bool:
+        minutes = self.training.save_every_minutes
+        due = self.state.step % self.training.save_every == 0
+        due = due or self.state.best_step == self.state.step
+        return due or (minutes is not None and time.monotonic() - self._last_save >= 60 * minutes)
+
+    def _save(self) -> None:
+        self._drain_sums()
+        self.state.schedule = self.parts.schedule.state()
+        self.state.scaler = self.parts.scaler.state()
+        self.hooks.save(self.state, self._score)
+        self._saved_step = self.state.step
+        self._last_save = time.monotonic()
+
+
+def score(values: dict[str, Any], training: Training) -> float:
+    """The validation value that decides which checkpoint is best, signed so that lower is better."""
+    if training.best_metric not in values:
+        raise InputError(
+            f"training.best_metric is '{training.best_metric}', which validation of this model does not measure",
+            hint=did_you_mean(training.best_metric, (name for name, value in values.items() if name in HIGHER_IS_BETTER or name == "loss")),
+        )
+    value = float(values[training.best_metric])
+    return -value if training.best_metric in HIGHER_IS_BETTER else value
+
+
+def random_key(*parts: int) -> int:
+    """A 63-bit seed from numbers: equal numbers give equal seeds, near ones unrelated seeds."""
+    digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,131 @@
+"""What a person asks of `tformer train`, and the recipe that follows from it: a new run, a resumed one, a fine-tuned one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tformer.checkpoint.read import Checkpoint, read_checkpoint
+from tformer.checkpoint.resolve import resolve_checkpoint
+from tformer.checkpoint.run import is_run, list_runs
+from tformer.errors import InputError
+from tformer.recipe.load import Resolved, load_recipe
+from tformer.recipe.recipe import Recipe
+from tformer.training.precision import resolve_device
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The command line. `flags` maps dotted recipe keys to values."""
+
+    arch: str | None = None
+    preset: str | None = None
+    config: Path | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    sets: tuple[str, ...] = ()
+    out: Path | None = None
+    resume: bool = False
+    init_from: Path | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training starts from: the recipe so far, and a checkpoint to resume or to take weights from."""
+
+    recipe: Recipe
+    notes: tuple[str, ...]
+    out: Path | None  # None: a new default directory
+    may_exist: bool = False  # --resume: the directory may hold a run
+    tokenizer_file: Path | None = None  # of a run that stopped before its first checkpoint
+    resumed: Checkpoint | None = None
+    weights: Checkpoint | None = None
+
+
+def find_start(request: TrainRequest) -> Start:
+    """Resolve the recipe. Errors: anything wrong with recipe, run or checkpoint (exit code 2)."""
+    if request.resume:
+        if request.init_from is not None:
+            raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
+        return _resume(request)
+    if request.init_from is not None:
+        return _init_from(request)
+    resolved = _load(request)
+    return Start(resolved.recipe, tuple(resolved.notes), request.out)
+
+
+def _resume(request: TrainRequest) -> Start:
+    out = request.out if request.out is not None else _newest_run(request)
+    recipe_file = None if out is None else out / "recipe.yaml"
+    if out is None or recipe_file is None or not recipe_file.is_file():
+        resolved = _load(request)
+        note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
+        return Start(resolved.recipe, (note, *resolved.notes), out, may_exist=True)
+    resolved = load_recipe(config=recipe_file, flags=dict(request.flags), sets=list(request.sets))
+    recipe = resolved.recipe
+    for given, own, name in ((request.arch, recipe.arch, "--arch"), (request.preset, recipe.preset, "--preset")):
+        if given is not None and given != own:
+            raise InputError(f"{name} {given}: the run in {out} is {own}", hint="start another run with another --out")
+    notes = [f"resuming {out} with its own recipe"]
+    checkpoint = read_checkpoint(resolve_checkpoint(out, "latest")) if _has_checkpoint(out) else None
+    if checkpoint is None:
+        notes.append("it has no checkpoint yet: training starts at step 0")
+    return Start(
+        recipe,
+        (*notes, *resolved.notes),
+        out,
+        may_exist=True,
+        tokenizer_file=out / "tokenizer.json",
+        resumed=checkpoint,
+    )
+
+
+def _newest_run(request: TrainRequest) -> Path | None:
+    """The newest run under runs/ that has a recipe, of the architecture and preset that were named, if any were."""
+    fits = [run for run in list_runs(RUNS) if (run / "recipe.yaml").is_file()]
+    stem = "-".join(word for word in (request.arch, request.preset) if word)
+    fits = [run for run in fits if run.name.startswith(stem)]
+    return max(fits, key=lambda run: (run / "recipe.yaml").stat().st_mtime_ns, default=None)
+
+
+def _has_checkpoint(run: Path) -> bool:
+    return is_run(run) and any((run / "checkpoints").glob("step-*/manifest.json"))
+
+
+def _init_from(request: TrainRequest) -> Start:
+    """The checkpoint's model and tokenizer; everything else from the preset, file and flags of this request."""
+    assert request.init_from is not None
+    checkpoint = read_checkpoint(resolve_checkpoint(request.init_from, "best"))
+    if request.arch is not None or request.preset is not None:
+        raise InputError(
+            "--init-from takes the model of the run it names; --arch and --preset would choose another",
+            hint="leave them out; change the training with --config, flags and --set",
+        )
+    resolved = load_recipe(
+        base_yaml=checkpoint.recipe_text,
+        base_name=str(checkpoint.path / "recipe.yaml"),
+        config=request.config,
+        flags={"data.train": [], "data.valid": [], "training.max_minutes": None, **request.flags},
+        sets=list(request.sets),
+    )
+    note = f"weights, model and tokenizer from {checkpoint.path} (step {checkpoint.step})"
+    return Start(resolved.recipe, (note, *resolved.notes), request.out, weights=checkpoint)
+
+
+def _load(request: TrainRequest) -> Resolved:
+    arch = request.arch
+    if arch is None and request.config is None:
+        arch = "gpt"
+    device = request.flags.get("training.device", "auto")
+    return load_recipe(
+        arch=arch,
+        preset=request.preset,
+        config=request.config,
+        flags=dict(request.flags),
+        sets=list(request.sets),
+        device=resolve_device(str(device)).type,
+    )

@@ -1,0 +1,308 @@
+"""One `tformer train`: prepared in memory, then a run directory, the loop in it, and a summary."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
+from tformer.decoding.settings import GenerationSettings
+from tformer.errors import Interrupted
+from tformer.evaluation.lm import evaluate_lm
+from tformer.loading import load_weights
+from tformer.model import Transformer
+from tformer.optim.ema import Ema
+from tformer.optim.optimizers import NamedOptimizer
+from tformer.recipe import recipe_to_yaml
+from tformer.training import assemble
+from tformer.training.batches import WindowBatches, plan_batches
+from tformer.training.corpora import Progress, combine_validation
+from tformer.training.display import Console, TrainingDisplay
+from tformer.training.estimate import estimate_memory
+from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.parallel import SingleProcess
+from tformer.training.precision import LossScaler
+from tformer.training.prepare import Prepared, check_target, measure_peak, prepare, training_flops_per_token
+from tformer.training.request import RUNS, TrainRequest, find_start
+from tformer.training.samples import MAX_SAMPLE_TOKENS, write_sample
+from tformer.training.state import TrainerState
+
+Interrupt = Callable[..., Interrupted]
+ShouldStop = Callable[[], bool]
+
+
+def run_training(
+    request: TrainRequest,
+    *,
+    console: Console,
+    progress: Progress,
+    should_stop: ShouldStop,
+    interrupted: Interrupt,
+    began: float,
+) -> dict[str, Any]:
+    """Train as asked and give the summary that `--json` prints: run, checkpoint, step, and the last figures.
+
+    began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
+    Errors: `InputError` and its kin before anything is written; `Interrupted` after the checkpoint is saved.
+    """
+    start = find_start(request)
+    for note in start.notes:
+        console.print(note, markup=False)
+    if not request.dry_run:
+        check_target(start)
+    with tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+        cache_dir = Path(scratch) if request.dry_run else None
+        prepared = prepare(start, cache_dir=cache_dir, progress=progress, should_stop=should_stop)
+        if should_stop():
+            raise interrupted("interrupted before training began; no run was started")
+        for note in prepared.notes:
+            console.print(note, markup=False)
+        if request.dry_run:
+            return describe(prepared)
+        session = Session(prepared, console=console, should_stop=should_stop, began=began)
+        with session.run:
+            return session.train(interrupted)
+
+
+def describe(prepared: Prepared) -> dict[str, Any]:
+    """What `--dry-run` tells: the resolved recipe, parameters, memory, and the shapes of one batch."""
+    recipe = prepared.recipe
+    objective = assemble.make_objective(recipe, prepared.tokenizer, prepared.seq_len)
+    [batch, *_] = _batches(prepared, objective, cursor=None).next()
+    memory = estimate_memory(
+        recipe.model,
+        num_parameters=prepared.num_parameters,
+        optimizer=recipe.optimizer.kind,
+        tokens_per_micro_batch=prepared.tokens_per_micro_batch,
+        dtype=prepared.precision.dtype,
+        activation_checkpointing=recipe.training.activation_checkpointing,
+        ema=recipe.training.ema_decay is not None,
+    )
+    shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
+    first = batch.input_ids[0].tolist() if batch.input_ids is not None else []
+    return {
+        "recipe_yaml": recipe_to_yaml(recipe),
+        "parameters": prepared.num_parameters,
+        "memory": memory.to_json(),
+        "batch": {**shapes, "tokens": batch.num_tokens, "first": prepared.tokenizer.decode(first)},
+    }
+
+
+def _batches(prepared: Prepared, objective: assemble.Objective, *, cursor: dict[str, Any] | None) -> WindowBatches:
+    recipe, training = prepared.recipe, prepared.recipe.training
+    plan = plan_batches(
+        prepared.samples,
+        seed=recipe.seed,
+        batch_size=training.batch_size,
+        batch_tokens=training.batch_tokens,
+        grad_accum=training.grad_accum,
+        sort_window=recipe.data.sort_window,
+        rank=0,
+        world_size=1,
+    )
+    return WindowBatches(
+        prepared.samples,
+        plan,
+        objective,
+        grad_accum=training.grad_accum,
+        seed=recipe.seed,
+        packed=recipe.data.packing == "concat" and not recipe.data.document_mask,
+        cursor=cursor,
+        device=prepared.device,
+    )
+
+
+class Session:
+    """The run directory and the built parts of one training, and the hooks that the loop calls."""
+
+    def __init__(self, prepared: Prepared, *, console: Console, should_stop: ShouldStop, began: float) -> None:
+        self.prepared, self.console, self.should_stop, self.began = prepared, console, should_stop, began
+        recipe, device = prepared.recipe, prepared.device
+        self.recipe_yaml = recipe_to_yaml(recipe)
+        self.tokenizer_json = prepared.tokenizer.to_json()
+        self.state = TrainerState(data_fingerprint=prepared.corpora.fingerprint)
+        self.model: Transformer = assemble.make_model(recipe, device)
+        self.model.compute_dtype = prepared.precision.dtype
+        start = prepared.start
+        if start.weights is not None:
+            load_weights(self.model, start.weights, ema=start.weights.has("ema"))
+        self.objective = assemble.make_objective(recipe, prepared.tokenizer, prepared.seq_len)
+        self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.model, device)
+        self.schedule = assemble.make_schedule(recipe)
+        self.scaler = LossScaler(enabled=prepared.precision.name == "fp16")
+        self.ema: Ema | None = None
+        if start.resumed is not None:
+            load_weights(self.model, start.resumed)
+        if recipe.training.ema_decay is not None:
+            self.ema = Ema(self.model.named_parameters(), decay=recipe.training.ema_decay)
+        if start.resumed is not None:
+            self._restore()
+        self.batches = _batches(prepared, self.objective, cursor=self.state.cursor or None)
+        self.last_values: dict[str, Any] = {}
+        self.last_sample = ""
+        self.run = self._open_run()
+
+    def _restore(self) -> None:
+        checkpoint = self.prepared.start.resumed
+        assert checkpoint is not None
+        self.state = TrainerState.from_json(checkpoint.trainer)
+        self.state.finished = False
+        self.optimizer.load_state_by_name(checkpoint.optimizer())
+        self.schedule.load_state(self.state.schedule)
+        self.scaler.load_state(self.state.scaler)
+        averages = checkpoint.ema()
+        if self.ema is not None and averages is not None:
+            self.ema.load_state(averages)
+
+    def _open_run(self) -> RunDirectory:
+        """Make or reopen the run directory; from here on files appear."""
+        start, recipe = self.prepared.start, self.prepared.recipe
+        run = RunDirectory.create(
+            start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
+        )
+        try:
+            run.check_writable(2 * checkpoint_bytes(dict(self.model.named_parameters()), self.optimizer.state_by_name()))
+            run.rewind(self.state.step)
+            run.write_tokenizer(self.tokenizer_json)
+            run.write_recipe(self.recipe_yaml)
+            run.write_environment(device=device_words(self.prepared.device), data_fingerprint=self.state.data_fingerprint)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def train(self, interrupted: Interrupt) -> dict[str, Any]:
+        """Run the loop to its end and sum up. Errors: `Interrupted` once the checkpoint of an interruption is saved."""
+        recipe, training = self.prepared.recipe, self.prepared.recipe.training
+        forward, compiled, why = assemble.maybe_compile(
+            self.model, training.compile, self.prepared.device, training.max_steps
+        )
+        if compiled == "on":
+            self.console.print(f"compiling the model ({why}); the first step takes a while", markup=False)
+        deadline = math.inf if training.max_minutes is None else self.began + 60 * training.max_minutes
+        display = TrainingDisplay(
+            self.console, max_steps=training.max_steps, write=self.run.append_metrics, first_step=self.state.step
+        )
+        self.display = display
+        parallel = SingleProcess()
+        components = Components(
+            model=self.model,
+            forward=parallel.wrap(forward),
+            objective=self.objective,
+            batches=self.batches,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            scaler=self.scaler,
+            parallel=parallel,
+            device=self.prepared.device,
+            ema=self.ema,
+        )
+        matmul_parameters = assemble.matmul_parameters(self.model)
+        trainer = Trainer(
+            components,
+            Hooks(validate=self._validate, sample=self._sample, save=self._save, should_stop=self.should_stop),
+            display,
+            training=training,
+            clip_grad_norm=recipe.optimizer.clip_grad_norm,
+            seed=recipe.seed,
+            state=self.state,
+            flops_per_token=training_flops_per_token(self.prepared, matmul_parameters),
+            peak_flops=measure_peak(self.prepared),
+            deadline=deadline,
+        )
+        first_step = self.state.step
+        try:
+            with display:
+                state = trainer.run()
+        finally:
+            self.batches.close()
+        return self._conclude(state, first_step, interrupted)
+
+    def _conclude(self, state: TrainerState, first_step: int, interrupted: Interrupt) -> dict[str, Any]:
+        training = self.prepared.recipe.training
+        if self.should_stop():
+            saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
+            raise interrupted(f"interrupted: {saved}", hint=f"continue with: tformer train --resume --out {self.run.path}")
+        if state.step == first_step and first_step >= training.max_steps:
+            self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)
+        elif state.finished:
+            self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
+        elif state.step < training.max_steps:
+            self.console.print(f"out of time at step {state.step} of {training.max_steps}: saved", markup=False)
+        latest, best = self.run.latest(), self.run.best()
+        return {
+            "run": str(self.run.path),
+            "step": state.step,
+            "tokens": state.tokens,
+            "parameters": self.prepared.num_parameters,
+            "checkpoint": None if latest is None else str(latest),
+            "best_checkpoint": None if best is None else str(best),
+            "valid": self.last_values,
+            "sample": self.last_sample,
+            "seconds": round(time.monotonic() - self.began, 2),
+        }
+
+    # The loop's hooks.
+
+    def _validate(self) -> dict[str, Any] | None:
+        parts = []
+        for corpus in self.prepared.corpora.valid:
+            values = evaluate_lm(
+                self.model,
+                corpus,
+                seq_len=self.prepared.seq_len,
+                batch_size=max(1, min(64, 16384 // self.prepared.seq_len)),
+                document_mask=self.prepared.recipe.data.document_mask,
+                should_stop=self.should_stop,
+            )
+            if self.should_stop():
+                return None
+            parts.append(values)
+        values = combine_validation(parts)
+        values.pop("tokens_per_second", None)
+        self.last_values = values
+        return values
+
+    def _sample(self, step: int) -> None:
+        training = self.prepared.recipe.training
+        every = training.sample_every
+        if every == 0 or (every is not None and step % every and step < training.max_steps):
+            return
+        tokenizer, generation = self.prepared.tokenizer, self.prepared.recipe.generation
+        settings = GenerationSettings.from_recipe(
+            generation, max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens), seed=self.prepared.recipe.seed
+        )
+        text = write_sample(self.model, tokenizer, settings, text=training.sample_prompt, should_stop=self.should_stop)
+        self.last_sample = text
+        self.run.append_sample(step, text)
+        self.display.sample(text)
+
+    def _save(self, state: TrainerState, score: float | None) -> None:
+        save_checkpoint(
+            self.run,
+            state.step,
+            weights=self.model.state_dict(),
+            tied=self.model.tied_names(),
+            recipe_yaml=self.recipe_yaml,
+            tokenizer_json=self.tokenizer_json,
+            trainer=state.to_json(),
+            optimizer=self.optimizer.state_by_name(),
+            ema=None if self.ema is None else self.ema.state(),
+            score=score,
+            tokenizer_sha256=self.prepared.tokenizer.sha256,
+            keep_last=self.prepared.recipe.training.keep_last,
+        )
+
+
+def device_words(device: torch.device) -> str:
+    """The device as environment.json names it."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} ({device})"
+    return f"CPU, {torch.get_num_threads()} threads"

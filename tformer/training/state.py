@@ -1,0 +1,56 @@
+"""What a training run remembers between steps, as JSON: everything beside weights, optimizer and EMA tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from tformer.errors import InputError
+
+
+@dataclass
+class RunningSums:
+    """Sums since the last log line. They are saved, so that a resumed run writes the very same line."""
+
+    loss: float = 0.0
+    steps: int = 0
+    grad_norm: float = 0.0
+
+    def add(self, *, loss: float, grad_norm: float) -> None:
+        self.loss += loss
+        self.grad_norm += grad_norm
+        self.steps += 1
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands. `step` counts finished optimizer steps; `cursor` names the next batch."""
+
+    step: int = 0
+    tokens: int = 0
+    cursor: dict[str, Any] = field(default_factory=dict)
+    best_score: float | None = None  # lower is better
+    best_step: int | None = None
+    bad_validations: int = 0
+    skipped_steps: int = 0
+    validated: bool = True  # False: the validation due at `step` was interrupted and comes first on resume
+    finished: bool = False
+    schedule: dict[str, Any] = field(default_factory=dict)
+    scaler: dict[str, Any] = field(default_factory=dict)
+    sums: RunningSums = field(default_factory=RunningSums)
+    data_fingerprint: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> TrainerState:
+        """The inverse of `to_json`. Errors: unknown or missing keys (a checkpoint of another version)."""
+        names = {entry.name for entry in dataclasses.fields(cls)}
+        if not names >= document.keys():
+            raise InputError(f"trainer.json has unknown keys {sorted(document.keys() - names)}", hint="upgrade tformer")
+        values = dict(document)
+        values["sums"] = RunningSums(**values.get("sums", {}))
+        return cls(**values)
