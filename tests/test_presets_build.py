@@ -44,7 +44,7 @@ COUNTS = {
     "gpt/large": 774_030_080,
     "gpt/xl": 1_557_611_200,
     "gpt/gpt3-175b": 174_604_259_328,
-    "gpt/modern": 162_201_600,
+    "gpt/modern": 162_129_408,
     "llama/1b": 1_235_814_400,
     "llama/8b": 8_030_261_248,
 }
@@ -79,7 +79,7 @@ def test_first_loss_is_that_of_a_uniform_guess(preset: str) -> None:
     model = build_model(scaled_down(read(preset).model)).eval()
     ids, labels = torch.randint(0, VOCABULARY, (2, 8, 24))
     loss, _, count, _ = model(ids).loss_terms("lm", labels)
-    assert float(loss / count) == pytest.approx(math.log(VOCABULARY), rel=0.05)
+    assert float(loss.detach() / count) == pytest.approx(math.log(VOCABULARY), rel=0.05)
 
 
 def test_char_settings_are_nanogpts() -> None:

@@ -200,9 +200,7 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
     )
 
 
-def _positions_maker(
-    model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None
-) -> Callable[[], Positions]:
+def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None) -> Callable[[], Positions]:
     section = _section(model, side)
     width = sizes.d_model if patches is not None or model.embedding.size is None else model.embedding.size
     grid, max_seq_len = None, model.max_seq_len

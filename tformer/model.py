@@ -23,7 +23,7 @@ from tformer.nn.block import Sight
 from tformer.nn.cache import CrossCache, LayerCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.heads import VocabularyHead
-from tformer.nn.losses import linear_cross_entropy
+from tformer.nn.losses import CrossEntropy, linear_cross_entropy
 from tformer.nn.positions.learned import LearnedPositions
 from tformer.nn.stack import Stack
 from tformer.nn.taps import TapSink, check_taps
@@ -64,7 +64,7 @@ class Output:
             hidden_BD = self.hidden[torch.arange(len(index), device=index.device), index]
         return self._head(next(iter(self.heads)))(hidden_BD)
 
-    def loss_terms(self, name: str, labels_BT: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def loss_terms(self, name: str, labels_BT: Tensor, **options: Any) -> CrossEntropy:
         """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
 
         `options` go to `losses.linear_cross_entropy`. Where most labels are ignored (masked LM), only the others are
@@ -119,6 +119,7 @@ class Transformer(nn.Module):
         self.heads = nn.ModuleDict(heads or {})
         self.max_seq_len = max_seq_len
         self.compute_dtype = torch.float32
+        self._tied = self.tied_names()
 
     # --- what the model is -------------------------------------------------------------------------------------------
 
@@ -151,6 +152,12 @@ class Transformer(nn.Module):
                 tied[name] = owner
         return tied
 
+    def retie(self) -> None:
+        """Make tied tensors one parameter again after a move that replaced them (`to_empty` from the meta device)."""
+        for further, owner in self._tied.items():
+            module, _, name = further.rpartition(".")
+            setattr(self.get_submodule(module), name, self.get_parameter(owner))
+
     def tap_names(self) -> list[str]:
         """Every name that `forward(taps=...)` understands."""
         names = []
@@ -158,7 +165,7 @@ class Transformer(nn.Module):
             if stack is None:
                 continue
             names.append(f"{side}.embedding")
-            for layer, block in enumerate(stack.blocks):
+            for layer, block in enumerate(stack.layers):
                 names += [f"{side}.{layer}.hidden", f"{side}.{layer}.self_attention.weights"]
                 if block.cross_attention is not None:
                     names.append(f"{side}.{layer}.cross_attention.weights")
@@ -187,7 +194,7 @@ class Transformer(nn.Module):
                 device=device,
                 dtype=dtype,
             )
-            for attention in (block.self_attention for block in self.decoder.blocks)
+            for attention in (block.self_attention for block in self.decoder.layers)
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
         return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device)
@@ -289,9 +296,8 @@ class Transformer(nn.Module):
             causal=False,
             num_queries=input_ids.shape[1],
             num_keys=input_ids.shape[1],
-            key_mask_BS=attention_mask,
-            query_document_ids_BT=document_ids,
-            device=input_ids.device,
+            key_mask=attention_mask,
+            document_ids=document_ids,
         )
         x_BTD = self.embedding(
             input_ids, positions=positions, pos_BT=pos_BT, token_type_ids=token_type_ids, dtype=self.compute_dtype
@@ -325,9 +331,8 @@ class Transformer(nn.Module):
             causal=True,
             num_queries=input_ids.shape[1],
             num_keys=k_pos.shape[1],
-            key_mask_BS=key_mask,
-            query_document_ids_BT=document_ids,
-            device=input_ids.device,
+            key_mask=key_mask,
+            document_ids=document_ids,
         )
         x_BTD = embedding(
             input_ids,
@@ -358,8 +363,7 @@ class Transformer(nn.Module):
                 causal=False,
                 num_queries=pos_BT.shape[1],
                 num_keys=memory_mask.shape[1],
-                key_mask_BS=memory_mask,
-                device=pos_BT.device,
+                key_mask=memory_mask,
             )
         return Sight(pos_BT, pos_BT, mask, memory=memory)
 

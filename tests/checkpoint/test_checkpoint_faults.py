@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
 
+from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
 from tformer.checkpoint import RunDirectory, files, read_checkpoint
 from tformer.errors import StorageError
 
@@ -193,9 +193,7 @@ def test_full_disk_names_bytes_and_path_and_leaves_everything(run: RunDirectory,
     assert tree(run.path) == before
 
 
-def test_too_little_space_is_refused_before_the_first_byte(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_refused_before_the_first_byte(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, 1)
     before = tree(run.path)
     monkeypatch.setattr(files, "free_bytes", lambda path: 100)

@@ -45,7 +45,9 @@ def entry(shape: list[Any], offsets: list[Any], dtype: Any = "F32") -> dict[str,
 
 @st.composite
 def tensor_sets(draw: st.DrawFn) -> dict[str, torch.Tensor]:
-    names = draw(st.lists(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__"), unique=True, max_size=5))
+    names = draw(
+        st.lists(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__"), unique=True, max_size=5)
+    )
     result = {}
     for name in names:
         shape = draw(st.lists(st.integers(0, 4), max_size=3))
@@ -189,7 +191,15 @@ def test_lies_about_offsets_shapes_and_types_are_refused(tmp_path: Path, case: s
 
 @pytest.mark.parametrize(
     "text",
-    [b"[]", b"nonsense", b"{", b'{"a": 1, "a": 1}', b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", b"\xff{}", b" {}"],
+    [
+        b"[]",
+        b"nonsense",
+        b"{",
+        b'{"a": 1, "a": 1}',
+        b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b"\xff{}",
+        b" {}",
+    ],
 )
 def test_header_that_is_no_plain_object_is_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "m"
@@ -228,5 +238,5 @@ def test_pipes_and_folders_are_refused_without_blocking(tmp_path: Path) -> None:
 
 
 def test_types_that_the_format_lacks_are_named() -> None:
-    with pytest.raises(ValueError, match="tensor z has type torch.complex64"):
+    with pytest.raises(ValueError, match=r"tensor z has type torch\.complex64"):
         file_bytes({"z": torch.zeros(1, dtype=torch.complex64)})

@@ -83,7 +83,7 @@ def test_a_tiny_temperature_neither_overflows_nor_changes_the_best_token():
 
 
 @given(
-    logits=st.lists(st.floats(-30, 30), min_size=2, max_size=12),
+    logits=st.lists(st.integers(-30, 30), min_size=2, max_size=12),
     temperature=st.floats(0.1, 5),
     top_k=st.integers(0, 14),
     top_p=st.floats(0.01, 1),
@@ -94,9 +94,10 @@ def test_a_tiny_temperature_neither_overflows_nor_changes_the_best_token():
 def test_every_setting_leaves_the_best_token_and_draws_only_what_is_left(
     logits, temperature, top_k, top_p, min_p, uniform
 ):
-    row = torch.tensor([logits])
+    row = torch.tensor([logits], dtype=torch.float32)
     shaped = reshape(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert shaped.max() == shaped[0, row[0].argmax()]
+    assert row[0, shaped.argmax()] == row.max()
+    assert shaped.max() > NEVER
     chosen = int(draw(shaped, torch.tensor([uniform], dtype=torch.float64)))
     assert shaped[0, chosen] > NEVER
 

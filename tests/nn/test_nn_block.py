@@ -87,18 +87,14 @@ def test_equals_torch_encoder_layer(place: str, activation: str) -> None:
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_equals_torch_decoder_layer(place: str) -> None:
     ours = make(place=place, activation="relu", cross=True)
-    theirs = nn.TransformerDecoderLayer(
-        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=place == "pre"
-    )
+    theirs = nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=place == "pre")
     copy_layer(ours, theirs)
     x, memory = torch.randn(3, 4, WIDTH), torch.randn(3, 5, WIDTH)
     pos = torch.arange(4).unsqueeze(0)
     cross = Sight(pos, POS, REAL[:, None, None], memory=memory)
     ours_out = ours(x, Sight(pos, pos, is_causal=True), positions=NO_POSITIONS, cross_sight=cross)
     causal = nn.Transformer.generate_square_subsequent_mask(4)
-    theirs_out = theirs(
-        x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=~REAL
-    )
+    theirs_out = theirs(x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=~REAL)
     torch.testing.assert_close(ours_out, theirs_out, atol=2e-5, rtol=2e-5)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +40,11 @@ def make() -> Callable[..., Tokenizer]:
 @pytest.fixture
 def text() -> str:
     return TEXT
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """Real data, where it is at hand."""
+    if "TFORMER_DATA" not in os.environ:
+        pytest.skip("TFORMER_DATA is not set")
+    return Path(os.environ["TFORMER_DATA"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import stat
 
 import pytest
@@ -46,6 +47,29 @@ def test_a_file_truncated_anywhere_is_an_input_error(make, tmp_path):
         path.write_bytes(content[:size])
         with pytest.raises(InputError):
             Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("model", ["byte-bpe", "unigram", "wordpiece", "word"])
+def test_a_file_with_random_damage_is_refused_or_works(make, model):
+    """Whatever passes as a tokenizer can be used: no hole is left to be fallen into later."""
+    draw = random.Random(0)
+    content = make(model, template="bert").to_json()
+    for _ in range(150):
+        place, length = draw.randrange(len(content)), draw.choice([0, 1, 1, 5, 20])
+        damaged = content[:place] + draw.choice(["", "7", "x", '"', "]"]) + content[place + length :]
+        try:
+            tokenizer = Tokenizer.from_json(damaged)
+        except InputError:
+            continue
+        tokenizer.decode(tokenizer.encode("hello [CLS] low \u2603", template=True))
+        tokenizer.encode_pair("low", "fox")
+
+
+def test_a_template_without_its_tokens_is_refused(make):
+    document = json.loads(make("wordpiece", template="bert").to_json())
+    document["post_processor"]["special_tokens"] = {}
+    with pytest.raises(InputError, match="not a usable"):
+        Tokenizer.from_json(json.dumps(document))
 
 
 def test_missing_binary_and_directory(tmp_path):

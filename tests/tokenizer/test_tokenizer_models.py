@@ -16,7 +16,9 @@ from tformer.tokenizer.probes import PROBES
 
 MODELS = get_args(TokenizerModel)
 TEMPLATES = get_args(TemplateName)
-SPECIAL_TEXT = "[PAD] [UNK][CLS] [SEP][MASK] [START][END] <s></s> <pad> <unk><mask> <|endoftext|><|pad|> <extra_id_0> <0x41>"
+SPECIAL_TEXT = (
+    "[PAD] [UNK][CLS] [SEP][MASK] [START][END] <s></s> <pad> <unk><mask> <|endoftext|><|pad|> <extra_id_0> <0x41>"
+)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -12,7 +13,8 @@ from tformer.tokenizer import TokenizerOptions, train_tokenizer, train_with_fact
 from tformer.tokenizer.sampling import CHUNK_CHARACTERS, EvenSample, Feed, chunks, utf8_length
 
 
-def test_documents_are_read_lazily():
+@pytest.mark.parametrize("model", ["byte-bpe", "char"])
+def test_documents_are_read_lazily(model):
     """After the feeding is told to stop, the generator has hardly moved."""
     drawn = 0
 
@@ -22,13 +24,10 @@ def test_documents_are_read_lazily():
             drawn += 1
             yield f"word{drawn} another{drawn} "
 
-    for model in ("byte-bpe", "char"):
-        drawn = 0
-        with pytest.raises(Interrupted):
-            train_with_facts(
-                documents, TokenizerOptions(model=model), size_bytes=1000, should_stop=lambda: drawn >= 2000
-            )
-        assert 2000 <= drawn <= 2001
+    options = TokenizerOptions(model=model)
+    with pytest.raises(Interrupted):
+        train_with_facts(documents, options, size_bytes=1000, should_stop=lambda: drawn >= 2000)
+    assert 2000 <= drawn <= 2001
 
 
 def test_memory_does_not_grow_with_the_input():
@@ -93,7 +92,7 @@ def test_even_sample_is_spread_and_bounded():
         sample.add(f"{number:010d}")
     numbers = [int(text) for text in sample.texts]
     assert sum(utf8_length(text) for text in sample.texts) <= 1000 and len(numbers) > 40
-    assert len({b - a for a, b in zip(numbers, numbers[1:], strict=False)}) == 1  # equal steps
+    assert len({b - a for a, b in pairwise(numbers)}) == 1  # equal steps
     assert numbers[-1] > 9_000
 
 
@@ -142,7 +141,7 @@ def test_errors_of_the_documents_come_through():
         raise InputError("corpus.txt:7: byte 3 is not UTF-8")
 
     for model in ("byte-bpe", "char"):
-        with pytest.raises(InputError, match="corpus.txt:7"):
+        with pytest.raises(InputError, match=r"corpus\.txt:7"):
             train_with_facts(documents, TokenizerOptions(model=model), size_bytes=1)
 
 

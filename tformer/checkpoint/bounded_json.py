@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tformer.errors import InputError
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLE_HINT = (
-    "tformer never unpickles, because a pickle can run any code: convert the weights to safetensors where you trust them"
+    "tformer never unpickles, for a pickle can run any code: convert the weights to safetensors where you trust them"
 )
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens an existing ordinary file for reading; folders, pipes and devices are refused without blocking."""
     try:
         mode = os.stat(path).st_mode
@@ -44,7 +45,7 @@ def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
         value = json.loads(data, object_pairs_hook=_unique)
     except RecursionError:
         raise InputError(f"{name} is damaged: JSON nested too deeply") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"{name} is damaged: not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"{name} is damaged: expected a JSON object, found {type(value).__name__}")

@@ -20,7 +20,7 @@ def describe_environment(
     """Versions, the device as the caller names it, the command line (null: this process's), the code's git commit and
     the fingerprint of the training data."""
     return {
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
         "device": device,
         "platform": platform.platform(),

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def _kept_samples(path: Path, step: int) -> Iterator[bytes]:
                 yield line
 
 
-def _rewrite(path: Path, kept: Any) -> None:
+def _rewrite(path: Path, kept: Callable[[], Iterator[bytes]]) -> None:
     if sum(len(line) for line in kept()) != os.path.getsize(path):  # lines are only ever left out
         atomic.write_file(path, _blocks(kept()))
 

@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
             hint="upgrade tformer: pip install --upgrade tformer",
         )
     try:
-        if number != FORMAT:
+        if type(number) is not int or number != FORMAT:
             raise ValueError(f"format is {number!r}, expected {FORMAT}")
         return _from_content(content)
     except KeyError as error:

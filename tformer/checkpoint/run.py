@@ -1,6 +1,6 @@
 """A run directory: one folder that holds everything a training run writes, and nothing that names its own place.
 
-    runs/<arch>-<preset>-<n>/   recipe.yaml tokenizer.json metrics.jsonl environment.json samples.txt checkpoints/
+runs/<arch>-<preset>-<n>/   recipe.yaml tokenizer.json metrics.jsonl environment.json samples.txt checkpoints/
 """
 
 from __future__ import annotations

@@ -138,12 +138,12 @@ def write_checkpoint(
 
 
 def canonical_sha256(tokenizer_json: str) -> str:
-    """The hash of a tokenizer's JSON whatever its layout: keys sorted, no spaces."""
+    """`Tokenizer.sha256`: the hash of its JSON whatever the layout (keys sorted, no spaces)."""
     try:
         value = json.loads(tokenizer_json)
     except ValueError as error:
         raise ValueError(f"the tokenizer is not JSON: {error}") from None
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 
 import torch
@@ -68,10 +69,10 @@ def read_tensors(path: Path, *, sha256: str | None) -> dict[str, Tensor]:
     return tensors
 
 
-def _fill(stream: object, part: memoryview) -> int:
+def _fill(stream: BufferedReader, part: memoryview) -> int:
     filled = 0
     while filled < len(part):
-        count = stream.readinto(part[filled:])  # type: ignore[attr-defined]
+        count = stream.readinto(part[filled:])
         if not count:
             break
         filled += count
@@ -79,7 +80,7 @@ def _fill(stream: object, part: memoryview) -> int:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:

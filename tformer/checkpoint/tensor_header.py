@@ -1,6 +1,6 @@
 """The safetensors header: eight bytes of length, JSON, then the tensors' bytes without holes or overlaps.
 
-    u64 little-endian N | N bytes {"__metadata__": {...}, name: {"dtype", "shape", "data_offsets": [start, stop]}} | data
+    u64 little-endian N | N bytes of JSON {name: {"dtype", "shape", "data_offsets": [start, stop]}, …} | data
 
 Reading checks every claim before anything is allocated for it. Layout follows the reference implementation
 (larger types first, then names; header padded with spaces to 8 bytes), so equal tensors give equal bytes.
@@ -132,14 +132,14 @@ def _spec(key: str, entry: object, *, name: str) -> TensorSpec:
         raise InputError(f"{where} has the unknown type {dtype!r}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise InputError(f"{where} has a malformed shape or malformed offsets")
-    expected = math.prod(shape) * DTYPES[dtype].itemsize
-    if offsets[1] - offsets[0] != expected:
-        raise InputError(f"{where} of shape {shape} needs {expected:,} bytes, its offsets span {offsets[1] - offsets[0]:,}")
+    expected, span = math.prod(shape) * DTYPES[dtype].itemsize, offsets[1] - offsets[0]
+    if span != expected:
+        raise InputError(f"{where} of shape {shape} needs {expected:,} bytes, its offsets span {span:,}")
     return TensorSpec(key, DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
 
 
 def _naturals(value: object) -> bool:
     """Whether a JSON value is a short list of whole numbers that fit a file offset."""
-    return (
-        isinstance(value, list) and len(value) <= 64 and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
-    )
+    if not isinstance(value, list) or len(value) > 64:
+        return False
+    return all(type(item) is int and 0 <= item < 1 << 62 for item in value)

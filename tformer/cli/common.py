@@ -17,6 +17,9 @@ from tformer.errors import Interrupted
 
 Progress = Callable[..., None]
 
+STARTED = time.monotonic()
+"""When this process began, as nearly as Python code can tell: `--max-minutes` counts from here."""
+
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 """Talk goes to stderr through this console; stdout carries data only."""
 
@@ -82,8 +85,8 @@ def progress_reporter(description: str, total: float | None = None) -> Iterator[
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(description, total=total)
 
-            def show(done: float, total: float | None = None) -> None:
-                bar.update(task, completed=done, **({} if total is None else {"total": total}))
+            def show(done: float, total: float | None = total) -> None:
+                bar.update(task, completed=done, total=total)
 
             yield show
         return

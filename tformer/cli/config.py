@@ -19,7 +19,9 @@ app = typer.Typer(
 
 Arch = Annotated[str | None, typer.Option(help="Family, for example gpt or llama.")]
 Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; `config list` names them.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key; may be repeated.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key; may be repeated.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: decides which preset an arch alone stands for.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -64,14 +66,12 @@ def validate(
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Check recipe files: one `ok` each on stdout, or what is wrong and exit code 2."""
-    from tformer.recipe import load_recipe
-
+    """Check recipe files, down to the shapes of the model: one `ok` each, or what is wrong and exit code 2."""
     kind = _device_kind(device)
     failures: dict[Path, InputError] = {}
     for file in files:
         try:
-            notes = load_recipe(config=file, device=kind).notes
+            notes = _check(file, kind)
         except InputError as error:
             failures[file] = error
             continue
@@ -131,11 +131,30 @@ def list_(arch: Arch = None, json_: Json = False) -> None:
 
 def _device_kind(device: str) -> str:
     """`auto` is the GPU where there is one."""
-    if device != "auto":
+    if device.partition(":")[0] in ("cpu", "cuda"):
         return device
+    if device != "auto":
+        raise InputError(f"--device: found '{device}', expected auto, cpu or cuda")
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check(file: Path, device: str) -> list[str]:
+    """Resolve a file and build its model without memory; the notes on it."""
+    from tformer.build import build_model
+    from tformer.recipe import load_recipe
+
+    resolved = load_recipe(config=file, device=device)
+    recipe = resolved.recipe
+    vocab_size, num_labels = recipe.tokenizer.train.vocab_size, len(recipe.data.labels) or 2
+    try:
+        build_model(
+            recipe.model, vocab_size=vocab_size, target_vocab_size=vocab_size, num_labels=num_labels, device="meta"
+        )
+    except InputError as error:
+        raise InputError(f"{file}: {error.message}", hint=error.hint) from None
+    return resolved.notes
 
 
 def _verdict(file: Path, error: InputError | None) -> dict[str, object]:

@@ -11,20 +11,22 @@ from tformer.cli.common import StopFlag, console, emit, emit_json, examples, pro
 from tformer.errors import InputError, NonFiniteLossError
 
 if TYPE_CHECKING:
+    from tformer.data.sources import TextSource
     from tformer.loading import Loaded
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
 
 EPILOG = examples(
-    "tformer evaluate --data valid.txt",
-    "tformer evaluate runs/gpt-tiny-1 --data builtin:python-docs --json",
-    "tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest",
+    "`tformer evaluate --data valid.txt`",
+    "`tformer evaluate runs/gpt-tiny-1 --data builtin:python-docs --json`",
+    "`tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest`",
 )
 
 
 def evaluate(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+        str | None,
+        typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
     ] = None,
     data: Annotated[
         str | None,
@@ -60,9 +62,7 @@ def evaluate(
     batch_size: Annotated[
         int, typer.Option("--batch-size", help="Windows at a time; changes speed alone.", rich_help_panel=MODEL)
     ] = 32,
-    device: Annotated[
-        str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)
-    ] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
     precision: Annotated[
         str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
     ] = "auto",
@@ -77,60 +77,53 @@ def evaluate(
     if errors not in ("strict", "replace"):
         raise InputError(f"--errors must be strict or replace, found '{errors}'")
     with StopFlag() as flag:
+        from tformer.decoding.precision import inference_dtype
         from tformer.loading import load
         from tformer.training.precision import resolve_device
 
-        loaded = load(run, device=resolve_device(device), precision=precision, which=checkpoint)
+        place = resolve_device(device)
+        loaded = load(run, device=place, which=checkpoint, kinds={"lm"})
+        # As in validation: activations in this format, weights in fp32 and cast on use.
+        trained_in = loaded.recipe.training.precision
+        loaded.model.compute_dtype = inference_dtype(precision, trained_in=trained_in, device=place)
+        for note in loaded.notes:
+            console.print(note, style="dim", markup=False)
         if loaded.model.decoder is None or loaded.model.encoder is not None:
             raise InputError(f"{loaded.path}: evaluation of a text needs a decoder-only model")
         seq_len = loaded.recipe.data.seq_len or loaded.model.max_seq_len
         if stride is not None and not 1 <= stride <= seq_len:
             raise InputError(f"--stride must be between 1 and the window of {seq_len} tokens, found {stride}")
-        specs = _sources(loaded, data)
-        results = [
-            _evaluate_source(loaded, spec, flag, seq_len=seq_len, stride=stride, batch_size=batch_size,
-                             text_column=text_column, errors=errors)  # fmt: skip
-            for spec in specs
-        ]
-    for result in results:
-        if as_json:
-            emit_json(result)
-        else:
-            _show(result)
+        column = int(text_column) if text_column is not None and text_column.isdigit() else text_column
+        for source in _open(loaded, data, column, errors):
+            result = _evaluate(loaded, source, flag, seq_len=seq_len, stride=stride, batch_size=batch_size)
+            if as_json:
+                emit_json(result)
+            else:
+                _show(result)
 
 
-def _sources(loaded: Loaded, data: str | None) -> list[Any]:
+def _open(loaded: Loaded, data: str | None, column: str | int | None, errors: str) -> list[TextSource]:
     """What to read: `--data`, or what the run was validated on when that is a source of its own."""
-    from tformer.recipe.data import SourceSpec
-
-    if data is not None:
-        return [SourceSpec(path=data)]
-    if loaded.recipe.data.valid:
-        return list(loaded.recipe.data.valid)
-    raise InputError("no text to evaluate: --data is missing", hint="for example --data valid.txt")
-
-
-def _evaluate_source(
-    loaded: Loaded,
-    spec: Any,
-    flag: StopFlag,
-    *,
-    seq_len: int,
-    stride: int | None,
-    batch_size: int,
-    text_column: str | None,
-    errors: str,
-) -> dict[str, Any]:
     from tformer.data.sources import open_sources
-    from tformer.data.tokens import token_corpus
-    from tformer.evaluation.lm import evaluate_lm
-    from tformer.recipe.data import Columns
+    from tformer.recipe.data import Columns, SourceSpec
 
-    columns = loaded.recipe.data.columns if text_column is None else Columns(text=text_column)
-    [source] = open_sources([spec], columns=columns, errors="replace" if errors == "replace" else "strict")
+    recipe = loaded.recipe.data
+    specs = recipe.valid if data is None else (SourceSpec(path=data),)
+    if not specs:
+        raise InputError("no text to evaluate: --data is missing", hint="for example --data valid.txt")
+    columns = recipe.columns if column is None else Columns(text=column)
+    return open_sources(specs, columns=columns, errors="replace" if errors == "replace" else "strict")
+
+
+def _evaluate(
+    loaded: Loaded, source: TextSource, flag: StopFlag, *, seq_len: int, stride: int | None, batch_size: int
+) -> dict[str, Any]:
+    from tformer.data.cache import token_corpus
+    from tformer.evaluation.lm import evaluate_lm
+
     with progress_reporter(f"reading {source.name}") as progress:
         corpus = token_corpus(source, loaded.tokenizer, progress=progress, should_stop=flag.should_stop)
-    for note in (*source.notes, *corpus.notes):
+    for note in corpus.notes:
         console.print(note, markup=False)
     with progress_reporter("evaluating") as progress:
         figures = evaluate_lm(

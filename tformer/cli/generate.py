@@ -23,15 +23,16 @@ SAMPLE_SEPARATOR = "---------------"
 DEFAULT_SEED = 1337
 
 EPILOG = examples(
-    "tformer generate",
-    'tformer generate runs/gpt-tiny-1 --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3',
-    "tformer generate --input prompts.txt --output completions.jsonl --greedy --json",
+    "`tformer generate`",
+    '`tformer generate runs/gpt-tiny-1 --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3`',
+    "`tformer generate --input prompts.txt --output completions.jsonl --greedy --json`",
 )
 
 
 def generate(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+        str | None,
+        typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
     ] = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Text to continue; default: nothing.", rich_help_panel=PROMPT)
@@ -46,7 +47,8 @@ def generate(
         ),
     ] = None,
     errors: Annotated[
-        str, typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8 in --input.", rich_help_panel=PROMPT)
+        str,
+        typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8 in --input.", rich_help_panel=PROMPT),
     ] = "strict",
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", help="Length of a completion at most.", rich_help_panel=CHOICE)
@@ -111,9 +113,7 @@ def generate(
     batch_size: Annotated[
         int, typer.Option("--batch-size", help="Prompts of --input at a time.", rich_help_panel=MODEL)
     ] = 16,
-    device: Annotated[
-        str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)
-    ] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
     precision: Annotated[
         str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
     ] = "auto",
@@ -128,14 +128,19 @@ def generate(
     from tformer.decoding.output import open_output
 
     with StopFlag() as flag, open_output(output) as write:
+        from tformer.decoding.precision import cast_matrices, inference_dtype
         from tformer.decoding.settings import GenerationSettings
         from tformer.loading import load
         from tformer.training.precision import resolve_device
 
-        loaded = load(run, device=resolve_device(device), precision=precision, which=checkpoint)
-        console.print(f"generating with {loaded.path}, seed {seed}", style="dim", markup=False)
+        place = resolve_device(device)
+        loaded = load(run, device=place, which=checkpoint, kinds={"lm"})
         if loaded.model.decoder is None or loaded.model.encoder is not None:
             raise InputError(f"{loaded.path}: generation needs a decoder-only model")
+        dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
+        cast_matrices(loaded.model, dtype)
+        for note in (f"generating with {loaded.path}, seed {seed}", *loaded.notes):
+            console.print(note, style="dim", markup=False)
         settings = GenerationSettings.from_recipe(
             loaded.recipe.generation,
             max_new_tokens=max_new_tokens,
@@ -152,7 +157,9 @@ def generate(
             logprobs=logprobs,
             context=context,
         )
-        session = _Session(loaded, settings, flag, write, as_json=as_json, on_terminal=output is None and sys.stdout.isatty())
+        session = _Session(
+            loaded, settings, flag, write, as_json=as_json, on_terminal=output is None and sys.stdout.isatty()
+        )
         if input_path is None:
             session.continue_prompt(prompt or "")
         else:
@@ -163,7 +170,14 @@ class _Session:
     """A loaded model, how to generate with it, and where the text goes."""
 
     def __init__(
-        self, loaded: Loaded, settings: GenerationSettings, flag: StopFlag, write: Write, *, as_json: bool, on_terminal: bool
+        self,
+        loaded: Loaded,
+        settings: GenerationSettings,
+        flag: StopFlag,
+        write: Write,
+        *,
+        as_json: bool,
+        on_terminal: bool,
     ) -> None:
         self.loaded, self.settings, self.flag, self.as_json = loaded, settings, flag, as_json
         self.on_terminal = on_terminal
@@ -257,7 +271,9 @@ class _Session:
         for completion in completions:
             if completion.logprobs:
                 total, count = sum(completion.logprobs), len(completion.logprobs)
-                console.print(f"log-probability {total:.3f} of {count} tokens, {total / count:.3f} a token", style="dim")
+                console.print(
+                    f"log-probability {total:.3f} of {count} tokens, {total / count:.3f} a token", style="dim"
+                )
 
 
 def _check_usage(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
+from tformer.cli.common import STARTED, StopFlag, console, emit, emit_json, examples, progress_reporter
 
 EPILOG = examples(
     "`tformer train --arch gpt`",
@@ -97,7 +97,7 @@ def train(
 ) -> None:
     """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
     flags: dict[str, Any] = {
-        "data.columns.text": text_column,
+        "data.columns.text": int(text_column) if text_column and text_column.isdigit() else text_column,
         "data.errors": errors,
         "tokenizer.path": None if tokenizer is None else str(tokenizer),
         "training.max_steps": max_steps,
@@ -112,8 +112,6 @@ def train(
         "seed": seed,
     }
     flags = {key: value for key, value in flags.items() if value is not None}
-    if batch_tokens is not None:
-        flags["training.batch_size"] = None
     for key, paths in (("data.train", data), ("data.valid", valid)):
         if paths:
             flags[key] = [{"path": path} for path in paths]
@@ -135,7 +133,12 @@ def train(
             dry_run=dry_run,
         )
         summary = run_training(
-            request, console=console, progress=progress_reporter, should_stop=stop.should_stop, interrupted=stop.interrupted
+            request,
+            console=console,
+            progress=progress_reporter,
+            should_stop=stop.should_stop,
+            interrupted=stop.interrupted,
+            began=STARTED,
         )
         if json_:
             emit_json(summary)

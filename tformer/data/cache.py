@@ -58,7 +58,7 @@ def token_corpus(
     home = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     # The layout of the files is part of the key by VERSION, the special ids by the tokenizer's hash.
     key = hashlib.sha256(f"{shards.VERSION}:{source.fingerprint()}:{tokenizer.sha256}".encode()).hexdigest()[:32]
-    notes = source.notes
+    notes: tuple[str, ...] = ()
     if (home / key).is_dir():
         try:
             return _open_entry(home / key, source.name, tokenizer, notes=notes)

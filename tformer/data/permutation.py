@@ -15,7 +15,7 @@ import hashlib
 import numpy as np
 
 ROUNDS = 6
-MIN_HALF_BITS = 3  # a domain of at least 64 values: with fewer, the orders of tiny sets are too much alike
+MIN_HALF_BITS = 2  # a domain of at least 16 values: with fewer, the orders of tiny sets are too much alike
 
 
 def derive_key(*parts: int | str) -> int:

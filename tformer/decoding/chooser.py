@@ -34,7 +34,7 @@ class TokenChooser:
         histories: Sequence[Sequence[int]],
         vocab_size: int | None = None,
     ) -> None:
-        """`keys`: (row, sample) of each sequence; `histories`: its prompt; `vocab_size`: only ids below it are chosen."""
+        """`keys`: (row, sample) of each sequence; `histories`: its prompt; `vocab_size`: larger ids are not chosen."""
         self._settings = settings
         self._vocab_size = vocab_size
         self._histories = histories

@@ -37,9 +37,7 @@ class Completion:
         self._window_start = 0
         self._logprobs: list[float] = []
         self._on_token = on_token
-        self._text = (
-            None if tokenizer is None else TextFollower.after_prompt(tokenizer, self.ids, settings.stop_texts)
-        )
+        self._text = None if tokenizer is None else TextFollower.after_prompt(tokenizer, self.ids, settings.stop_texts)
 
     def window(self) -> list[int]:
         """What the model looks at: all ids while they fit; past that the window slides to the last half context."""
@@ -91,13 +89,18 @@ class Completion:
         )
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], settings: GenerationSettings, *, max_seq_len: int) -> None:
-    """Raise InputError for a prompt without tokens, or longer than the context when that is an error."""
-    for row, prompt in enumerate(prompts):
+def check_prompts(
+    prompts: Sequence[Sequence[int]], settings: GenerationSettings, *, max_seq_len: int, first_row: int
+) -> None:
+    """Raise InputError for a prompt without tokens, or longer than the context when that is an error.
+
+    Messages count prompts from 1, as lines of a file are.
+    """
+    for number, prompt in enumerate(prompts, start=first_row + 1):
         if not prompt:
-            raise InputError(f"prompt {row} has no tokens, expected at least 1", hint="begin from a start token")
+            raise InputError(f"prompt {number} has no tokens, expected at least 1", hint="begin from a start token")
         if settings.context == "error" and len(prompt) > max_seq_len:
             raise InputError(
-                f"prompt {row} has {len(prompt)} tokens, but the model's context holds {max_seq_len}",
+                f"prompt {number} has {len(prompt)} tokens, but the model's context holds {max_seq_len}",
                 hint=f"shorten it, or let the context slide: only the last {max(1, max_seq_len // 2)} tokens are read",
             )

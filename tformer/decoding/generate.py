@@ -37,8 +37,9 @@ def generate(
 ) -> list[list[Generated]]:
     """`settings.num_samples` completions of each prompt, in order.
 
-    prompts: token ids, at least one each. tokenizer: gives the completions' text, and keeps a model whose vocabulary was
-    rounded up from choosing an id that has no token; needed for stop texts.
+    prompts: token ids, at least one each.
+    tokenizer: gives the completions' text, and keeps a model whose vocabulary was rounded up from choosing an id that
+    has no token; needed for stop texts.
     on_token(row, sample, id, text_piece): called for every token as it is chosen; the pieces of one completion add up
     to its text (a piece is empty while a character or a possible stop text is incomplete).
     should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
@@ -48,7 +49,9 @@ def generate(
     Raises InputError for a prompt without tokens, or longer than the context with `context="error"`;
     ValueError for stop texts without a tokenizer.
     """
-    completions = start_completions(model, prompts, settings, tokenizer=tokenizer, on_token=on_token, first_row=first_row)
+    completions = start_completions(
+        model, prompts, settings, tokenizer=tokenizer, on_token=on_token, first_row=first_row
+    )
     with inference(model):
         _run(
             model,
@@ -72,7 +75,7 @@ def start_completions(
     """`num_samples` completions of each prompt, side by side, after the checks on the prompts."""
     if settings.stop_texts and tokenizer is None:
         raise ValueError("stop texts need a tokenizer")
-    check_prompts(prompts, settings, max_seq_len=model.max_seq_len)
+    check_prompts(prompts, settings, max_seq_len=model.max_seq_len, first_row=first_row)
     return [
         Completion(
             prompt,
@@ -130,8 +133,8 @@ def _run(
             return
         if cache is None:
             # The samples of a prompt stand side by side: the first of each is read, and its cache repeated.
-            firsts = live[:: settings.num_samples]
-            logits_BV, cache = _prefill(model, [completion.window() for completion in firsts], steps=steps_left)
+            windows = [completion.window() for completion in live]
+            logits_BV, cache = _prefill(model, windows[:: settings.num_samples], steps=steps_left)
             if settings.num_samples > 1:
                 cache.expand(settings.num_samples)
                 logits_BV = logits_BV.repeat_interleave(settings.num_samples, dim=0)

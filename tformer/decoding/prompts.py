@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,4 +45,4 @@ def read_lines(path: str, *, errors: Errors = "strict") -> Iterator[str]:
 
 def _stdin_chunks() -> Iterator[bytes]:
     """What has arrived, without waiting for a whole chunk."""
-    return iter(lambda: sys.stdin.buffer.read1(CHUNK_BYTES), b"")
+    return iter(lambda: os.read(sys.stdin.fileno(), CHUNK_BYTES), b"")

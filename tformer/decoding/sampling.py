@@ -12,7 +12,7 @@ top-p (nucleus) arXiv 1904.09751; min-p arXiv 2407.01082.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ class UniformStream:
 
     def __init__(self, seed: int, row: int, sample: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, row, sample))))
-        self._block = iter(())  # type: ignore[var-annotated]
+        self._block: Iterator[float] = iter(())
 
     def next(self) -> float:
         """The next number in [0, 1)."""

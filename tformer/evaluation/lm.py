@@ -135,7 +135,7 @@ def evaluate_lm(
         nll.item(),
         correct.item(),
         tokens=tokens,
-        num_bytes=corpus.num_bytes * tokens / total,
+        num_bytes=corpus.num_bytes if tokens == total else max(1, round(corpus.num_bytes * tokens / total)),
         seconds=time.perf_counter() - began,
     )
 
@@ -154,7 +154,7 @@ def load_batch(
     return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(labels), documents
 
 
-def summarise(nll: float, correct: float, *, tokens: int, num_bytes: float, seconds: float) -> dict[str, float]:
+def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
     """The figures that are reported, from sums over `tokens` predictions (0 of them: NaN)."""
     if tokens == 0:
         nan = float("nan")

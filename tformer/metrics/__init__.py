@@ -1,3 +1,38 @@
 """Metrics: pure functions from numbers (or strings) to numbers, one file a family. They import nothing of ours."""
 
 from __future__ import annotations
+
+from tformer.metrics.classification import (
+    ClassScores,
+    accuracy,
+    confusion_matrix,
+    expected_calibration_error,
+    f1_binary,
+    f1_macro,
+    mcc,
+    per_class,
+)
+from tformer.metrics.correlation import pearson, spearman
+from tformer.metrics.cost import flops_per_token, forward_flops_per_token
+from tformer.metrics.language import bits_per_byte, perplexity
+from tformer.metrics.translation import CorpusScore, bleu, chrf
+
+__all__ = [
+    "ClassScores",
+    "CorpusScore",
+    "accuracy",
+    "bits_per_byte",
+    "bleu",
+    "chrf",
+    "confusion_matrix",
+    "expected_calibration_error",
+    "f1_binary",
+    "f1_macro",
+    "flops_per_token",
+    "forward_flops_per_token",
+    "mcc",
+    "pearson",
+    "per_class",
+    "perplexity",
+    "spearman",
+]

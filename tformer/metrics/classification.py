@@ -33,7 +33,7 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, *, num_classes: 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of one class: how many predictions of it are right, how many of it are found, their harmonic mean, and how many."""
+    """Of one class: the share of its predictions that are right, the share of it that is found, their harmonic mean."""
 
     precision: float
     recall: float

@@ -21,7 +21,7 @@ class CorpusScore:
 def bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> CorpusScore:
-    """Corpus BLEU of one reference per hypothesis. `tokenize`: sacrebleu's names, among them 13a, zh, ja-mecab, char."""
+    """Corpus BLEU of one reference per hypothesis. `tokenize`: 13a, zh, ja-mecab, char, ..."""
     from sacrebleu.metrics.bleu import BLEU
 
     _check(hypotheses, references)

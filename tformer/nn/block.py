@@ -1,7 +1,7 @@
 """One layer of a Transformer: self-attention, optional cross-attention, feed-forward, each inside a residual.
 
-    pre   x + dropout(f(norm(x)))        GPT-2, Llama, T5, ViT (2002.04745 on why it trains without warm-up)
-    post  norm(x + dropout(f(x)))        the original (1706.03762), BERT, BART
+pre   x + dropout(f(norm(x)))        GPT-2, Llama, T5, ViT (2002.04745 on why it trains without warm-up)
+post  norm(x + dropout(f(x)))        the original (1706.03762), BERT, BART
 """
 
 # Shapes: x [B, T, D].

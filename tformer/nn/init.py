@@ -6,8 +6,9 @@
 
 Biases start at 0, gains at 1 (ScaleNorm √d). A projection into the residual stream is divided by √(number of such
 projections in its stack), which is GPT-2's √(2 · layers), or starts at zero so that each block starts as the identity.
-Tables that are summed at the input are N(0, embedding_std), those of relative positions N(0, std); FixNorm's table is U(±0.01) (1910.05895: only directions
-matter). The draws come from torch's global generator, in the order of `model.modules()`.
+Tables that are summed at the input are N(0, embedding_std), those of relative positions N(0, std); FixNorm's table is
+U(±0.01) (1910.05895: only directions matter). The draws come from torch's global generator, in the order of
+`model.modules()`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.block import Block
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
-from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.norm import LayerNorm, RMSNorm, ScaleNorm
 from tformer.nn.options import require, require_positive
 from tformer.nn.positions.base import Positions
+from tformer.nn.projections import block_matrices
 from tformer.nn.stack import Stack
 
 FIXNORM_BOUND = 0.01
@@ -38,7 +38,7 @@ FIXNORM_BOUND = 0.01
 class InitOptions:
     """How fresh weights are drawn; `init.py` is the one place that does it.
 
-    normal: N(0, std). xavier: uniform, fan-in + fan-out (the original). scaled: U(+-sqrt(3/fan_in)) * gain (Muon recipes).
+    normal: N(0, std). xavier: uniform, fan-in + fan-out (the original). scaled: U(+-sqrt(3/fan_in)) (Muon recipes).
     """
 
     kind: Literal["normal", "xavier", "scaled"] = "normal"
@@ -50,7 +50,8 @@ class InitOptions:
 
     def __post_init__(self) -> None:
         require_positive(std=self.std, embedding_std=self.embedding_std)
-        require(self.output_std is None or self.output_std >= 0, f"output_std must not be negative, found {self.output_std}")
+        least = 0.0 if self.output_std is None else self.output_std
+        require(least >= 0.0, f"output_std must be at least 0, found {self.output_std}")
 
 
 @torch.no_grad()
@@ -59,7 +60,7 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
     embedding_std = options.std if options.embedding_std is None else options.embedding_std
     output_std = options.std if options.output_std is None else options.output_std
     residual = dict(_residual_projections(model))
-    parts = dict(_fused_parts(model))
+    parts = {matrix: rows for _, matrix, rows in block_matrices(model)}
     for module in model.modules():
         if isinstance(module, Linear):
             draw_matrix(module.weight, options, parts=parts.get(module))
@@ -108,7 +109,7 @@ def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
     """The matrices that write into a residual stream, with the factor that keeps its variance at depth."""
     for stack in model.modules():
         if isinstance(stack, Stack):
-            outputs = [output for block in stack.blocks for output in _outputs(block)]
+            outputs = [output for block in stack.layers for output in _outputs(block)]
             for output in outputs:
                 yield output, 1.0 / math.sqrt(len(outputs))
 
@@ -116,15 +117,3 @@ def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
 def _outputs(block: Block) -> list[Linear]:
     cross = [block.cross_attention.out] if block.cross_attention is not None else []
     return [block.self_attention.out, *cross, block.feedforward.down]
-
-
-def _fused_parts(model: nn.Module) -> Iterator[tuple[Linear, list[int]]]:
-    for module in model.modules():
-        if isinstance(module, FeedForward) and module.gated:
-            yield module.up, [module.up.weight.shape[0] // 2] * 2
-        elif isinstance(module, MultiHeadAttention):
-            keys, values = module.num_kv_heads * module.head_dim, module.num_kv_heads * module.value_dim
-            if module.is_cross:
-                yield module.kv, [keys, values]
-            else:
-                yield module.qkv, [module.num_heads * module.head_dim, keys, values]

@@ -10,6 +10,7 @@ intermediate tensors (1604.06174).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,11 @@ class Stack(nn.Module):
         self.d_model, self.layerdrop = d_model, layerdrop
         self.checkpointing = False
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, typed as what they are."""
+        return cast("list[Block]", list(self.blocks))
+
     def positions_of(self, layer: int) -> Positions:
         """The positions that a layer uses; layer 0's also serve the embedding."""
         found = self.positions if self.layer_positions is None else self.layer_positions[layer]
@@ -75,17 +81,25 @@ class Stack(nn.Module):
         if taps is not None:
             taps.put("embedding", x_BTD)
         recompute = self.checkpointing and torch.is_grad_enabled() and cache is None and taps is None
-        for layer, block in enumerate(self.blocks):
-            scope = taps.scope(str(layer)) if taps is not None else None
-            if not (self.training and self.layerdrop and float(torch.rand(())) <= self.layerdrop):
-                options = {"positions": self.positions_of(layer), "cross_sight": cross_sight}
-                if recompute:
-                    x_BTD = checkpoint(block, x_BTD, sight, use_reentrant=False, **options)
-                else:
-                    if cache is not None:
-                        options["cache"] = cache.layers[layer]
-                        options["cross_cache"] = cache.cross[layer] if cache.cross else None
-                    x_BTD = block(x_BTD, sight, taps=scope, **options)
+        for layer, block in enumerate(self.layers):
+            scope = taps.scope(layer) if taps is not None else None
+            positions = self.positions_of(layer)
+            if self.training and self.layerdrop and float(torch.rand(())) <= self.layerdrop:
+                pass  # this layer is skipped: the stream goes on as it was
+            elif recompute:
+                x_BTD = checkpoint(
+                    block, x_BTD, sight, positions=positions, cross_sight=cross_sight, use_reentrant=False
+                )
+            else:
+                x_BTD = block(
+                    x_BTD,
+                    sight,
+                    positions=positions,
+                    cross_sight=cross_sight,
+                    cache=cache.layers[layer] if cache is not None else None,
+                    cross_cache=cache.cross[layer] if cache is not None and cache.cross else None,
+                    taps=scope,
+                )
             if scope is not None:
                 scope.put("hidden", x_BTD)
         return x_BTD if self.final_norm is None else self.final_norm(x_BTD)

@@ -6,8 +6,8 @@ base. Any other file stands on the preset it names; one that describes no model 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from tformer.errors import InputError
 from tformer.recipe.overrides import DEFAULT, Origin
@@ -32,9 +32,7 @@ class Base(NamedTuple):
     note: str | None = None  # says what was chosen where the user left it open
 
 
-def choose_base(
-    *, arch: str | None, preset: str | None, file: Document | None, file_name: str, device: str
-) -> Base:
+def choose_base(*, arch: str | None, preset: str | None, file: Document | None, file_name: str, device: str) -> Base:
     """The arch and preset under everything else. Unknown names, and flags that disagree with the file: `InputError`."""
     if preset is not None and "/" in preset:
         named, _, preset = preset.partition("/")
@@ -54,6 +52,17 @@ def choose_base(
         return Base(chosen, None)
     name, note = default_preset(chosen.name, device)
     return Base(chosen, Choice(name, DEFAULT), note)
+
+
+def agree_with_stored(
+    stored: Mapping[str, Any], *, arch: str | None, preset: str | None, file: Document | None, file_name: str
+) -> None:
+    """Over a checkpoint's recipe nobody may choose another arch or preset: `InputError` for whoever does."""
+    for key, flag in (("arch", arch), ("preset", preset)):
+        choice = _choice(key, flag, file, file_name)
+        if choice is not None and choice.name != stored.get(key):
+            place = choice.origin.where
+            raise InputError(f"{place}: {key} '{choice.name}' disagrees with the checkpoint's, '{stored.get(key)}'")
 
 
 def _choice(key: str, flag: str | None, file: Document | None, file_name: str) -> Choice | None:

@@ -53,11 +53,12 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
             if getattr(recipe.model, stack) is None:
                 yield Problem(path, f"{objective.kind} needs model.{stack}, found null")
         if needs.head not in heads:
-            yield Problem(path, f"{objective.kind} needs a head of kind {needs.head}, found {', '.join(heads) or 'none'}")
+            found = ", ".join(heads) or "none"
+            yield Problem(path, f"{objective.kind} needs a head of kind {needs.head}, found {found}")
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}
     if recipe.training.best_metric not in metrics:
-        found, expected = recipe.training.best_metric, ", ".join(sorted(metrics))
-        yield Problem(("training", "best_metric"), f"found '{found}', which the objectives do not yield, expected {expected}")
+        best, known = recipe.training.best_metric, ", ".join(sorted(metrics))
+        yield Problem(("training", "best_metric"), f"found '{best}', expected what the objectives yield: {known}")
 
 
 def notes(recipe: Recipe) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """From what a person names (an arch, a preset, a file, flags, `--set`) to one validated recipe, and back to YAML.
 
-Precedence: defaults < preset < file < flags < `--set`. Every mistake is an `InputError` that names the place, the dotted
-path, what was found and what was expected.
+Precedence: defaults < preset < file < flags < `--set`. Every mistake is an `InputError` that names the place, the
+dotted path, what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tformer.errors import InputError
-from tformer.recipe.base import choose_base
+from tformer.recipe.base import Base, agree_with_stored, choose_base
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
@@ -43,27 +43,31 @@ def load_recipe(
     flags: Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
     device: str = "cpu",
+    base_yaml: str | None = None,
+    base_name: str = "recipe.yaml",
 ) -> Resolved:
     """Resolve a recipe.
 
     `preset` may be `ARCH/NAME`; `flags` maps dotted paths to values (None sets null); `sets` are the texts
     `key=value` of `--set`; `device` (`cpu`, `cuda`, ...) decides only which preset an arch alone stands for.
+    `base_yaml`, the stored recipe of a checkpoint (called `base_name` in messages), takes the place of arch and preset.
     """
     flags = {} if flags is None else flags
     _refuse_exclusive(flags)
     file = None if config is None else _read_config(Path(config))
-    base = choose_base(arch=arch, preset=preset, file=file, file_name=str(config), device=device)
     draft = Draft()
-    if base.preset is not None:
-        name = f"preset {base.arch.name}/{base.preset.name}"
-        document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)
-        draft.lay_document(document, label=name, name=name, label_lines=False)
+    base: Base | None = None
+    if base_yaml is None:
+        base = choose_base(arch=arch, preset=preset, file=file, file_name=str(config), device=device)
+        _lay_preset(draft, base)
+    else:
+        stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
+        agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
+        draft.lay_document(stored, label=f"file {base_name}", name=base_name)
     if file is not None:
         draft.lay_document(file, label=f"file {config}", name=str(config))
-    if base.preset is not None:
-        draft.assign("preset", base.preset.name, base.preset.origin)
-    if base.preset is not None or "arch" not in draft.data:
-        draft.assign("arch", base.arch.name, base.arch.origin)
+    if base is not None:
+        _record_choice(draft, base)
     for dotted, value in flags.items():
         draft.assign(dotted, value, flag_origin(dotted))
     for text in sets:
@@ -71,7 +75,8 @@ def load_recipe(
     recipe = _validate(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
-    return Resolved(recipe, origins, [*([base.note] if base.note else []), *notes(recipe)])
+    chosen = [base.note] if base is not None and base.note is not None else []
+    return Resolved(recipe, origins, [*chosen, *notes(recipe)])
 
 
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:
@@ -107,6 +112,21 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from leaves(item, (*path, str(index)))
     else:
         yield path
+
+
+def _lay_preset(draft: Draft, base: Base) -> None:
+    if base.preset is not None:
+        name = f"preset {base.arch.name}/{base.preset.name}"
+        document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)
+        draft.lay_document(document, label=name, name=name, label_lines=False)
+
+
+def _record_choice(draft: Draft, base: Base) -> None:
+    """The recipe names the arch and preset that were chosen, whatever the preset's file says of itself."""
+    if base.preset is not None:
+        draft.assign("preset", base.preset.name, base.preset.origin)
+    if base.preset is not None or "arch" not in draft.data:
+        draft.assign("arch", base.arch.name, base.arch.origin)
 
 
 def _read_config(path: Path) -> Document:

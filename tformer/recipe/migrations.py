@@ -14,11 +14,13 @@ from tformer.errors import InputError
 from tformer.recipe.recipe import SCHEMA_VERSION
 from tformer.recipe.yaml_text import describe
 
-MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
+MIGRATIONS: Mapping[int, Migration] = {}
 
 
 def migrate(
-    data: dict[str, Any], *, name: str, migrations: Mapping[int, Callable[..., Any]] = MIGRATIONS, to: int = SCHEMA_VERSION
+    data: dict[str, Any], *, name: str, migrations: Mapping[int, Migration] = MIGRATIONS, to: int = SCHEMA_VERSION
 ) -> dict[str, Any]:
     """Bring the data of a recipe up to schema `to`; `name` is what messages call it. Newer or odd: `InputError`."""
     found = data.get("schema", 1)

@@ -53,7 +53,8 @@ class Stack(Section):
     activation_dropout: Probability = 0.0
     layerdrop: Probability = 0.0
     drophead: Probability = 0.0
-    layers: dict[NonNegative, dict[str, Any]] = {}  # per-layer overrides of attention, feedforward, norm, dropouts
+    # per-layer overrides of attention, feedforward, norm, dropouts
+    layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
 
 
 class Patches(Section):

@@ -79,8 +79,8 @@ class Draft:
         if path[-1] == "kind" and isinstance(holder, dict) and holder.get("kind") != value:
             kept = keys_of_kind(path[:-1], value, self.data)
             for key in [key for key in holder if kept and key not in kept]:
-                del holder[key]
-                self._forget((*path[:-1], key))
+                self._forget_inside((*path[:-1], key), holder.pop(key))
+                self.origins.pop((*path[:-1], key), None)
         self._put(holder, path, value, lambda _: origin)
         if len(path) <= 2:
             self._settle_exclusive({path[0]: value if len(path) == 1 else {path[1]: value}}, lambda _: origin)
@@ -116,8 +116,9 @@ class Draft:
                     self._put(holder, here, {}, lambda _: origin)
                 current = _get(holder, here)
             if not isinstance(current, dict | list):
+                dotted, inside = ".".join(path), ".".join(here)
                 raise InputError(
-                    f"{origin.where}: {'.'.join(path)}: {'.'.join(here)} is {describe(current)}, expected a mapping or a list"
+                    f"{origin.where}: {dotted}: {inside} is {describe(current)}, expected a mapping or a list"
                 )
             holder = current
         _check_position(holder, path, origin)
@@ -128,7 +129,7 @@ class Draft:
         current = _get(holder, path)
         if isinstance(value, Mapping):
             if not isinstance(current, dict) or self._is_other_kind(current, value, path):
-                self._forget(path)
+                self._forget_inside(path, current)
                 current = {}
                 _store(holder, path, current)
                 self._name_default_kind(current, value, path)
@@ -136,7 +137,7 @@ class Draft:
             for key, item in value.items():
                 self._put(current, (*path, str(key)), item, origin)
             return
-        self._forget(path)
+        self._forget_inside(path, current)
         self.origins[path] = origin(path)
         if isinstance(value, list | tuple):
             items: list[Any] = []
@@ -159,9 +160,11 @@ class Draft:
             if kind is not None:
                 fresh["kind"] = kind
 
-    def _forget(self, path: KeyPath) -> None:
-        for known in [known for known in self.origins if known[: len(path)] == path]:
-            del self.origins[known]
+    def _forget_inside(self, path: KeyPath, replaced: Any) -> None:
+        """Drop the origins of what stood inside a mapping or list at `path` that is replaced."""
+        if isinstance(replaced, dict | list):
+            for known in [known for known in self.origins if known[: len(path)] == path]:
+                del self.origins[known]
 
     def _settle_exclusive(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
         """Where the layer gives one of two exclusive keys and says nothing of the other, the other becomes null."""
@@ -172,7 +175,8 @@ class Draft:
                 if not isinstance(values, Mapping) or values.get(key) is None or other[1] in values:
                     continue
                 if self._value_or_default(other) is not None:
-                    self._put(self.data[section], other, None, lambda _, given=given: origin(given))
+                    self.data[section][other[1]] = None
+                    self.origins[other] = origin(given)
 
     def _value_or_default(self, path: KeyPath) -> Any:
         holder = self.data[path[0]]

@@ -54,7 +54,8 @@ def default_preset(arch: str, device: str) -> tuple[str, str]:
     kind = device.partition(":")[0]
     table = DEFAULT_PRESETS.get(arch)
     if table is None:
-        raise InputError(f"{arch} has no default preset, expected --preset", hint=did_you_mean("", list_presets()[arch]))
+        known = ", ".join(list_presets()[arch])
+        raise InputError(f"{arch} has no default preset, expected --preset", hint=f"known: {known}")
     preset = table.get(kind, table["cpu"])
     others = ", ".join(name for name in list_presets()[arch] if name != preset)
     where = DEVICE_NAMES.get(kind, kind)

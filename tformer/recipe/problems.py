@@ -28,7 +28,7 @@ from tformer.recipe.yaml_text import KeyPath, describe
 
 MAX_SHOWN = 5
 MAX_INTEGER = 2**63 - 1
-MODEL_HINT = "start from a preset (--preset NAME, or preset: NAME in the file), or describe model.encoder or model.decoder"
+MODEL_HINT = "start from a preset (--preset NAME, or `preset: NAME` in the file), or describe model.decoder"
 
 
 class Problem(NamedTuple):
@@ -97,11 +97,13 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
     for entry in error.errors(include_url=False):
         kind, ctx = entry["type"], entry.get("ctx", {})
         path = _path(entry["loc"], data, ends_missing=kind in MISSING_KEY)
-        if kind in UNKNOWN_KEY:
+        if len(problems) >= MAX_SHOWN and path not in problems:
+            problems[path] = Problem(path, entry["msg"])  # counted, not shown
+        elif kind in UNKNOWN_KEY:
             problems[path] = _unknown_key(path, data)
         elif kind in NO_KIND or (kind == "literal_error" and path[-1] == "kind"):
-            problem = _unknown_kind(path if path[-1] == "kind" else (*path, "kind"), ctx.get("tag", entry["input"]), data)
-            problems[problem.path] = problem
+            path = path if path[-1] == "kind" else (*path, "kind")
+            problems[path] = _unknown_kind(path, ctx.get("tag", entry["input"]), data)
         elif kind in MISSING_KEY:
             problems[path] = Problem(path, "missing", MODEL_HINT if path == ("model",) else None)
         elif kind == "value_error":

@@ -30,7 +30,8 @@ def json_schema() -> dict[str, Any]:
             field = definition["properties"].get(name)
             if field is not None:
                 field.setdefault("description", comment)
-    return {"$schema": DIALECT, **schema, "title": "tformer recipe"}
+    described = {"title": "tformer recipe", "description": "Everything that defines a run of tformer."}
+    return {"$schema": DIALECT, **schema, **described}
 
 
 def field_comments(section: type) -> Iterator[tuple[str, str]]:

@@ -29,11 +29,11 @@ MISSING = dataclasses.MISSING
 
 
 @cache
-def fields_of(section: type) -> dict[str, SchemaField]:
+def fields_of(section: Any) -> dict[str, SchemaField]:
     """The keys of a section or options class, as they are written in YAML."""
     if issubclass(section, BaseModel):
         return {
-            field.alias or name: SchemaField(field.annotation, _plain(field.default))
+            field.alias or name: SchemaField(field.annotation, _plain(field.get_default(call_default_factory=True)))
             for name, field in section.model_fields.items()
         }
     hints = get_type_hints(section, include_extras=True)
@@ -52,7 +52,7 @@ def sections_in(annotation: Any) -> tuple[type, ...]:
 
 
 def field_at(path: KeyPath, data: Any) -> SchemaField | None:
-    """The schema of the value at `path`; `data`, the recipe as far as it is known, tells which kinds stand on the way."""
+    """The schema of the value at `path`; `data`, the recipe so far, tells which kinds stand on the way."""
     field: SchemaField | None = SchemaField(Recipe, MISSING)
     node = data
     for name in path:

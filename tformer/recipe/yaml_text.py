@@ -1,9 +1,9 @@
 """YAML text → plain values and the line of each: the strict and harmless part of YAML that recipes are written in.
 
-Nothing is ever constructed but mappings, lists, text, numbers, booleans and null. Refused, naming file and line: aliases
-and anchors (a few lines of them can describe gigabytes), tags (`!!python/object`), duplicate keys, several documents,
-nesting past `MAX_DEPTH`, and files over `MAX_BYTES`. Plain scalars follow YAML 1.2 where 1.1 surprises people: `1e-3` is
-a number, and `on`, `off`, `yes` and `no` are text.
+Nothing is ever constructed but mappings, lists, text, numbers, booleans and null. Refused, naming file and line:
+aliases and anchors (a few lines of them can describe gigabytes), tags (`!!python/object`), duplicate keys, several
+documents, nesting past `MAX_DEPTH`, and files over `MAX_BYTES`. Plain scalars follow YAML 1.2 where 1.1 surprises
+people: `1e-3` is a number, and `on`, `off`, `yes` and `no` are text.
 """
 
 from __future__ import annotations
@@ -105,6 +105,10 @@ def describe(value: Any) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
 class _Parser:
     """Builds values straight from PyYAML's events, so that no constructor of PyYAML ever runs."""
 
@@ -127,8 +131,8 @@ class _Parser:
         try:
             yield from yaml.parse(self.text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            where = self.name if mark is None else f"{self.name}:{mark.line + 1}"
+            marks = (error.problem_mark, error.context_mark)
+            where = next((f"{self.name}:{mark.line + 1}" for mark in marks if mark is not None), self.name)
             told = " ".join(part for part in (error.context, error.problem) if part)
             raise InputError(f"{where}: not valid YAML: {told}") from None
         except yaml.reader.ReaderError as error:
@@ -136,11 +140,11 @@ class _Parser:
             raise InputError(f"{self.name}:{line}: not valid YAML: a control character") from None
 
     def _refuse(self, event: Any, problem: str, *, hint: str | None = None) -> InputError:
-        return InputError(f"{self.name}:{event.start_mark.line + 1}: {problem}", hint=hint)
+        return InputError(f"{self.name}:{_line(event)}: {problem}", hint=hint)
 
     def _node(self, event: Any, path: KeyPath) -> Any:
         self._check(event)
-        self.lines[path] = event.start_mark.line + 1
+        self.lines[path] = _line(event)
         if isinstance(event, yaml.ScalarEvent):
             return resolve_scalar(event.value) if event.implicit[0] else event.value
         if len(path) >= MAX_DEPTH:
@@ -173,7 +177,7 @@ class _Parser:
             if not isinstance(event, yaml.ScalarEvent):
                 raise self._refuse(event, "found a key that is a list or a mapping, expected a name")
             key = event.value
-            line = event.start_mark.line + 1
+            line = _line(event)
             if key in items:
                 first = self.lines[(*path, key)]
                 dotted = ".".join((*path, key))

@@ -32,7 +32,7 @@ class Line(NamedTuple):
 def to_yaml(value: dict[str, Any], *, comment: Comment | None = None) -> str:
     """Block YAML of nested mappings, lists and scalars.
 
-    Without `comment`, what fits goes on one line; with it, every leaf has a line of its own, ended by `# comment(path)`.
+    Without `comment`, what fits goes on one line; with it, every leaf has a line of its own ending in its comment.
     """
     lines = _mapping_lines(value, (), comment)
     width = min(max((len(line.text) for line in lines if line.comment), default=0), LINE_WIDTH // 2)
@@ -49,7 +49,8 @@ def _entry_lines(key: str, item: Any, path: KeyPath, comment: Comment | None) ->
         return [Line(f"{start} {_flow(item)}", comment(path) if comment else "")]
     if isinstance(item, dict):
         return [Line(start), *_mapping_lines(item, path, comment)]
-    return [Line(start), *(line for i, element in enumerate(item) for line in _item_lines(element, (*path, str(i)), comment))]
+    items = [_item_lines(element, (*path, str(index)), comment) for index, element in enumerate(item)]
+    return [Line(start), *(line for lines in items for line in lines)]
 
 
 def _item_lines(element: Any, path: KeyPath, comment: Comment | None) -> list[Line]:
@@ -97,6 +98,6 @@ def _quoted(value: str) -> str:
 
 
 def _float(value: float) -> str:
-    """The shortest digits that read back exactly, with the point and the sign that YAML 1.1 wants before an exponent."""
+    """The shortest digits that read back exactly, with the point and the sign that YAML 1.1 wants in an exponent."""
     mantissa, mark, exponent = repr(value).partition("e")
     return f"{mantissa}{'' if '.' in mantissa else '.0'}e{int(exponent):+d}" if mark else mantissa

@@ -23,7 +23,7 @@ def byte_level_alphabet() -> dict[str, int]:
 def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes] | None:
     """How to read one vocabulary entry as bytes under this decoder (its JSON); None when neighbours matter."""
     steps = _steps(decoder)
-    kinds = [step["type"] for step in steps]
+    kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
         return _byte_level_reader()
     if not kinds or kinds[-1] != "Fuse":
@@ -31,9 +31,9 @@ def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], b
     replacements: list[tuple[str, str]] = []
     byte_fallback = False
     for step in steps[:-1]:
-        if step["type"] == "Replace" and "String" in step["pattern"]:
+        if step.get("type") == "Replace" and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
-        elif step["type"] == "ByteFallback":
+        elif step.get("type") == "ByteFallback":
             byte_fallback = True
         else:
             return None
@@ -51,7 +51,7 @@ def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], b
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if decoder is None:
         return []
-    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+    return list(decoder["decoders"]) if decoder.get("type") == "Sequence" else [decoder]
 
 
 def _byte_level_reader() -> Callable[[str], bytes]:

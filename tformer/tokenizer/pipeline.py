@@ -105,6 +105,8 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
         document["model"]["unk_token"] = TEMPLATES[options.template].unk
     if options.model == "wordpiece":
         document["model"]["max_input_chars_per_word"] = options.max_word_length
+    if options.model == "unigram":  # the trainer gives text of nothing but NUL no score at all
+        document["model"]["vocab"] = [[token, score or 0.0] for token, score in document["model"]["vocab"]]
     if options.byte_fallback:
         # The byte tokens are pieces of text: were they added tokens, decoding would skip them as special.
         document["model"]["byte_fallback"] = True

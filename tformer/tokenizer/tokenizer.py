@@ -75,6 +75,8 @@ class Tokenizer:
         try:
             rust = RustTokenizer.from_str(text)
             vocabulary = rust.get_vocab(with_added_tokens=True)
+            # Holes show only in use: a template or an unknown token that the vocabulary lacks.
+            rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
         except BaseException as error:
             # The library reports bad files with bare Exception, and its panics are no Exceptions at all.
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):

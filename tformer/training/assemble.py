@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from tformer.build import build_model
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.feedforward import FeedForward
+from tformer.nn.embedding import TokenEmbedding
+from tformer.nn.positions.base import Positions
+from tformer.nn.projections import block_matrices
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
+from tformer.training.precision import has_bf16_instructions
 
 
 def vocabulary_size(recipe: Recipe, tokenizer: Tokenizer) -> int:
@@ -62,7 +63,7 @@ def make_schedule(recipe: Recipe) -> Schedule:
 def make_optimizer(recipe: Recipe, model: Transformer, device: torch.device) -> NamedOptimizer:
     """The optimizer over the model's own names. Muon gets the matrices inside the stacks, split into projections."""
     options = recipe.optimizer
-    rows = projection_rows(model)
+    rows = {f"{name}.weight": rows for name, _, rows in block_matrices(model)}
     layers = [stack.num_layers for stack in (recipe.model.encoder, recipe.model.decoder) if stack is not None]
     return build_optimizer(
         model.named_parameters(),
@@ -79,30 +80,25 @@ def make_optimizer(recipe: Recipe, model: Transformer, device: torch.device) -> 
         num_layers=max(layers),
         hidden_matrices=lambda name, parameter: name in rows and parameter.ndim == 2,
         splits=rows.get,
+        muon_dtype=torch.bfloat16 if device.type == "cuda" or has_bf16_instructions() else torch.float32,
         device=device,
     )
 
 
-def projection_rows(model: Transformer) -> dict[str, list[int]]:
-    """Every matrix inside the blocks by name, with the rows of each projection that is fused into it."""
-    found: dict[str, list[int]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, (MultiHeadAttention, FeedForward)):
-            for child, rows in module.fused_rows().items():
-                found[f"{name}.{child}.weight"] = rows
-    return found
-
-
 def layer_of(name: str) -> int | None:
-    """The block a parameter belongs to, None outside the blocks."""
+    """Depth for layer-wise decay: 0 for embeddings and positions, i + 1 for block i, None for heads and final norms."""
     parts = name.split(".")
-    return int(parts[2]) if len(parts) > 3 and parts[1] == "blocks" and parts[2].isdigit() else None
+    if len(parts) > 2 and parts[1] == "blocks":
+        return int(parts[2]) + 1
+    is_input = parts[0] in ("embedding", "decoder_embedding") or (len(parts) > 1 and "positions" in parts[1])
+    return 0 if is_input else None
 
 
-def matmul_parameters(model: nn.Module) -> int:
-    """Parameters that take part in matrix products: all matrices but lookup tables (a tied one is the output's product)."""
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and id(p) not in tables)
+def matmul_parameters(model: Transformer) -> int:
+    """Parameters that take part in matrix products: all matrices but lookup tables ( a tied one is the output's product)."""
+    heads = {id(parameter) for parameter in model.heads.parameters()}
+    tables = {id(p) for m in model.modules() if isinstance(m, TokenEmbedding | Positions) for p in m.parameters()}
+    return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))
 
 
 Compiled = Callable[..., object]

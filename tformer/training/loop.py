@@ -201,7 +201,7 @@ class Trainer:
             self._skipped_in_a_row = 0
             parts.optimizer.step()
             if parts.ema is not None:
-                parts.ema.update()
+                parts.ema.update(self.state.step + 1)
             return norm
         self.state.skipped_steps += 1
         self._skipped_in_a_row += 1
@@ -263,16 +263,15 @@ class Trainer:
             if is_best:
                 state.best_score, state.best_step = self._score, state.step
             self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
-            self._judge(is_best=is_best)
+            self._judge(values, is_best=is_best)
             state.validated = True
             self.hooks.sample(state.step)
         return True
 
-    def _judge(self, *, is_best: bool) -> None:
-        """Early stopping, and the plateau schedule."""
+    def _judge(self, values: dict[str, Any], *, is_best: bool) -> None:
+        """Early stopping by the best metric, and the plateau schedule by the loss."""
         state, early = self.state, self.training.early_stopping
-        assert self._score is not None
-        self.parts.schedule.observe(self._score)
+        self.parts.schedule.observe(values["loss"])
         state.bad_validations = 0 if is_best else state.bad_validations + 1
         if early is not None and state.bad_validations >= early.patience:
             state.finished = True

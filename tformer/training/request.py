@@ -9,7 +9,7 @@ from typing import Any
 
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
-from tformer.checkpoint.run import is_run, list_runs
+from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.errors import InputError
 from tformer.recipe.load import Resolved, load_recipe
 from tformer.recipe.recipe import Recipe
@@ -71,7 +71,8 @@ def _resume(request: TrainRequest) -> Start:
         if given is not None and given != own:
             raise InputError(f"{name} {given}: the run in {out} is {own}", hint="start another run with another --out")
     notes = [f"resuming {out} with its own recipe"]
-    checkpoint = read_checkpoint(resolve_checkpoint(out, "latest")) if _has_checkpoint(out) else None
+    latest = RunDirectory.open(out).latest() if is_run(out) else None
+    checkpoint = None if latest is None else read_checkpoint(latest)
     if checkpoint is None:
         notes.append("it has no checkpoint yet: training starts at step 0")
     return Start(
@@ -90,10 +91,6 @@ def _newest_run(request: TrainRequest) -> Path | None:
     stem = "-".join(word for word in (request.arch, request.preset) if word)
     fits = [run for run in fits if run.name.startswith(stem)]
     return max(fits, key=lambda run: (run / "recipe.yaml").stat().st_mtime_ns, default=None)
-
-
-def _has_checkpoint(run: Path) -> bool:
-    return is_run(run) and any((run / "checkpoints").glob("step-*/manifest.json"))
 
 
 def _init_from(request: TrainRequest) -> Start:

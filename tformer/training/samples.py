@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tformer.decoding.generate import generate
+from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import GenerationSettings
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
@@ -17,10 +18,10 @@ def write_sample(
     tokenizer: Tokenizer,
     settings: GenerationSettings,
     *,
-    prompt: list[int],
+    text: str,
     should_stop: Callable[[], bool],
 ) -> str:
-    """The text that the model continues `prompt` with; sampling draws from its own generator, never training's."""
-    [[completion]] = generate(model, [prompt], settings, tokenizer=tokenizer, should_stop=should_stop)
-    return completion.text or ""
+    """`text` (empty: from the start) and what the model makes of it; it draws from its own generator, not training's."""
+    [[completion]] = generate(model, [encode_prompt(tokenizer, text)], settings, tokenizer=tokenizer, should_stop=should_stop)
+    return text + (completion.text or "")
 

@@ -14,7 +14,7 @@ import torch
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import Interrupted
+from tformer.errors import InputError, Interrupted
 from tformer.evaluation.lm import evaluate_lm
 from tformer.loading import load_weights
 from tformer.model import Transformer
@@ -159,7 +159,7 @@ class Session:
         self.scaler.load_state(self.state.scaler)
         averages = checkpoint.ema()
         if self.ema is not None and averages is not None:
-            self.ema.load_state(averages)
+            self.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
 
     def _open_run(self) -> RunDirectory:
         """Make or reopen the run directory; from here on files appear."""
@@ -168,6 +168,11 @@ class Session:
             start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
         )
         try:
+            latest, resumed = run.latest(), start.resumed
+            if start.may_exist and (latest is None) != (resumed is None) or (
+                latest is not None and resumed is not None and latest.name != resumed.path.name
+            ):
+                raise InputError(f"{run.path} has changed while this command started", hint="run it again")
             run.check_writable(2 * checkpoint_bytes(dict(self.model.named_parameters()), self.optimizer.state_by_name()))
             run.rewind(self.state.step)
             run.write_tokenizer(self.tokenizer_json)

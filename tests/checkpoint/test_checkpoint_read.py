@@ -1,0 +1,477 @@
+"""Saving and reading checkpoints: exact round trips, pointers, pruning, and refusal of what is damaged or foreign."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, tree, weights_at
+from tformer.checkpoint import RunDirectory, newest_checkpoint, read_checkpoint, resolve_checkpoint, write_checkpoint
+from tformer.checkpoint.save import canonical_sha256
+from tformer.checkpoint.tensor_files import read_specs, tensor_chunks
+from tformer.errors import InputError
+
+
+def steps(run: RunDirectory) -> list[int]:
+    return [entry.step for entry in run.checkpoints()]
+
+
+# Round trips
+
+
+def test_save_then_load_is_the_identity(run: RunDirectory) -> None:
+    optimizer = {"exp_avg/a": torch.randn(3).to(torch.bfloat16), "step": torch.tensor(7)}
+    ema = {"embedding.weight": torch.randn(3, 2), "norm.gain": torch.randn(2)}
+    trainer = {"step": 5, "best": float("inf"), "cursor": {"epoch": 1}, "nested": [1, None, "ä"]}
+    path = save(run, 5, optimizer=optimizer, ema=ema, trainer=trainer, score=1.25, generator={"g": torch.ones(1)})
+    found = read_checkpoint(path)
+    assert found.step == 5 and found.trainer == trainer and found.tokenizer_json == TOKENIZER
+    assert found.recipe_text == "# step 5\nmodel: {}\n" and found.manifest.score == 1.25 and found.notes == []
+    for expected, read in (
+        (weights_at(5), found.weights()), (optimizer, found.optimizer()), (found.generator(), {"g": torch.ones(1)}),
+    ):  # fmt: skip
+        assert expected is not None and expected.keys() == read.keys()
+        assert all(torch.equal(expected[name], read[name]) for name in read)
+    averages = found.ema()
+    assert averages is not None and torch.equal(averages["heads.lm.weight"], ema["embedding.weight"])
+
+
+def test_tied_tensors_are_stored_once_and_named(run: RunDirectory) -> None:
+    path = save(run, 1)
+    assert [spec.name for spec in read_specs(path / "model.safetensors")] == ["embedding.weight", "norm.gain"]
+    assert json.loads((path / "manifest.json").read_text())["tied"] == {"heads.lm.weight": "embedding.weight"}
+    weights = read_checkpoint(path).weights()
+    assert weights["heads.lm.weight"] is weights["embedding.weight"]
+    found = read_checkpoint(save(run, 2, tied=None)).tied  # found by shared memory
+    assert found == {"heads.lm.weight": "embedding.weight"}
+
+
+def test_the_layout_on_disk(run: RunDirectory) -> None:
+    path = save(run, 1000)
+    assert path == run.checkpoints_path / "step-00001000"
+    assert sorted(os.listdir(path)) == [
+        "manifest.json", "model.safetensors", "optimizer.safetensors", "recipe.yaml", "tokenizer.json", "trainer.json",
+    ]  # fmt: skip
+    manifest = json.loads((path / "manifest.json").read_text())
+    record = manifest["files"]["model.safetensors"]
+    data = (path / "model.safetensors").read_bytes()
+    assert record == {"role": "weights", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert manifest["format"] == 1 and manifest["tokenizer_sha256"] == canonical_sha256(TOKENIZER)
+    assert (run.checkpoints_path / "latest").read_text() == "step-00001000\n"
+
+
+def test_equal_weights_give_equal_bytes(run: RunDirectory) -> None:
+    first, second = save(run, 1), save(run, 2, weights=weights_at(1))
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_directory_alone_is_enough(run: RunDirectory, tmp_path: Path) -> None:
+    shutil.copytree(save(run, 3), tmp_path / "alone")
+    assert read_checkpoint(resolve_checkpoint(tmp_path / "alone")).step == 3
+
+
+def test_write_checkpoint_outside_a_run(tmp_path: Path) -> None:
+    for step in (1, 2):  # the second replaces the first
+        write_checkpoint(
+            tmp_path / "out", step, weights=weights_at(step), recipe_yaml="", tokenizer_json="{}", trainer={}
+        )
+    assert os.listdir(tmp_path) == ["out"] and read_checkpoint(tmp_path / "out").step == 2
+
+
+def test_wrapped_names_are_a_bug(run: RunDirectory) -> None:
+    for name in ("_orig_mod.a", "module.a", "decoder._orig_mod.a"):
+        with pytest.raises(ValueError, match="wrapper"):
+            save(run, 1, weights={name: torch.ones(1)}, tied={})
+
+
+# Pointers, best, pruning
+
+
+def test_keeps_the_last_k_and_the_best(run: RunDirectory) -> None:
+    for step, score in enumerate([3.0, 1.0, 2.0, 2.5, 2.2, float("nan"), None], start=1):
+        save(run, step, score=score, keep_last=2)
+    assert steps(run) == [2, 6, 7]
+    assert (run.checkpoints_path / "best").read_text() == "step-00000002\n"
+    assert (run.checkpoints_path / "latest").read_text() == "step-00000007\n"
+    save(run, 8, score=0.5, keep_last=2)
+    assert steps(run) == [7, 8] and run.best() == run.latest()
+
+
+def test_of_equal_scores_the_earlier_is_best(run: RunDirectory) -> None:
+    for step in (1, 2, 3):
+        save(run, step, score=1.0, keep_last=1)
+    assert steps(run) == [1, 3]
+
+
+def test_without_scores_best_is_latest(run: RunDirectory) -> None:
+    save(run, 1)
+    path = save(run, 2)
+    assert run.best() == path == run.latest()
+
+
+@pytest.mark.parametrize("content", [None, "step-00000009\n", "step-00000001\n", "../../etc", "\0\xff" * 500, ""])
+def test_pointers_are_rebuilt_by_scan_when_missing_or_wrong(run: RunDirectory, content: str | None) -> None:
+    save(run, 1, score=2.0)
+    save(run, 2, score=1.0)
+    for name in ("latest", "best"):
+        pointer = run.checkpoints_path / name
+        if content is None:
+            pointer.unlink()
+        else:
+            pointer.write_text(content)
+    assert run.latest() == run.best() == run.checkpoints_path / "step-00000002"
+    run.sweep_temporaries()
+    for name in ("latest", "best"):
+        assert (run.checkpoints_path / name).read_text() == "step-00000002\n"
+
+
+def test_a_linked_pointer_is_replaced_not_written_through(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (run.checkpoints_path / "latest").symlink_to(tmp_path / "precious")
+    save(run, 1)
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (run.checkpoints_path / "latest").read_text() == "step-00000001\n"
+
+
+def test_order_is_by_step_whatever_the_clock_says(run: RunDirectory) -> None:
+    for step in (9, 10, 100_000_001):  # the last has more digits than the names are padded to
+        os.utime(save(run, step, keep_last=9) / "manifest.json", (2_000_000_000 - step, 2_000_000_000 - step))
+    assert steps(run) == [9, 10, 100_000_001] and run.latest() == run.checkpoints_path / "step-100000001"
+
+
+def test_pruning_unlinks_a_link_and_nothing_behind_it(run: RunDirectory, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    os.rename(save(run, 1), elsewhere)
+    (run.checkpoints_path / "step-00000001").symlink_to(elsewhere)
+    before = tree(elsewhere)
+    assert steps(run) == [1]
+    for step in (2, 3):
+        save(run, step, keep_last=1)
+    assert steps(run) == [3] and tree(elsewhere) == before
+    assert not os.path.lexists(run.checkpoints_path / "step-00000001")
+
+
+def test_pruning_unlinks_links_inside_a_checkpoint(run: RunDirectory, tmp_path: Path) -> None:
+    path = save(run, 1)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a").write_text("x")
+    (path / "link").symlink_to(tmp_path / "kept")
+    save(run, 2, keep_last=1)
+    assert steps(run) == [2] and (tmp_path / "kept" / "a").read_text() == "x"
+
+
+def test_saving_the_same_step_again_replaces_it(run: RunDirectory) -> None:
+    save(run, 1, score=1.0)
+    path = save(run, 1, trainer={"again": True}, score=2.0)
+    assert read_checkpoint(path).trainer == {"again": True} and sorted(os.listdir(run.checkpoints_path)) == [
+        "best", "latest", "step-00000001",
+    ]  # fmt: skip
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "optimizer.safetensors", "recipe.yaml", "tokenizer.json", "trainer.json", "manifest.json"],
+)
+def test_truncation_anywhere_names_the_file(run: RunDirectory, name: str) -> None:
+    path = save(run, 1)
+    data = (path / name).read_bytes()
+    for size in range(0, len(data) - 1, 7):
+        (path / name).write_bytes(data[:size])
+        with pytest.raises(InputError, match=name):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "recipe.yaml", "trainer.json"])
+def test_one_flipped_bit_is_a_sha256_mismatch(run: RunDirectory, name: str) -> None:
+    path = save(run, 1)
+    data = bytearray((path / name).read_bytes())
+    data[-4 if name.endswith("safetensors") else 3] ^= 1
+    (path / name).write_bytes(data)
+    with pytest.raises(InputError, match=f"{name} is damaged: its sha256"):
+        found = read_checkpoint(path)
+        found.weights()
+        found.optimizer()
+    if name.endswith("safetensors"):
+        read_checkpoint(path, verify=False).weights()
+
+
+def test_another_tokenizer_is_named_as_such(run: RunDirectory) -> None:
+    path = save(run, 1)
+    (path / "tokenizer.json").write_text(TOKENIZER.replace("char", "word"))
+    with pytest.raises(InputError, match="not the tokenizer this model was trained with"):
+        read_checkpoint(path)
+
+
+def test_damage_suggests_the_other_checkpoints(run: RunDirectory) -> None:
+    save(run, 1)
+    path = save(run, 2)
+    (path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"model\.safetensors is truncated") as caught:
+        read_checkpoint(path)
+    assert caught.value.exit_code == 2 and "step-00000001" in (caught.value.hint or "")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model\.safetensors is missing"):
+        read_checkpoint(path)
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(run: RunDirectory, tmp_path: Path) -> None:
+    path = save(run, 1)
+    (path / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        read_checkpoint(path)
+    with pytest.raises(InputError, match="not a checkpoint folder"):
+        read_checkpoint(tmp_path / "absent")
+    assert run.latest() is None
+
+
+def test_a_newer_format_says_upgrade(run: RunDirectory) -> None:
+    path = save(run, 1)
+    rewrite_manifest(path, lambda content: content.update(format=2, files="something else"))
+    with pytest.raises(InputError, match="newer tformer") as caught:
+        read_checkpoint(path)
+    assert "upgrade" in (caught.value.hint or "")
+
+
+BAD_MANIFESTS: dict[str, dict[str, Any]] = {
+    "no format": {"format": None},
+    "a boolean format": {"format": True},
+    "negative step": {"step": -1},
+    "files is a list": {"files": []},
+    "files is empty": {"files": {}},
+    "sizes are text": {"files": {"a": {"role": "weights", "size": "1", "sha256": ""}}},
+    "tied is text": {"tied": "x"},
+    "score is text": {"score": "low"},
+    "score too large for a float": {"score": 10**400},
+}
+
+
+@pytest.mark.parametrize("case", BAD_MANIFESTS)
+def test_a_malformed_manifest_is_named(run: RunDirectory, case: str) -> None:
+    path = save(run, 1)
+    rewrite_manifest(path, lambda content: content.update(BAD_MANIFESTS[case]))
+    with pytest.raises(InputError, match=r"manifest\.json is damaged"):
+        read_checkpoint(path)
+    assert steps(run) == [1]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "trainer.json"])
+def test_deeply_nested_json_is_bounded(run: RunDirectory, name: str) -> None:
+    path = save(run, 1)
+    data = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
+    (path / name).write_bytes(data)
+    if name != "manifest.json":
+        digest = hashlib.sha256(data).hexdigest()
+        rewrite_manifest(path, lambda content: content["files"][name].update(size=len(data), sha256=digest))
+    with pytest.raises(InputError, match=f"{name} is damaged: JSON nested too deeply"):
+        read_checkpoint(path)
+
+
+def test_an_oversized_text_is_refused(run: RunDirectory) -> None:
+    path = save(run, 1)
+    with open(path / "recipe.yaml", "ab") as stream:
+        stream.truncate(1 << 34)  # sparse
+    rewrite_manifest(path, lambda content: content["files"]["recipe.yaml"].update(size=1 << 34))
+    with pytest.raises(InputError, match=r"recipe\.yaml has 17,179,869,184 bytes, expected at most"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "..", "a/b", "a\\b", "", "a\0b"])
+def test_a_manifest_that_leads_outside_is_refused(run: RunDirectory, name: str) -> None:
+    path = save(run, 1)
+    rewrite_manifest(path, lambda c: c["files"].update({name: {"role": "weights", "size": 1, "sha256": ""}}))
+    with pytest.raises(InputError, match="leads outside"):
+        read_checkpoint(path)
+
+
+def test_missing_optimizer_state_is_fatal_when_asked_for(run: RunDirectory) -> None:
+    found = read_checkpoint(save(run, 1, optimizer=None))
+    assert not found.has("optimizer") and found.ema() is None and found.generator() is None
+    with pytest.raises(InputError, match="no optimizer state") as caught:
+        found.optimizer()
+    assert "--init-from" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_nan_and_infinity_are_noted(run: RunDirectory, value: float, dtype: torch.dtype) -> None:
+    weights = {"a": torch.ones(3).to(dtype), "b": torch.tensor([1.0, value]).to(dtype), "c": torch.tensor([1])}
+    found = read_checkpoint(save(run, 1, weights=weights, tied={}))
+    assert torch.equal(found.weights()["a"], weights["a"])
+    assert found.notes == [f"{found.path}: 1 of 3 weights tensors hold NaN or infinity (b)"]
+
+
+# Several files with an index
+
+
+def split(path: Path) -> Path:
+    """Turns a checkpoint's one weight file into two files and an index, as converters write them."""
+    tensors = {k: v for k, v in read_checkpoint(path).weights().items() if k != "heads.lm.weight"}
+    (path / "model.safetensors").unlink()
+    files, weight_map = {}, {}
+    for number, (name, tensor) in enumerate(tensors.items(), 1):
+        file = f"model-{number:05d}-of-{len(tensors):05d}.safetensors"
+        (path / file).write_bytes(b"".join(bytes(chunk) for chunk in tensor_chunks({name: tensor})))
+        files[file], weight_map[name] = "weights", file
+    write_index(path, weight_map)
+    rewrite_manifest(path, lambda content: content["files"].pop("model.safetensors"))
+    enlist(path, files | {"model.safetensors.index.json": "weights_index"})
+    return path
+
+
+def write_index(path: Path, weight_map: Any) -> None:
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def enlist(path: Path, files: dict[str, str]) -> None:
+    for name, role in files.items():
+        data = (path / name).read_bytes()
+        record = {"role": role, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        rewrite_manifest(path, lambda content, n=name, r=record: content["files"].update({n: r}))  # type: ignore[misc]
+
+
+def test_an_index_of_several_files_is_read(run: RunDirectory) -> None:
+    found = read_checkpoint(split(save(run, 1)))
+    weights = found.weights()
+    assert weights.keys() == weights_at(1).keys() and found.weight_specs().keys() == {"embedding.weight", "norm.gain"}
+    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_at(1).items())
+
+
+BAD_INDEXES: dict[str, tuple[Any, str]] = {
+    "leaves the folder": ({"embedding.weight": "../model.safetensors"}, "leads outside"),
+    "absolute": ({"embedding.weight": "/etc/passwd"}, "leads outside"),
+    "unknown file": ({"embedding.weight": "other.safetensors"}, "which the manifest does not"),
+    "no map": (None, "no weight_map"),
+    "names a tensor too few": ({"norm.gain": "model-00002-of-00002.safetensors"}, "disagree about tensor embedding"),
+    "names a tensor too many": (
+        {
+            "embedding.weight": "model-00001-of-00002.safetensors",
+            "norm.gain": "model-00002-of-00002.safetensors",
+            "x": "model-00001-of-00002.safetensors",
+        },
+        "disagree about tensor x",
+    ),
+    "a number for a file": (
+        {"embedding.weight": "model-00001-of-00002.safetensors", "norm.gain": 7},
+        "names the file 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INDEXES)
+def test_a_bad_index_is_refused(run: RunDirectory, case: str) -> None:
+    path = split(save(run, 1))
+    weight_map, message = BAD_INDEXES[case]
+    write_index(path, weight_map)
+    enlist(path, {"model.safetensors.index.json": "weights_index"})
+    with pytest.raises(InputError, match=message):
+        read_checkpoint(path).weights()
+
+
+def test_a_tensor_in_two_files_is_refused(run: RunDirectory) -> None:
+    path = save(run, 1)
+    shutil.copy(path / "model.safetensors", path / "more.safetensors")
+    enlist(path, {"more.safetensors": "weights"})
+    with pytest.raises(InputError, match=r"holds tensor embedding\.weight, which another file"):
+        read_checkpoint(path).weights()
+
+
+# Pickles
+
+
+class Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "checkpoint.ckpt"])
+def test_pickles_are_refused_and_nothing_runs(tmp_path: Path, name: str) -> None:
+    folder, canary = tmp_path / "model", tmp_path / "canary"
+    folder.mkdir()
+    (folder / name).write_bytes(pickle.dumps(Canary(canary)))
+    for path in (folder, folder / name):
+        for open_it in (read_checkpoint, resolve_checkpoint):
+            with pytest.raises(InputError, match="pickle") as caught:
+                open_it(path)
+            assert "convert" in (caught.value.hint or "")
+    assert not canary.exists()
+
+
+def test_a_pickle_in_a_weight_files_place_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+    path, canary = save(run, 1), tmp_path / "canary"
+    torch.save({"x": Canary(canary)}, path / "model.safetensors")
+    enlist(path, {"model.safetensors": "weights"})
+    with pytest.raises(InputError, match="is a pickle"):
+        read_checkpoint(path).weights()
+    assert not canary.exists()
+
+
+# What a person may name
+
+
+def test_every_name_of_a_checkpoint(run: RunDirectory) -> None:
+    first, second = save(run, 1, score=1.0), save(run, 20, score=2.0)
+    folder = run.checkpoints_path
+    assert resolve_checkpoint(run.path) == resolve_checkpoint(folder) == resolve_checkpoint(folder / "best") == first
+    assert resolve_checkpoint(run.path, "latest") == resolve_checkpoint(folder / "latest", "best") == second
+    assert resolve_checkpoint(second, "best") == second
+    for which in ("step-20", "step-00000020", "20"):
+        assert resolve_checkpoint(run.path, which) == second
+    with pytest.raises(InputError, match="no checkpoint 'step-3'") as caught:
+        resolve_checkpoint(run.path, "step-3")
+    assert "step-00000020" in (caught.value.hint or "")
+
+
+def test_absent_paths_suggest_runs(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    RunDirectory.create(arch="gpt", preset="tiny", runs_dir=runs).close()
+    for word, hint in (("gpt-tiny-1", "did you mean"), ("gpt-tny", "gpt-tiny-1"), ("zzz", "known: gpt-tiny-1")):
+        with pytest.raises(InputError, match="does not exist") as caught:
+            resolve_checkpoint(tmp_path / word, runs_dir=runs)
+        assert hint in (caught.value.hint or "")
+    with pytest.raises(InputError) as caught:
+        resolve_checkpoint(tmp_path / "x", runs_dir=tmp_path / "none")
+    assert "train a model first" in (caught.value.hint or "")
+
+
+def test_what_is_not_a_run_says_so(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="neither a run"):
+        resolve_checkpoint(tmp_path / "folder")
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="Hugging Face") as caught:
+        resolve_checkpoint(tmp_path / "folder")
+    assert "tformer import" in (caught.value.hint or "")
+    with pytest.raises(InputError, match="no checkpoint yet"):
+        resolve_checkpoint(run.path)
+    with pytest.raises(InputError, match="is a file") as caught:
+        resolve_checkpoint(save(run, 1) / "model.safetensors")
+    assert "step-00000001" in (caught.value.hint or "")
+
+
+def test_the_newest_run_with_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no run") as caught:
+        newest_checkpoint(tmp_path)
+    assert "tformer train" in (caught.value.hint or "")
+    made = [RunDirectory.create(arch="a", preset="b", runs_dir=tmp_path) for _ in range(3)]
+    with pytest.raises(InputError, match=r"has a checkpoint yet \(a-b-1, a-b-2, a-b-3\)"):
+        newest_checkpoint(tmp_path)
+    for time, run in ((200, made[0]), (100, made[1])):
+        os.utime(save(run, 1) / "manifest.json", (time, time))
+    assert newest_checkpoint(tmp_path).parents[1] == made[0].path
+    assert newest_checkpoint(tmp_path, usable=lambda path: "a-b-2" in str(path)).parents[1] == made[1].path
+    with pytest.raises(InputError, match="suits this command"):
+        newest_checkpoint(tmp_path, usable=lambda path: False)

@@ -1,0 +1,159 @@
+"""`tformer config` as a user runs it: data on stdout, talk on stderr, exit code 2 for a mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer.cli import config
+from tformer.recipe import list_presets, load_recipe, recipe_from_yaml
+
+Cli = Callable[..., Any]
+MODEL = "model: {d_model: 16, max_seq_len: 8, decoder: {num_layers: 1, num_heads: 2}}\n"
+EPILOGS = [command.epilog for command in config.app.registered_commands]
+EXAMPLES = [re.findall(r"`(.*)`", epilog or "") for epilog in EPILOGS]
+
+
+def test_show_prints_yaml_that_loads_to_the_same_recipe(cli: Cli) -> None:
+    done = cli("config", "show", "--arch", "gpt", "--preset", "char-cpu", "--set", "optimizer.lr=0.5")
+    assert done.code == 0
+    expected = load_recipe(arch="gpt", preset="char-cpu", sets=["optimizer.lr=0.5"]).recipe
+    assert recipe_from_yaml(done.out, name="stdout") == expected
+    assert done.err == ""
+
+
+def test_show_says_what_it_chose_on_stderr(cli: Cli) -> None:
+    done = cli("config", "show", "--arch", "gpt", "--device", "cpu")
+    assert done.code == 0
+    assert "note: preset gpt/tiny: the default on a CPU" in done.err
+    assert "preset: tiny\n" in done.out
+
+
+def test_show_origin_says_where_each_value_came_from(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(MODEL + "preset: char-cpu\n")
+    done = cli("config", "show", file, "--origin", "--set", "seed=3")
+    assert done.code == 0
+    lines = {line.split("#")[0].strip(): line.partition("#")[2].strip() for line in done.out.splitlines()}
+    assert lines["seed: 3"] == "--set"
+    assert lines["num_layers: 1"] == f"file {file}:1"
+    assert lines["preset: char-cpu"] == f"file {file}:2"
+    assert lines["lr: 0.001"] == "preset gpt/char-cpu"
+    assert lines["momentum: 0.95"] == "default"
+    assert recipe_from_yaml(done.out, name="stdout").seed == 3
+
+
+def test_show_json_is_one_document(cli: Cli) -> None:
+    done = cli("config", "show", "--arch", "llama", "--set", "seed=3", "--json")
+    document = json.loads(done.out)
+    assert done.code == 0 and done.out.count("\n") == 1
+    assert document["recipe"]["arch"] == "llama"
+    assert document["origins"]["seed"] == "--set"
+    assert len(document["notes"]) == 1
+
+
+def test_validate_says_ok_for_each_file(cli: Cli, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(MODEL)
+    second.write_text("preset: char-cpu\n")
+    done = cli("config", "validate", first, second)
+    assert (done.code, done.out) == (0, f"{first}: ok\n{second}: ok\n")
+
+
+def test_validate_tells_every_bad_file_and_exits_2(cli: Cli, tmp_path: Path) -> None:
+    good, bad, worse = (tmp_path / name for name in ("good.yaml", "bad.yaml", "worse.yaml"))
+    good.write_text(MODEL)
+    bad.write_text(MODEL + "seed: many\n")
+    worse.write_text(MODEL.replace("d_model: 16", "d_model: 15"))
+    done = cli("config", "validate", good, bad, worse)
+    assert done.code == 2
+    assert done.out == f"{good}: ok\n"
+    assert f"{bad}:2: seed: found the text 'many', expected an integer" in done.err
+    assert f"{worse}: model.decoder" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_validate_finds_heads_that_do_not_divide_and_odd_sinusoids(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("model: {d_model: 10, decoder: {num_heads: 3}}\n")
+    assert cli("config", "validate", file).code == 2
+    file.write_text("model: {d_model: 9, decoder: {num_heads: 3, positions: {kind: sinusoidal}}}\n")
+    done = cli("config", "validate", file)
+    assert done.code == 2
+    assert "sinusoidal" in done.err and "9" in done.err
+
+
+def test_validate_json_gives_a_verdict_for_each_file(cli: Cli, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(MODEL)
+    bad.write_text("modle: {}\n")
+    done = cli("config", "validate", good, bad, "--json")
+    assert done.code == 2
+    verdicts = json.loads(done.out)
+    assert [verdict["ok"] for verdict in verdicts] == [True, False]
+    assert verdicts[1]["error"].startswith(f"{bad}:1: modle: unknown key, did you mean 'model'?")
+
+
+def test_schema_prints_a_json_schema(cli: Cli) -> None:
+    done = cli("config", "schema")
+    assert done.code == 0
+    assert json.loads(done.out)["properties"]["optimizer"]
+
+
+def test_list_names_every_preset_with_its_headline(cli: Cli) -> None:
+    done = cli("config", "list")
+    names = [line.split()[0] for line in done.out.splitlines()]
+    assert names == [f"{arch}/{preset}" for arch, presets in list_presets().items() for preset in presets]
+    assert all(len(line.split()) > 2 for line in done.out.splitlines())
+    rows = json.loads(cli("config", "list", "--arch", "llama", "--json").out)
+    assert {row["arch"] for row in rows} == {"llama"}
+
+
+MISTAKES = {
+    "unknown arch": (["show", "--arch", "gtp"], "--arch: unknown arch 'gtp'", "did you mean 'gpt'?"),
+    "unknown preset": (["show", "--preset", "smal"], "--preset: unknown preset 'smal' of gpt", "did you mean 'small'?"),
+    "unknown key": (["show", "--set", "optimizer.lrr=1"], "--set: optimizer.lrr: unknown key, did you mean 'lr'?", ""),
+    "wrong type": (["show", "--set", "seed=x"], "--set: seed: found the text 'x', expected an integer", ""),
+    "zero": (["show", "--set", "training.grad_accum=0"], "training.grad_accum: found 0, expected more than 0", ""),
+    "missing file": (["show", "none.yaml"], "none.yaml: no such file", ""),
+    "missing file to validate": (["validate", "none.yaml"], "none.yaml: no such file", ""),
+    "unknown device": (["show", "--device", "gpu"], "--device: found 'gpu', expected auto, cpu or cuda", ""),
+    "unknown arch to list": (["list", "--arch", "gtp"], "--arch: unknown arch 'gtp'", "did you mean 'gpt'?"),
+    "unknown option": (["show", "--archs", "gpt"], "--archs", ""),
+}
+
+
+@pytest.mark.parametrize(("arguments", "told", "hint"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], told: str, hint: str, cli: Cli) -> None:
+    done = cli("config", *arguments)
+    assert done.code == 2
+    assert done.out == ""
+    error, *hints = done.err.splitlines()
+    assert error.startswith("error: ") and told in error
+    assert hint in " ".join(hints) and len(hints) <= 1
+
+
+def test_every_command_shows_three_examples() -> None:
+    assert [len(examples) for examples in EXAMPLES] == [3] * len(EXAMPLES)
+
+
+@pytest.mark.parametrize("example", [example for examples in EXAMPLES for example in examples])
+def test_each_example_in_the_help_works(
+    example: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.yaml", "first.yaml", "second.yaml", "runs/gpt-tiny-1/recipe.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(MODEL)
+    command = re.split(r" [|>] ", example)[0]  # what a shell does with the output is not ours
+    program, *arguments = shlex.split(command)
+    assert program == "tformer"
+    done = cli(*arguments)
+    assert done.code == 0 and done.out

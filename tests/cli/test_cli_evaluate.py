@@ -1,0 +1,155 @@
+"""`tformer evaluate` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+
+@pytest.fixture
+def valid(tmp_path):
+    path = tmp_path / "valid.txt"
+    path.write_text("abc fed\ncab gabe\n" * 20 + "é", encoding="utf-8")
+    return path
+
+
+def test_json_is_one_document_with_every_figure(cli, random_run, valid):
+    outcome = cli("evaluate", random_run, "--data", valid, "--json")
+    assert outcome.code == 0, outcome.err
+    [line] = outcome.out.splitlines()
+    figures = json.loads(line)
+    assert figures["tokens"] == 20 * 17  # every character but the first is predicted
+    assert figures["bytes"] == 20 * 17 + 2
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
+    assert figures["bits_per_byte"] == pytest.approx(
+        figures["loss"] * figures["tokens"] / math.log(2) / figures["bytes"]
+    )
+    assert 0 <= figures["accuracy"] <= 1 and figures["tokens_per_second"] > 0
+    assert (figures["step"], figures["seq_len"], figures["stride"]) == (3, 16, 16)
+
+
+def test_plain_output_is_one_figure_a_line(cli, random_run, valid):
+    outcome = cli("evaluate", random_run, "--data", valid)
+    names = [line.split()[0] for line in outcome.out.splitlines()]
+    assert names == ["loss", "perplexity", "bits_per_byte", "accuracy", "tokens", "tokens_per_second"]
+
+
+def test_the_figures_are_those_of_a_plain_loop(cli, random_run, valid):
+    import torch
+
+    import tformer
+
+    figures = json.loads(cli("evaluate", random_run, "--data", valid, "--json").out)
+    loaded = tformer.load(random_run)
+    ids = torch.tensor(loaded.tokenizer.encode(valid.read_text(encoding="utf-8")))
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 16):
+            window = ids[start : start + 17]
+            logits = loaded.model(window[None, :-1]).logits[0]
+            total += float(torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum"))
+    assert figures["loss"] == pytest.approx(total / (len(ids) - 1), abs=1e-5)
+
+
+def test_batch_size_changes_nothing_and_stride_and_precision_little(cli, random_run, valid):
+    def loss(*more):
+        return json.loads(cli("evaluate", random_run, "--data", valid, "--json", *more).out)["loss"]
+
+    assert loss("--batch-size", 1) == pytest.approx(loss("--batch-size", 50), abs=1e-6)
+    assert loss("--stride", 4) != loss()
+    assert loss("--stride", 16) == loss()
+    assert loss("--precision", "bf16") == pytest.approx(loss(), rel=0.05)
+
+
+def test_standard_input_and_folders_are_read(cli, random_run, valid, monkeypatch):
+    expected = json.loads(cli("evaluate", random_run, "--data", valid, "--json").out)["loss"]
+    assert json.loads(cli("evaluate", random_run, "--data", valid.parent, "--json").out)["loss"] == expected
+    with valid.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        figures = json.loads(cli("evaluate", random_run, "--data", "-", "--json").out)
+    assert (figures["loss"], figures["data"]) == (expected, "standard input")
+
+
+def test_a_column_of_a_table_is_read(cli, random_run, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("number,words\n1,abc fed\n2,cab\n")
+    by_name = json.loads(cli("evaluate", random_run, "--data", table, "--text-column", "words", "--json").out)
+    table.write_text("1,abc fed\n2,cab\n")  # a number means that no row holds names
+    by_number = json.loads(cli("evaluate", random_run, "--data", table, "--text-column", "1", "--json").out)
+    assert by_name["loss"] == by_number["loss"]
+    assert by_name["bytes"] == len("abc fed") + len("cab")
+
+
+def test_the_newest_run_is_the_default_and_its_recipe_names_the_data(cli, make_run, valid, monkeypatch):
+    recipe = f"""
+schema: 1
+data: {{valid: [{{path: "{valid}"}}]}}
+model:
+  d_model: 8
+  max_seq_len: 16
+  decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
+"""
+    run = make_run(recipe)
+    monkeypatch.chdir(run.parents[1])
+    assert (
+        cli("evaluate", "--json").out.split('"loss"')[1][:8]
+        == cli("evaluate", run, "--data", valid, "--json").out.split('"loss"')[1][:8]
+    )
+
+
+def test_without_data_the_message_asks_for_it(cli, random_run):
+    outcome = cli("evaluate", random_run)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--data" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["empty"]),
+        (b" \n\t\n", ["white space"]),
+        (b"a", ["1 token"]),
+        (b"abc\nab\xff\n", ["text.txt:2", "byte 6"]),
+    ],
+)
+def test_text_that_cannot_be_evaluated_is_named(cli, random_run, tmp_path, content, words):
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    outcome = cli("evaluate", random_run, "--data", path, "--json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert all(word in outcome.err for word in words), outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_invalid_utf8_may_be_replaced(cli, random_run, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"abc\nab\xff\n")
+    assert cli("evaluate", random_run, "--data", path, "--errors", "replace").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stride", "0"], ["--stride", "16", "0"]),
+        (["--stride", "17"], ["--stride", "16", "17"]),
+        (["--batch-size", "0"], ["--batch-size", "0"]),
+        (["--precision", "int8"], ["int8"]),
+        (["--errors", "ignore"], ["--errors", "ignore"]),
+        (["--data", "absent.txt"], ["absent.txt"]),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(cli, random_run, valid, arguments, words):
+    data = [] if "--data" in arguments else ["--data", valid]
+    outcome = cli("evaluate", random_run, *data, *arguments)
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    assert all(word in outcome.err for word in words), outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_loss_that_is_no_number_is_exit_4(cli, random_run, valid, monkeypatch):
+    figures = {"loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "accuracy": 0.0, "tokens": 1}
+    monkeypatch.setattr("tformer.evaluation.lm.evaluate_lm", lambda *_args, **_kwargs: figures)
+    outcome = cli("evaluate", random_run, "--data", valid, "--json")
+    assert (outcome.code, outcome.out) == (4, "")

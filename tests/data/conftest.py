@@ -1,0 +1,32 @@
+"""Short ways to open a source, read its documents and tokenise it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.fakes import ByteTokenizer, open_one, read_documents
+from tformer.data.cache import token_corpus
+from tformer.data.corpus import TokenCorpus
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
+settings.load_profile("no deadline")
+
+
+@pytest.fixture
+def documents() -> Callable[..., list[str]]:
+    """`documents(path, column=..., errors=...)`: every document of one source."""
+    return lambda path, **options: read_documents(open_one(path, **options))
+
+
+@pytest.fixture
+def tokenised(tmp_path: Path) -> Callable[..., TokenCorpus]:
+    """`tokenised(path)`: its bytes as a corpus, cached in this test's own folder."""
+
+    def make(path: Path | str, tokenizer: ByteTokenizer | None = None, **options: object) -> TokenCorpus:
+        source = open_one(path, **options)  # type: ignore[arg-type]
+        return token_corpus(source, tokenizer or ByteTokenizer(), cache_dir=tmp_path / "cache")
+
+    return make

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer.data.plan import TOKEN_WINDOW, BatchPlan, Cursor
+from tformer.errors import InputError
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, size=203)
+
+PLANS: dict[str, dict[str, Any]] = {
+    "examples": {"num_samples": 103, "batch_size": 8},
+    "equal lengths by tokens": {"num_samples": 103, "lengths": 16, "batch_tokens": 100},
+    "sorted examples": {"lengths": LENGTHS, "batch_size": 8, "sort_window": 50},
+    "tokens": {"lengths": LENGTHS, "batch_tokens": 200},
+    "sorted tokens": {"lengths": LENGTHS, "batch_tokens": 200, "sort_window": 64},
+    "fewer than a batch": {"num_samples": 3, "batch_size": 8},
+}
+
+
+def make(name: str, *, seed: int = 1, **extra: Any) -> BatchPlan:
+    return BatchPlan(seed=seed, **PLANS[name], **extra)
+
+
+def batches_of_epochs(plan: BatchPlan, epochs: int) -> list[tuple[Cursor, list[int]]]:
+    found = []
+    for cursor in plan.cursors():
+        if cursor.epoch == epochs:
+            return found
+        found.append((cursor, plan.global_batch(cursor)))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_uses_every_sample_once_per_epoch(name: str) -> None:
+    plan = make(name)
+    for epoch in range(3):
+        samples = [sample for cursor, batch in batches_of_epochs(plan, 3) if cursor.epoch == epoch for sample in batch]
+        assert sorted(samples) == list(range(plan.num_samples))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_resumes_from_any_cursor_as_if_uninterrupted(name: str) -> None:
+    whole = batches_of_epochs(make(name), 2)
+    for index, (cursor, _) in enumerate(whole):
+        restored = Cursor.from_json(json.loads(json.dumps(cursor.to_json())))
+        fresh = make(name)
+        following = [fresh.global_batch(place) for place in islice(fresh.cursors(restored), 3)]
+        expected = [batch for _, batch in whole[index : index + 3]]
+        assert following[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_steps_alike_through_the_cursor_and_the_plan(name: str) -> None:
+    plan = make(name)
+    carried = plain = Cursor()
+    for _ in range(60):
+        assert plan.batch(plain) == plan.batch(carried)
+        plain, carried = plain.next(), plan.next(carried)
+    assert plan.canonical(plain) == carried
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_plan_global_batches_do_not_depend_on_the_number_of_processes(name: str, world: int) -> None:
+    alone = make(name)
+    ranks = [make(name, rank=rank, world=world) for rank in range(world)]
+    for cursor in islice(alone.cursors(), 40):
+        parts = [plan.batch(cursor) for plan in ranks]
+        assert sorted(chain.from_iterable(parts)) == sorted(alone.batch(cursor))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert len({plan.next(cursor) for plan in (*ranks, alone)}) == 1
+
+
+@pytest.mark.parametrize("name", ["tokens", "sorted tokens"])
+def test_plan_cuts_by_padded_tokens(name: str) -> None:
+    for _, batch in batches_of_epochs(make(name), 1):
+        assert len(batch) * LENGTHS[batch].max() <= 200
+
+
+def test_plan_gives_a_sample_over_the_budget_a_batch_of_its_own() -> None:
+    plan = BatchPlan(seed=0, lengths=np.array([5, 500, 5]), batch_tokens=100)
+    assert [1] in [batch for _, batch in batches_of_epochs(plan, 1)]
+
+
+def test_plan_sorting_saves_padding_and_still_shuffles() -> None:
+    def padded(plan: BatchPlan) -> int:
+        return sum(len(batch) * int(LENGTHS[batch].max()) for _, batch in batches_of_epochs(plan, 1))
+
+    ordered = make("sorted examples")
+    assert padded(ordered) < 0.8 * padded(BatchPlan(seed=1, lengths=LENGTHS, batch_size=8))
+    longest = [int(LENGTHS[batch].max()) for _, batch in batches_of_epochs(ordered, 1)]
+    assert longest != sorted(longest)
+
+
+def test_plan_sorted_windows_hold_whole_batches() -> None:
+    sizes = [len(batch) for _, batch in batches_of_epochs(make("sorted examples"), 1)]
+    assert sorted(sizes)[1:] == [8] * (len(sizes) - 1)
+
+
+def test_plan_orders_differ_between_seeds_and_epochs() -> None:
+    plan, other = make("examples"), make("examples", seed=2)
+    assert plan.batch(Cursor(0)) != other.batch(Cursor(0))
+    assert plan.batch(Cursor(0)) != plan.batch(Cursor(1))
+    assert plan.batch(Cursor(0)) == make("examples").batch(Cursor(0))
+
+
+def test_plan_resumes_far_away_without_walking_there() -> None:
+    plan = BatchPlan(seed=0, num_samples=10**12, batch_size=4)
+    cursor = plan.canonical(Cursor(0, 0, 10**15))
+    assert cursor.epoch == 4000
+    assert len(plan.batch(cursor)) == 4
+
+
+@given(num_samples=st.integers(1, 200), batch_size=st.integers(1, 50), seed=st.integers(0, 9))
+def test_plan_epoch_is_exact_for_any_sizes(num_samples: int, batch_size: int, seed: int) -> None:
+    plan = BatchPlan(seed=seed, num_samples=num_samples, batch_size=batch_size)
+    batches = batches_of_epochs(plan, 1)
+    assert len(batches) == -(-num_samples // batch_size)
+    assert sorted(chain.from_iterable(batch for _, batch in batches)) == list(range(num_samples))
+
+
+def test_plan_tells_the_share_of_epochs_done() -> None:
+    plan = make("examples")
+    shares = [plan.epoch_fraction(cursor) for cursor, _ in batches_of_epochs(plan, 2)]
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[13] == 1.0
+    assert TOKEN_WINDOW > 1000
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"epoch": 0, "window": 0, "batch": -1}, {"epoch": 0, "window": 0, "batch": "1"}]
+)
+def test_cursor_refuses_what_is_no_position(values: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="data position"):
+        Cursor.from_json(values)
+
+
+def test_plan_refuses_contradictions() -> None:
+    with pytest.raises(ValueError, match="batch_size or batch_tokens"):
+        BatchPlan(seed=0, num_samples=3)
+    with pytest.raises(ValueError, match="needs lengths"):
+        BatchPlan(seed=0, num_samples=3, batch_tokens=8)
+    with pytest.raises(ValueError, match="rank"):
+        BatchPlan(seed=0, num_samples=3, batch_size=1, rank=2, world=2)
+    with pytest.raises(InputError, match="0 samples"):
+        BatchPlan(seed=0, num_samples=0, batch_size=1)

@@ -1,0 +1,205 @@
+"""The engine over the real model: the cache changes nothing but the speed, for every kind of positions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tformer.build import build_model
+from tformer.decoding.generate import generate, inference
+from tformer.decoding.precision import cast_matrices, inference_dtype
+from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.uncached import uncached_generate
+from tformer.errors import InputError
+from tformer.recipe.model import Model
+
+VOCAB = 23
+POSITIONS = {
+    "none": {"kind": "none"},
+    "sinusoidal": {"kind": "sinusoidal"},
+    "sinusoidal-halves": {"kind": "sinusoidal", "layout": "halves"},
+    "learned": {"kind": "learned"},
+    "learned-offset": {"kind": "learned", "offset": 2},
+    "rope": {"kind": "rope"},
+    "rope-interleaved": {"kind": "rope", "layout": "interleaved"},
+    "alibi": {"kind": "alibi"},
+    "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
+    "shaw": {"kind": "shaw", "clip": 4},
+}
+PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
+
+
+def tiny_model(positions="rope", *, max_seq_len=48, **stack):
+    torch.manual_seed(4)
+    section = Model(
+        d_model=24,
+        max_seq_len=max_seq_len,
+        decoder={"num_layers": 2, "num_heads": 4, "positions": POSITIONS[positions], **stack},
+        init={"std": 0.3},
+    )
+    model = build_model(section, vocab_size=VOCAB).eval()
+    with torch.no_grad():  # tables and biases that start at zero would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(results):
+    return [[completion.ids for completion in completions] for completions in results]
+
+
+def assert_same_logprobs(left, right):
+    for a, b in zip(left, right, strict=True):
+        for one, other in zip(a, b, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("max_seq_len", [48, 10], ids=["within", "sliding"])
+def test_cached_equals_uncached_with_left_padded_prompts(positions, max_seq_len):
+    model = tiny_model(positions, max_seq_len=max_seq_len)
+    for choice in ({"temperature": 0.0}, {"num_samples": 2, "seed": 3}):
+        settings = GenerationSettings(max_new_tokens=20, logprobs=True, **choice)
+        cached = generate(model, PROMPTS, settings)
+        uncached = uncached_generate(model, PROMPTS, settings)
+        assert tokens(cached) == tokens(uncached)
+        assert_same_logprobs(cached, uncached)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_cached_logits_equal_uncached_logits_at_every_step(positions):
+    model = tiny_model(positions)
+    ids = torch.randint(VOCAB, (3, 12), generator=torch.Generator().manual_seed(0))
+    lengths = [4, 7, 2]
+    with inference(model):
+        cache = model.new_cache(3, 16)
+        prompt = torch.zeros(3, 7, dtype=torch.long)
+        mask = torch.zeros(3, 7, dtype=torch.bool)
+        for row, length in enumerate(lengths):
+            prompt[row, 7 - length :] = ids[row, :length]
+            mask[row, 7 - length :] = True
+        logits = model(prompt, attention_mask=mask, cache=cache).logits_at(-1)
+        for step in range(5):
+            for row, length in enumerate(lengths):
+                whole = model(ids[row : row + 1, : length + step]).logits_at(-1)[0]
+                assert torch.allclose(logits[row], whole, atol=1e-5), (row, step)
+            new = torch.stack([ids[row, length + step] for row, length in enumerate(lengths)])[:, None]
+            position_ids = torch.tensor([[length + step] for length in lengths])
+            logits = model(new, position_ids=position_ids, cache=cache).logits_at(-1)
+
+
+@pytest.mark.parametrize(
+    "stack", [{"num_kv_heads": 2}, {"head_dim": 4, "value_dim": 10}, {"attention": {"qk_norm": True}}]
+)
+def test_head_shapes_do_not_matter(stack):
+    model = tiny_model("rope", **stack)
+    settings = GenerationSettings(max_new_tokens=12, num_samples=2)
+    assert tokens(generate(model, PROMPTS, settings)) == tokens(uncached_generate(model, PROMPTS, settings))
+
+
+@pytest.mark.parametrize("positions", ["learned", "alibi", "rope"])
+def test_batched_equals_one_by_one(positions):
+    model = tiny_model(positions)
+    settings = GenerationSettings(max_new_tokens=15, num_samples=2, seed=8, eos_id=5)
+    batched = generate(model, PROMPTS, settings)
+    assert batched == [generate(model, [prompt], settings, first_row=row)[0] for row, prompt in enumerate(PROMPTS)]
+    assert len({c[0].finish_reason for c in batched}) == 2, "the seed should give rows that end at different times"
+
+
+def test_samples_from_one_prefill_equal_samples_drawn_alone():
+    model = tiny_model()
+    many = generate(model, PROMPTS, GenerationSettings(max_new_tokens=8, num_samples=3, seed=1))
+    one = generate(model, PROMPTS, GenerationSettings(max_new_tokens=8, num_samples=1, seed=1))
+    assert [completions[0] for completions in many] == [completions[0] for completions in one]
+    assert any(len({c.ids for c in completions}) == 3 for completions in many)
+
+
+def test_first_tokens_follow_the_models_softmax():
+    model = tiny_model()
+    with inference(model):
+        expected = model(torch.tensor([PROMPTS[0]])).logits_at(-1)[0].double().softmax(-1)
+    [completions] = generate(model, PROMPTS[:1], GenerationSettings(max_new_tokens=1, num_samples=4000))
+    counts = torch.bincount(torch.tensor([c.ids[0] for c in completions]), minlength=VOCAB).double()
+    common = expected * 4000 >= 5  # the usual condition of the test; the rest counts as one class
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]]) * 4000
+    kept = wanted > 0
+    statistic = float(((observed - wanted)[kept] ** 2 / wanted[kept]).sum())
+    degrees = int(kept.sum()) - 1
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+
+
+def test_only_the_last_position_is_projected(monkeypatch):
+    model = tiny_model()
+    rows = []
+    head = model.heads["lm"]
+    forward = head.forward
+    monkeypatch.setattr(
+        head, "forward", lambda hidden, *rest: rows.append(tuple(hidden.shape)) or forward(hidden, *rest)
+    )
+    generate(model, PROMPTS, GenerationSettings(max_new_tokens=3))
+    assert rows == [(4, 24)] * 3
+
+
+def test_a_model_can_train_on_after_generating():
+    for positions in POSITIONS:
+        model = tiny_model(positions).train()
+        generate(model, PROMPTS, GenerationSettings(max_new_tokens=3))
+        assert model.training
+        model(torch.tensor([PROMPTS[0]])).logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in model.decoder.parameters())
+
+
+def test_generation_draws_nothing_from_the_global_stream():
+    model = tiny_model()
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    generate(model, PROMPTS, GenerationSettings(max_new_tokens=3))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_cast_matrices_rounds_what_training_rounds():
+    """fp32 weights cast on each use (training) and matrices cast ahead (inference) give the same logits, bit by bit."""
+    model = tiny_model("learned")
+    ids = torch.tensor([PROMPTS[0]])
+    with inference(model):
+        model.compute_dtype = torch.bfloat16
+        on_use = model(ids).logits
+        cast_matrices(model, torch.bfloat16)
+        assert torch.equal(model(ids).logits, on_use)
+    assert model.decoder.blocks[0].self_attention.qkv.weight.dtype == torch.bfloat16
+    assert model.heads["lm"].weight is model.embedding.weight
+    [[completion]] = generate(model, [PROMPTS[0]], GenerationSettings(max_new_tokens=4, logprobs=True))
+    assert len(completion.ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained_in", "device", "expected"),
+    [
+        ("auto", "bf16", "cpu", torch.bfloat16),
+        ("auto", "fp32", "cpu", torch.float32),
+        ("auto", "fp16", "cpu", torch.float32),
+        ("auto", "fp16", "cuda", torch.float16),
+        ("auto", "auto", "cpu", torch.float32),
+        ("fp32", "bf16", "cpu", torch.float32),
+        ("bf16", "fp32", "cpu", torch.bfloat16),
+    ],
+)
+def test_auto_precision_is_that_of_training(asked, trained_in, device, expected):
+    assert inference_dtype(asked, trained_in=trained_in, device=torch.device(device)) == expected
+
+
+def test_an_unknown_precision_is_named():
+    with pytest.raises(InputError, match="bf61") as raised:
+        inference_dtype("bf61", trained_in="fp32", device=torch.device("cpu"))
+    assert "bf16" in raised.value.hint
+
+
+def test_rounded_up_vocabularies_never_give_ids_without_a_token():
+    model = tiny_model()
+    tokenizer = SimpleNamespace(vocab_size=5, stream=lambda: SimpleNamespace(push=str, finish=str))
+    settings = GenerationSettings(max_new_tokens=30, temperature=5.0)
+    [[completion]] = generate(model, [[1, 2]], settings, tokenizer=tokenizer)
+    assert max(completion.ids) < 5

@@ -1,0 +1,170 @@
+"""Evaluation of a text equals a plain loop over its tokens, whatever the batch size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer.build import build_model
+from tformer.data.corpus import TokenCorpus
+from tformer.errors import InputError
+from tformer.evaluation.lm import IGNORED, batches, evaluate_lm, load_batch, windows
+from tformer.recipe.model import Model
+
+VOCAB = 19
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    section = Model(
+        d_model=16,
+        max_seq_len=8,
+        decoder={"num_layers": 2, "num_heads": 2, "positions": {"kind": "learned"}, "dropout": 0.3},
+        init={"std": 0.3},
+    )
+    return build_model(section, vocab_size=VOCAB).eval()
+
+
+def corpus_of(num_tokens, *, num_bytes=1000, documents=()):
+    ids = np.random.default_rng(2).integers(0, VOCAB, num_tokens)
+    return TokenCorpus.from_ids(ids, num_bytes=num_bytes, documents=documents)
+
+
+def plain_loop(model, corpus, context_of, *, document_ids=None):
+    """(mean loss, accuracy): token i predicted from tokens context_of(i) ... i - 1, one forward pass each."""
+    ids = torch.from_numpy(corpus.slice(0, len(corpus)))
+    losses, hits = [], 0
+    with torch.no_grad():
+        for i in range(1, len(ids)):
+            start = context_of(i)
+            documents = None if document_ids is None else document_ids[None, start:i]
+            logits = model(ids[None, start:i], document_ids=documents).logits[0, -1]
+            losses.append(float(F.cross_entropy(logits[None], ids[None, i])))
+            hits += int(logits.argmax() == ids[i])
+    return sum(losses) / len(losses), hits / len(losses)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 8, 9, 10, 33, 50])
+def test_the_result_equals_a_plain_loop(model, num_tokens):
+    corpus = corpus_of(num_tokens)
+    result = evaluate_lm(model, corpus, seq_len=8, batch_size=3)
+    loss, accuracy = plain_loop(model, corpus, lambda i: (i - 1) // 8 * 8)
+    assert result["loss"] == pytest.approx(loss, abs=1e-5)
+    assert result["accuracy"] == pytest.approx(accuracy)
+    assert result["tokens"] == num_tokens - 1
+
+
+def test_perplexity_and_bits_per_byte_follow_from_the_loss(model):
+    result = evaluate_lm(model, corpus_of(50, num_bytes=123), seq_len=8, batch_size=4)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert result["bits_per_byte"] == pytest.approx(result["loss"] * 49 / math.log(2) / 123)
+    assert result["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("stride", [None, 3, 8])
+def test_the_result_does_not_depend_on_the_batch_size(model, stride):
+    results = [evaluate_lm(model, corpus_of(75), seq_len=8, batch_size=size, stride=stride) for size in (1, 2, 7, 100)]
+    for result in results[1:]:
+        assert result["loss"] == pytest.approx(results[0]["loss"], abs=1e-6)
+        assert result["accuracy"] == results[0]["accuracy"]
+
+
+@pytest.mark.parametrize("stride", [1, 3, 7])
+def test_sliding_windows_equal_a_plain_loop(model, stride):
+    corpus = corpus_of(40)
+    result = evaluate_lm(model, corpus, seq_len=8, batch_size=4, stride=stride)
+    # Window n > 0 ends at prediction 8 + n * stride, reads 8 tokens, and counts its last `stride` predictions.
+    loss, accuracy = plain_loop(model, corpus, lambda i: max(0, -(-(i - 8) // stride)) * stride)
+    assert result["loss"] == pytest.approx(loss, abs=1e-5)
+    assert result["accuracy"] == pytest.approx(accuracy)
+    assert result["tokens"] == 39
+
+
+def test_more_context_is_used_with_a_stride(model):
+    corpus = corpus_of(200)
+    by_stride = {stride: evaluate_lm(model, corpus, seq_len=8, batch_size=8, stride=stride) for stride in (1, 8)}
+    assert by_stride[1]["tokens"] == by_stride[8]["tokens"]
+    assert by_stride[1]["loss"] != by_stride[8]["loss"]
+    assert evaluate_lm(model, corpus, seq_len=8, batch_size=8)["loss"] == by_stride[8]["loss"]
+
+
+def test_document_mask_hides_other_documents(model):
+    corpus = corpus_of(40, documents=[0, 5, 21])
+    document_ids = torch.tensor([0] * 5 + [1] * 16 + [2] * 19)
+    result = evaluate_lm(model, corpus, seq_len=8, batch_size=3, document_mask=True)
+    loss, _ = plain_loop(model, corpus, lambda i: (i - 1) // 8 * 8, document_ids=document_ids)
+    assert result["loss"] == pytest.approx(loss, abs=1e-5)
+    assert result["loss"] != pytest.approx(evaluate_lm(model, corpus, seq_len=8, batch_size=3)["loss"], abs=1e-5)
+
+
+@given(num_tokens=st.integers(2, 200), seq_len=st.integers(1, 40), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_token_is_predicted_exactly_once(num_tokens, seq_len, data):
+    stride = data.draw(st.integers(1, seq_len))
+    batch_size = data.draw(st.integers(1, 5))
+    corpus = TokenCorpus.from_ids(np.arange(num_tokens))
+    predicted = []
+    for batch in batches(windows(num_tokens, seq_len, stride), batch_size):
+        assert len(batch) <= batch_size
+        inputs, labels, _ = load_batch(corpus, batch)
+        assert inputs.shape == labels.shape and inputs.shape[1] <= seq_len
+        counted = labels != IGNORED
+        assert torch.equal(labels[counted], inputs[counted] + 1)
+        predicted += labels[counted].tolist()
+    assert predicted == list(range(1, num_tokens))
+
+
+def test_evaluation_neither_trains_nor_drops_nor_draws(model):
+    corpus = corpus_of(30)
+    model.train()
+    before = torch.get_rng_state()
+    results = [evaluate_lm(model, corpus, seq_len=8, batch_size=2)["loss"] for _ in range(2)]
+    assert results[0] == results[1]
+    assert model.training
+    assert torch.equal(before, torch.get_rng_state())
+    model.eval()
+
+
+def test_bf16_is_near_fp32(model):
+    corpus = corpus_of(200)
+    exact = evaluate_lm(model, corpus, seq_len=8, batch_size=8)["loss"]
+    model.compute_dtype = torch.bfloat16
+    rounded = evaluate_lm(model, corpus, seq_len=8, batch_size=8)["loss"]
+    model.compute_dtype = torch.float32
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.02)
+
+
+def test_should_stop_is_polled_before_every_batch(model):
+    polls = iter([False, False, True])
+    progress = []
+    result = evaluate_lm(
+        model,
+        corpus_of(100),
+        seq_len=8,
+        batch_size=2,
+        should_stop=lambda: next(polls),
+        progress=lambda done, total: progress.append((done, total)),
+    )
+    assert result["tokens"] == 32
+    assert progress == [(16, 99), (32, 99)]
+    nothing = evaluate_lm(model, corpus_of(100), seq_len=8, batch_size=2, should_stop=lambda: True)
+    assert nothing["tokens"] == 0 and math.isnan(nothing["loss"])
+
+
+def test_a_text_of_one_token_has_nothing_to_predict(model):
+    with pytest.raises(InputError, match="1 tokens"):
+        evaluate_lm(model, corpus_of(1), seq_len=8, batch_size=2)
+
+
+@pytest.mark.parametrize("stride", [0, 9, -1])
+def test_wrong_strides_give_both_numbers(model, stride):
+    with pytest.raises(ValueError, match=rf"8.*{stride}"):
+        evaluate_lm(model, corpus_of(20), seq_len=8, batch_size=2, stride=stride)

@@ -1,0 +1,320 @@
+"""Position kinds: formulas against plain loops and published code, and the properties that make them what they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.positions import POSITIONS, Positions, build_positions
+from tformer.nn.positions.alibi import AlibiOptions, alibi_slopes
+from tformer.nn.positions.learned import LearnedOptions
+from tformer.nn.positions.none import NoPositionsOptions
+from tformer.nn.positions.patch2d import Patch2dOptions
+from tformer.nn.positions.rope import RopeOptions, RopeScaling, scale_frequencies
+from tformer.nn.positions.shaw import ShawOptions
+from tformer.nn.positions.sinusoidal import SinusoidalOptions, sinusoids
+from tformer.nn.positions.t5_bias import T5BiasOptions, t5_bucket
+
+SIZES: dict[str, Any] = {
+    "d_model": 16,
+    "num_heads": 4,
+    "head_dim": 6,
+    "value_dim": 5,
+    "max_seq_len": 12,
+    "bidirectional": False,
+    "grid": (3, 2, True),
+}
+
+ALL_OPTIONS = [
+    NoPositionsOptions(), SinusoidalOptions(), LearnedOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(),
+    ShawOptions(clip=3), Patch2dOptions(),
+]  # fmt: skip
+
+
+def make(options: Any, **sizes: Any) -> Any:
+    return build_positions(options, **{**SIZES, **sizes})
+
+
+def arange(length: int, start: int = 0) -> Tensor:
+    return torch.arange(start, start + length).unsqueeze(0)
+
+
+def randomise(module: nn.Module) -> None:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+
+
+def test_every_kind_is_in_the_table() -> None:
+    assert set(POSITIONS) == {options.kind for options in ALL_OPTIONS}
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=lambda options: options.kind)
+def test_flags_name_the_overridden_hooks(options: Any) -> None:
+    module = make(options)
+    hooks = {"has_embed": "embed", "has_rotate": "rotate", "has_bias": "bias", "has_score": "score", "has_mix": "mix"}
+    for flag, hook in hooks.items():
+        assert getattr(module, flag) == (getattr(type(module), hook) is not getattr(Positions, hook))
+    assert module.per_layer == (options.kind == "shaw")
+
+
+def test_neutral_hooks_change_nothing() -> None:
+    module = make(NoPositionsOptions())
+    x, q, k = torch.randn(2, 3, 16), torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 6)
+    assert module.embed(x, arange(3)) is x
+    assert module.rotate(q, k, arange(3), arange(3)) == (q, k)
+
+
+# --- sinusoidal -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
+def test_sinusoids_follow_the_formula(layout: str) -> None:
+    dim, base = 10, 500.0
+    table = sinusoids(torch.arange(7), dim, layout=layout, base=base)
+    for position in range(7):
+        for i in range(dim // 2):
+            exponent = i / (dim // 2 - 1) if layout == "fairseq" else 2 * i / dim
+            angle = position / base**exponent
+            sine, cosine = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + dim // 2)
+            assert table[position, sine].item() == pytest.approx(math.sin(angle), abs=1e-12)
+            assert table[position, cosine].item() == pytest.approx(math.cos(angle), abs=1e-12)
+
+
+def test_interleaved_and_halves_are_a_permutation_of_columns() -> None:
+    interleaved, halves = (
+        sinusoids(torch.arange(9), 8, layout=layout, base=1e4) for layout in ("interleaved", "halves")
+    )
+    assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], dim=1), halves)
+
+
+def test_fairseq_layout_agrees_with_its_published_code() -> None:
+    """fairseq's get_embedding, transcribed: frequencies exp(-i log(10000) / (half - 1)), then [sin | cos]."""
+    half = 8
+    rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(12, dtype=torch.float).unsqueeze(1) * rates.unsqueeze(0)
+    expected = torch.cat([angles.sin(), angles.cos()], dim=1)
+    found = make(SinusoidalOptions(layout="fairseq")).embed(torch.zeros(1, 12, 16), arange(12))[0]
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0.0)
+
+
+def test_positions_past_the_table_are_computed() -> None:
+    for options in (SinusoidalOptions(), RopeOptions()):
+        short, long = make(options), make(options, max_seq_len=50)
+        pos = torch.tensor([[0, 11, 12, 49]])
+        assert torch.equal(short.rows(pos), long.rows(pos))
+
+
+def test_odd_sizes_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="d_model must be even for sinusoidal positions, found 7"):
+        make(SinusoidalOptions(), d_model=7)
+    with pytest.raises(ValueError, match="head_dim must be even for rope positions, found 5"):
+        make(RopeOptions(), head_dim=5)
+    with pytest.raises(ValueError, match="multiple of 4 for patch2d positions, found 6"):
+        make(Patch2dOptions(), d_model=6)
+    with pytest.raises(ValueError, match="grid"):
+        make(Patch2dOptions(), grid=None)
+
+
+@pytest.mark.parametrize("options", [SinusoidalOptions(), RopeOptions(), AlibiOptions(), Patch2dOptions()])
+def test_tables_stay_fp32_and_survive_moves(options: Any) -> None:
+    module = make(options)
+    expected = module.table.clone()
+    assert torch.equal(module.to(torch.bfloat16).table, expected)
+    with torch.device("meta"):
+        empty = make(options)
+    assert empty.table.is_meta
+    assert torch.equal(empty.to_empty(device="cpu").table, expected)
+    assert not module.state_dict()
+
+
+# --- learned and patch2d ----------------------------------------------------------------------------------------------
+
+
+def test_learned_offset_selects_later_rows() -> None:
+    module = make(LearnedOptions(offset=2))
+    randomise(module)
+    assert module.weight.shape == (14, 16)
+    pos = torch.tensor([[0, 3], [1, 11]])
+    torch.testing.assert_close(module.embed(torch.zeros(2, 2, 16), pos), module.weight[pos + 2])
+
+
+@pytest.mark.parametrize("has_cls", [False, True])
+def test_patch2d_is_a_sinusoid_of_column_then_row(has_cls: bool) -> None:
+    rows, columns = 3, 2
+    module = make(Patch2dOptions(), grid=(rows, columns, has_cls))
+    count = rows * columns + has_cls
+    table = module.embed(torch.zeros(1, count, 16), arange(count))[0]
+    if has_cls:
+        assert not table[0].any()
+        table = table[1:]
+    for patch in range(rows * columns):
+        row, column = divmod(patch, columns)
+        for i in range(4):
+            rate = 10000.0 ** (-i / 4)
+            expected = [math.sin(column * rate), math.cos(column * rate), math.sin(row * rate), math.cos(row * rate)]
+            assert table[patch, i::4].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+# --- rope -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_rope_products_depend_on_distance_alone(layout: Any) -> None:
+    torch.manual_seed(0)
+    module = make(RopeOptions(layout=layout), max_seq_len=200)
+    q, k = torch.randn(2, 4, 5, 6), torch.randn(2, 2, 5, 6)
+    products = []
+    for start in (0, 1, 150):
+        turned_q, turned_k = module.rotate(q, k, arange(5, start), arange(5, start))
+        products.append(torch.einsum("bhtd,bkSd->bhktS", turned_q, turned_k))
+    torch.testing.assert_close(products[1], products[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(products[2], products[0], atol=5e-5, rtol=1e-5)
+    still, _ = module.rotate(q, k, arange(5), arange(5))
+    torch.testing.assert_close(still[:, :, 0], q[:, :, 0])  # position 0 turns nothing
+    assert not torch.allclose(still[:, :, 1], q[:, :, 1])
+
+
+def test_rope_layouts_differ_by_a_permutation_of_rows() -> None:
+    q, pos = torch.randn(2, 4, 5, 6), arange(5)
+    order = torch.tensor([0, 2, 4, 1, 3, 5])  # [evens, odds]
+    interleaved, _ = make(RopeOptions(layout="interleaved")).rotate(q, q, pos, pos)
+    halves, _ = make(RopeOptions(layout="halves")).rotate(q[..., order], q[..., order], pos, pos)
+    torch.testing.assert_close(interleaved[..., order], halves)
+
+
+def test_rope_follows_positions_per_row() -> None:
+    module = make(RopeOptions())
+    q, pos = torch.randn(2, 4, 3, 6), torch.tensor([[0, 1, 2], [4, 0, 9]])
+    together, _ = module.rotate(q, q, pos, pos)
+    for row in range(2):
+        alone, _ = module.rotate(q[row : row + 1], q[row : row + 1], pos[row : row + 1], pos[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0])
+
+
+def test_rope_agrees_with_llama_including_scaling() -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    from transformers import LlamaConfig
+
+    parameters = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, head_dim=8, rope_parameters=parameters)
+    pos, q = arange(10), torch.randn(1, 2, 10, 8)
+    cos, sin = llama.LlamaRotaryEmbedding(config)(q, pos)
+    expected, _ = llama.apply_rotary_pos_emb(q, q, cos, sin)
+    options = RopeOptions(scaling=RopeScaling(original_max_seq_len=16))
+    found, _ = make(options, head_dim=8).rotate(q, q, pos, pos)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rope_scaling_keeps_fast_and_slows_slow_frequencies() -> None:
+    frequencies = torch.tensor([1.0, 1e-6], dtype=torch.float64)
+    torch.testing.assert_close(
+        scale_frequencies(frequencies, RopeScaling()), torch.tensor([1.0, 1e-6 / 8.0], dtype=torch.float64)
+    )
+
+
+# --- alibi and t5_bias ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20])
+def test_alibi_slopes_agree_with_bloom(heads: int) -> None:
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    bias = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)  # slope * position of the key
+    torch.testing.assert_close(torch.tensor(alibi_slopes(heads)), bias[:, 0, 1])
+
+
+def test_alibi_bias_against_loops() -> None:
+    module = make(AlibiOptions())
+    q_pos, k_pos = torch.tensor([[3, 4], [0, 9]]), torch.tensor([[0, 3, 4], [0, 2, 9]])
+    bias = module.bias(q_pos, k_pos)
+    for b, h, t, s in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, 2, 3))).tolist():
+        expected = -(2.0 ** (-8 * (h + 1) / 4)) * abs(int(k_pos[b, s]) - int(q_pos[b, t]))
+        assert bias[b, h, t, s].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("buckets,max_distance", [(32, 128), (8, 20), (6, 16)])
+def test_t5_buckets_agree_with_transformers(bidirectional: bool, buckets: int, max_distance: int) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    relative = torch.arange(-300, 301)
+    expected = t5.T5Attention._relative_position_bucket(
+        relative, bidirectional=bidirectional, num_buckets=buckets, max_distance=max_distance
+    )
+    found = t5_bucket(relative, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional)
+    assert torch.equal(found, expected)
+
+
+def test_t5_buckets_follow_the_definition() -> None:
+    """One distance per bucket up to half of them, then logarithmic, everything past the maximum in the last."""
+    causal = t5_bucket(-torch.arange(200), buckets=32, max_distance=128, bidirectional=False).tolist()
+    assert causal[:16] == list(range(16)) and causal == sorted(causal) and set(causal[128:]) == {31}
+    assert t5_bucket(torch.tensor([1, 50]), buckets=32, max_distance=128, bidirectional=False).tolist() == [0, 0]
+    both = t5_bucket(torch.tensor([-3, 0, 3]), buckets=32, max_distance=128, bidirectional=True).tolist()
+    assert both == [3, 0, 19]
+
+
+def test_t5_bias_looks_up_its_table_and_learns() -> None:
+    module = make(T5BiasOptions())
+    randomise(module)
+    q_pos, k_pos = arange(2, 5), arange(7)
+    bias = module.bias(q_pos, k_pos)
+    for t in range(2):
+        for s in range(7):
+            bucket = t5_bucket(k_pos[0, s] - q_pos[0, t], buckets=32, max_distance=128, bidirectional=False)
+            assert torch.equal(bias[0, :, t, s], module.weight[bucket])
+    bias.sum().backward()
+    assert module.weight.grad.sum() == 2 * 7 * 4
+
+
+@pytest.mark.parametrize("options", [AlibiOptions(), T5BiasOptions()])
+def test_biases_depend_on_distance_alone(options: Any) -> None:
+    module = make(options)
+    randomise(module)
+    assert torch.equal(module.bias(arange(6), arange(6)), module.bias(arange(6, 77), arange(6, 77)))
+
+
+# --- shaw -------------------------------------------------------------------------------------------------------------
+
+
+def test_shaw_terms_against_loops() -> None:
+    module = make(ShawOptions(clip=2))
+    randomise(module)
+    batch, heads, queries, keys = 2, 4, 3, 5
+    q = torch.randn(batch, heads, queries, 6)
+    weights = torch.rand(batch, heads, queries, keys)
+    q_pos = torch.tensor([[2, 3, 4], [0, 5, 9]])
+    k_pos = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 4, 8, 9]])
+    score, mix = module.score(q, q_pos, k_pos), module.mix(weights, q_pos, k_pos)
+    expected_score, expected_mix = torch.zeros_like(score), torch.zeros_like(mix)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                for j in range(keys):
+                    row = max(-2, min(2, int(k_pos[b, j] - q_pos[b, i]))) + 2
+                    expected_score[b, h, i, j] = q[b, h, i] @ module.keys[row]
+                    expected_mix[b, h, i] += weights[b, h, i, j] * module.values[row]
+    torch.testing.assert_close(score, expected_score)
+    torch.testing.assert_close(mix, expected_mix)
+
+
+def test_shaw_depends_on_distance_alone_and_values_can_be_off() -> None:
+    module = make(ShawOptions(clip=2, values=False))
+    randomise(module)
+    q = torch.randn(1, 4, 5, 6)
+    assert torch.equal(module.score(q, arange(5), arange(5)), module.score(q, arange(5, 30), arange(5, 30)))
+    assert not module.has_mix and [name for name, _ in module.named_parameters()] == ["keys"]
+
+
+def test_shaw_value_sums_keep_small_weights_in_bf16() -> None:
+    """A thousand weights of 1/1000 in one clipped row must sum to one."""
+    module = make(ShawOptions(clip=1)).bfloat16()
+    nn.init.ones_(module.values)
+    mixed = module.mix(torch.full((1, 4, 1, 1000), 1e-3, dtype=torch.bfloat16), arange(1, 2000), arange(1000))
+    assert mixed.float().mean().item() == pytest.approx(1.0, abs=0.01)

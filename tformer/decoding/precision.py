@@ -1,0 +1,45 @@
+"""The number format of inference: the one the model was trained in, unless another is asked for.
+
+A decoding step reads every weight once and multiplies little, so the matrices are cast ahead instead of on each use.
+What is rounded is exactly what training rounds: the operands of products. Norms, biases of positions and tables that
+are added stay in fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tformer.errors import InputError, did_you_mean
+from tformer.model import Transformer
+from tformer.nn.heads import VocabularyHead
+from tformer.nn.linear import Linear
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
+    """`fp32`, `bf16`, `fp16`, or `auto`: as in training (`trained_in`, the recipe's), with fp16 on GPUs only.
+
+    Raises InputError for another name.
+    """
+    if precision == "auto":
+        known = trained_in in DTYPES and (trained_in != "fp16" or device.type != "cpu")
+        return DTYPES[trained_in] if known else torch.float32
+    if precision not in DTYPES:
+        raise InputError(f"unknown precision '{precision}'", hint=did_you_mean(precision, ("auto", *DTYPES)))
+    return DTYPES[precision]
+
+
+def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
+    """Compute in `dtype`, with the matrices of products stored in it. For inference: masters are not kept."""
+    model.compute_dtype = dtype
+    for module in model.modules():
+        if isinstance(module, Linear) or _is_plain_head(module):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(dtype)
+
+
+def _is_plain_head(module: nn.Module) -> bool:
+    # FixNorm divides the rows of its matrix by their lengths first, which needs them exact.
+    return isinstance(module, VocabularyHead) and not module.fixnorm
