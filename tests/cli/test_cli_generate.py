@@ -23,7 +23,7 @@ def test_without_arguments_the_newest_run_continues_an_empty_prompt(cli, random_
     monkeypatch.chdir(random_run.parents[1])
     outcome = cli("generate")
     assert outcome.code == 0, outcome.err
-    assert outcome.out.endswith("\n") and len(outcome.out) == 13
+    assert outcome.out.endswith("\n") and 1 < len(outcome.out) <= 13  # the unknown token has no text
     assert str(random_run.name) in outcome.err
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.data.fakes import ByteTokenizer, open_one, read_documents
 from tformer.data.cache import token_corpus

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tformer.nn.attention import FullAttentionOptions, MultiHeadAttention, chunked, core
+from tformer.nn.attention import FullAttentionOptions, MultiHeadAttention, blocked, chunked, core
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.masks import causal_mask, make_mask
 from tformer.nn.attention.multi_head import drop_heads
@@ -166,6 +166,50 @@ def test_learned_bias_and_shaw_terms_get_the_gradient_of_the_formula() -> None:
     torch.testing.assert_close(out, expected)
     inputs, up = (q, k, v, bias, rows_k, rows_v), torch.randn_like(out)
     torch.testing.assert_close(torch.autograd.grad(out, inputs, up), torch.autograd.grad(expected, inputs, up))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kv_heads,value_dim", [(4, 5), (2, 3)])
+@pytest.mark.parametrize("masking", ["none", "causal", "mask", "causal mask", "key mask"])
+def test_blocked_attention_equals_the_formula(
+    monkeypatch: pytest.MonkeyPatch, masking: str, kv_heads: int, value_dim: int, kept: bool
+) -> None:
+    """Run in fp64, where the blocks' bookkeeping must be exact."""
+    monkeypatch.setattr(blocked, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 4 * 4 * 6)
+    monkeypatch.setattr(blocked, "KEPT_ELEMENTS", 2**20 if kept else 0)
+    q, k, v = tensors(b=3, k=kv_heads, v=value_dim, t=9, s=9)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    mask = {"mask": padded(3, 9, 9), "causal mask": padded(3, 9, 9) & causal, "key mask": padded(3, 9, 9)[:, :, :1]}
+    given = mask.get(masking)
+    out = blocked.attend_blocked(q, k, v, mask=given, is_causal="causal" in masking, scale=0.3)
+    expected, _ = naive(q, k, v, mask=causal if masking == "causal" else given, scale=0.3)
+    torch.testing.assert_close(out, expected, atol=1e-7, rtol=1e-6)
+    up = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, k, v), up)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, (q, k, v), up), atol=1e-6, rtol=1e-6)
+
+
+def test_bf16_on_a_cpu_takes_the_blocks_and_stays_close() -> None:
+    q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(t=40, s=40))
+    out, _ = attend(q, k, v, is_causal=True, scale=0.4)
+    exact, _ = naive(q.double(), k.double(), v.double(), mask=torch.ones(40, 40).tril().bool(), scale=0.4)
+    assert out.dtype == torch.bfloat16 and "Blocked" in type(out.grad_fn).__name__
+    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+    up = torch.randn_like(out)
+    for found, expected in zip(
+        torch.autograd.grad(out, (q, k, v), up), torch.autograd.grad(exact, (q, k, v), up.double()), strict=True
+    ):
+        assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def test_blocked_memory_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 4 * 16 * 256)
+    monkeypatch.setattr(blocked, "KEPT_ELEMENTS", 0)
+    q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(b=1, t=256, s=256))
+    with Largest() as largest:
+        attend(q, k, v, is_causal=True, scale=0.4)[0].float().sum().backward()
+    assert largest.elements <= 4 * 16 * 256 < 4 * 256 * 256
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tformer.errors import InputError, Interrupted
-from tformer.tokenizer import TokenizerOptions, train_tokenizer, train_with_facts
+from tformer.tokenizer import TokenizerOptions, train, train_tokenizer, train_with_facts
 from tformer.tokenizer.sampling import CHUNK_CHARACTERS, EvenSample, Feed, chunks, utf8_length
 
 
@@ -133,6 +134,33 @@ def test_stop_while_the_library_trains():
 
     with pytest.raises(Interrupted):
         train_with_facts(documents, TokenizerOptions(), size_bytes=1, should_stop=lambda: fed)
+
+
+def test_neither_stop_nor_error_waits_for_the_library(monkeypatch):
+    """It would train to the end on what it has: `train_from_iterator` here never returns before it is let go."""
+    released = threading.Event()
+
+    class Slow:
+        def train_from_iterator(self, iterator: Iterator[str], trainer: object) -> None:
+            try:
+                for _ in iterator:
+                    pass
+            finally:
+                released.wait(30)
+
+    def documents() -> Iterator[str]:
+        yield "text"
+        raise InputError("corpus.txt:7: not UTF-8")
+
+    monkeypatch.setattr(train, "untrained", lambda options: (Slow(), None))
+    try:
+        with pytest.raises(InputError, match=r"corpus\.txt:7"):
+            train_with_facts(documents, TokenizerOptions(), size_bytes=1)
+        with pytest.raises(Interrupted):
+            train_with_facts(lambda: iter(["text"]), TokenizerOptions(), size_bytes=1, should_stop=lambda: True)
+        assert not released.is_set()
+    finally:
+        released.set()
 
 
 def test_errors_of_the_documents_come_through():

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from tformer.data.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.files import Spool, compression_of, open_input, require_decompressor
@@ -102,7 +102,8 @@ def _open(path: str, weight: float, column: Column, errors: Errors) -> TextSourc
     if path.startswith(PREFIX):
         return TextSource(path, (BuiltinPart(find_builtin(path)),), weight)
     if path == STANDARD_INPUT:
-        return TextSource("standard input", (_spool("standard input", errors),), weight)
+        name = "standard input"
+        return TextSource(name, (_spool(name, sys.stdin.buffer, errors),), weight)
     place = Path(path).expanduser()
     if place.is_dir():
         return _open_folder(place, weight, column, errors)
@@ -113,7 +114,8 @@ def _open(path: str, weight: float, column: Column, errors: Errors) -> TextSourc
         return TextSource(path, _file_parts(matches, path, column, errors), weight)
     _require_file(place)
     if stat.S_ISFIFO(place.stat().st_mode):
-        return TextSource(path, (_spool(path, errors),), weight)
+        with open_input(place) as pipe:
+            return TextSource(path, (_spool(path, pipe, errors),), weight)
     return TextSource(path, _file_parts([place], path, column, errors), weight)
 
 
@@ -127,12 +129,8 @@ def _require_file(path: Path) -> None:
         raise InputError(f"{path}: expected a file, a folder or a pipe, found a device or socket")
 
 
-def _spool(name: str, errors: Errors) -> SpoolPart:
-    if name == "standard input":
-        spool = Spool(sys.stdin.buffer)
-    else:
-        with open_input(Path(name)) as file:
-            spool = Spool(file)
+def _spool(name: str, stream: IO[bytes], errors: Errors) -> SpoolPart:
+    spool = Spool(stream)
     if spool.size == 0:
         raise InputError(f"{name}: is empty", hint="give a file or a pipe with text in it")
     return SpoolPart(name, spool, errors)

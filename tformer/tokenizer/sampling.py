@@ -6,6 +6,7 @@ training on the same text sees the same chunks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 CHUNK_CHARACTERS = 16_384
@@ -76,11 +77,21 @@ class Feed:
         self.seen_bytes = 0
         self.used_bytes = 0
         self.blank = True
-        self.finished = False
+        self.ended = threading.Event()
+        self.failure: Exception | None = None
         self.trained = EvenSample()
         self.unseen = EvenSample()
 
     def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self._chunks()
+        except Exception as error:
+            self.failure = error  # the library trains on what it has before it hands this on: see train.py
+            raise
+        finally:
+            self.ended.set()
+
+    def _chunks(self) -> Iterator[str]:
         number = 0
         for document in self._documents():
             for chunk in chunks(document):
@@ -95,4 +106,3 @@ class Feed:
                     self.blank = self.blank and chunk.isspace()
                     self.trained.add(chunk)
                     yield chunk
-        self.finished = True

@@ -148,29 +148,33 @@ def _train_characters(feed: Feed, options: TokenizerOptions) -> RustTokenizer:
 
 
 def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
-    """Train in a thread: the library can run for minutes without a pause in which Python could see a signal."""
+    """Train in a thread: the library can run for minutes without a pause in which Python could see a signal.
+
+    It also trains to the end on what it was fed when the feeding fails, so that failure is not waited for either. The
+    thread left behind ends with its training or with the process.
+    """
     rust, trainer = untrained(options)
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             rust.train_from_iterator(iter(feed), trainer=trainer)
-        except BaseException as error:  # handed to the waiting thread, panics of the library included
+        except BaseException as error:  # panics of the library are no Exceptions
             failures.append(error)
 
     thread = threading.Thread(target=work, name="tokenizer-training", daemon=True)
     thread.start()
     try:
-        while thread.is_alive():
+        while thread.is_alive() and feed.failure is None:
             check_stop()
             thread.join(0.05)
         check_stop()
     except Interrupted:
-        if not feed.finished:
-            thread.join()  # its next chunk ends it; once fed, it cannot be ended, and dies with the process
+        feed.ended.wait()  # the next chunk ends it; no thread may be inside Python when the process ends
+        thread.join(0.2)
         raise
-    if failures and isinstance(failures[0], Exception) and type(failures[0]) is not Exception:
-        raise failures[0]  # from the documents: an input error, a stop
+    if feed.failure is not None:
+        raise feed.failure
     if failures and not feed.blank:
         raise TformerError(f"the {options.model} trainer failed: {failures[0]}", hint="try another vocab_size")
     return rust
