@@ -24,7 +24,8 @@ model:
   embedding: {dropout: 0.1}
 optimizer: {lr: 0.01}
 schedule: {kind: cosine, warmup_steps: 2}
-training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 4, log_every: 3, precision: fp32, device: cpu, threads: 1}
+training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 4, log_every: 3,
+           precision: fp32, device: cpu, threads: 1}
 """
 
 

@@ -1,4 +1,4 @@
-"""The house rules of the design that a machine can check: imports point down, files stay small, nothing is unpickled."""
+"""The house rules that a machine can check: imports point down, files stay small, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_files_are_one_idea(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_ever_unpickled(path: Path) -> None:
     text = path.read_text()
-    assert not re.search(r"\b(torch\.load|import pickle|from pickle|allow_pickle=True|yaml\.(unsafe_|full_)?load\()", text)
+    assert not re.search(
+        r"\b(torch\.load|import pickle|from pickle|allow_pickle=True|yaml\.(unsafe_|full_)?load\()", text
+    )
 
 
 def test_top_level_holds_what_was_agreed() -> None:

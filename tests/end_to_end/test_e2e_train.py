@@ -73,7 +73,9 @@ def test_validation_during_training_equals_evaluate(
 
 def test_dry_run_writes_nothing(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--dry-run", "--json")
+    outcome = cli(
+        "train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--dry-run", "--json"
+    )
     assert outcome.code == 0, outcome.err
     summary = json.loads(outcome.out)
     assert summary["parameters"] > 0 and summary["memory"]["total_bytes"] > 0
@@ -144,9 +146,7 @@ def test_a_signal_saves_and_exits(
     assert (run / "checkpoints" / latest / "manifest.json").is_file()
 
 
-def test_a_signal_while_data_is_prepared_starts_no_run(
-    cli_process: Start, tmp_path: Path, tiny_recipe: Path
-) -> None:
+def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_path: Path, tiny_recipe: Path) -> None:
     """Tokenising a large file is interrupted at once, and leaves no run behind."""
     words = [f"word{number}" for number in range(20000)]
     draw = random.Random(1)
@@ -154,9 +154,7 @@ def test_a_signal_while_data_is_prepared_starts_no_run(
     with big.open("w") as file:
         for _ in range(120):
             file.write(" ".join(draw.choices(words, k=20000)) + "\n")
-    process = cli_process(
-        "train", "--config", tiny_recipe, "--data", big, "--out", tmp_path / "run", cwd=tmp_path
-    )
+    process = cli_process("train", "--config", tiny_recipe, "--data", big, "--out", tmp_path / "run", cwd=tmp_path)
     time.sleep(3.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -164,7 +162,9 @@ def test_a_signal_while_data_is_prepared_starts_no_run(
     assert "interrupted" in err and not (tmp_path / "run" / "recipe.yaml").exists()
 
 
-def test_two_runs_in_one_directory(cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+def test_two_runs_in_one_directory(
+    cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
+) -> None:
     run = tmp_path / "run"
     process = cli_process(
         "train", "--config", tiny_recipe, "--data", text_file, "--out", run, "--max-steps", "1000000", cwd=tmp_path

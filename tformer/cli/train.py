@@ -59,9 +59,7 @@ def train(
         Path | None,
         typer.Option(help="A tokenizer.json; nothing given: one is trained on the data.", rich_help_panel=DATA),
     ] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="Training objective: causal_lm.", rich_help_panel=OPTIM)
-    ] = None,
+    objective: Annotated[str | None, typer.Option(help="Training objective: causal_lm.", rich_help_panel=OPTIM)] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory (default runs/ARCH-PRESET-N).", rich_help_panel=RUN)
     ] = None,
@@ -75,12 +73,12 @@ def train(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show recipe, parameters, memory and one batch; train nothing.", rich_help_panel=RUN),
+        typer.Option(
+            "--dry-run", help="Show recipe, parameters, memory and one batch; train nothing.", rich_help_panel=RUN
+        ),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=RUN)] = False,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences in one micro-batch.", rich_help_panel=OPTIM)
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in one micro-batch.", rich_help_panel=OPTIM)] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens in one micro-batch, instead of --batch-size.", rich_help_panel=OPTIM)
     ] = None,
@@ -89,9 +87,7 @@ def train(
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=OPTIM)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=OPTIM)] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=MACHINE)
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=MACHINE)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=MACHINE)] = None,
     compile: Annotated[str | None, typer.Option(help="auto, on or off.", rich_help_panel=MACHINE)] = None,
 ) -> None:
@@ -119,7 +115,8 @@ def train(
         flags["objectives"] = [{"kind": objective}]
 
     with StopFlag() as stop:
-        from tformer.training.session import TrainRequest, run_training
+        from tformer.training.request import TrainRequest
+        from tformer.training.session import run_training
 
         request = TrainRequest(
             arch=arch,

@@ -1,4 +1,4 @@
-"""Which projections share a matrix: several products of one input are one, and initialisation and Muon tell them apart."""
+"""Which projections share a matrix: products of one input are fused, and initialisation and Muon tell them apart."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+from torch import nn
 
 from tformer.build import build_model
 from tformer.errors import InputError
@@ -95,16 +94,13 @@ def layer_of(name: str) -> int | None:
 
 
 def matmul_parameters(model: Transformer) -> int:
-    """Parameters that take part in matrix products: all matrices but lookup tables ( a tied one is the output's product)."""
+    """Parameters in matrix products: all matrices but lookup tables ( a tied one is the output's product)."""
     heads = {id(parameter) for parameter in model.heads.parameters()}
     tables = {id(p) for m in model.modules() if isinstance(m, TokenEmbedding | Positions) for p in m.parameters()}
     return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))
 
 
-Compiled = Callable[..., object]
-
-
-def maybe_compile(model: Transformer, choice: str, device: torch.device, max_steps: int) -> tuple[Compiled, str, str]:
+def maybe_compile(model: Transformer, choice: str, device: torch.device, max_steps: int) -> tuple[nn.Module, str, str]:
     """(forward, 'on' or 'off', why). `auto` compiles on a GPU when the run is long enough to pay for it."""
     if choice == "auto":
         pays = device.type == "cuda" and max_steps >= 200
@@ -114,4 +110,5 @@ def maybe_compile(model: Transformer, choice: str, device: torch.device, max_ste
         why = "as asked"
     if choice == "off":
         return model, "off", why
-    return torch.compile(model, dynamic=False), "on", why
+    compiled: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
+    return compiled, "on", why

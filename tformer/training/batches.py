@@ -1,7 +1,8 @@
 """Training batches: samples of one or several corpora, in the order of the batch plan, as micro-batches.
 
-The plan's global batch holds `batch_size * grad_accum` samples; each process takes its share and cuts it into `grad_accum`
-micro-batches. The cursor names the next global batch and is all that a checkpoint stores: nothing is replayed on resume.
+The plan's global batch holds `batch_size * grad_accum` samples; each process takes its share and cuts it into
+`grad_accum` micro-batches. The cursor names the next global batch and is all that a checkpoint stores: nothing is
+replayed on resume.
 """
 
 from __future__ import annotations

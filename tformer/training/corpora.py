@@ -114,7 +114,9 @@ def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     tokens = sum(part["tokens"] for part in parts)
     nats = [part["loss"] * part["tokens"] for part in parts]
     # bits per byte b = nats / ln 2 / bytes, so nats / b is proportional to the bytes of a part.
-    sizes = [total / part["bits_per_byte"] if part["bits_per_byte"] else 0.0 for part, total in zip(parts, nats, strict=True)]
+    sizes = [
+        total / part["bits_per_byte"] if part["bits_per_byte"] else 0.0 for part, total in zip(parts, nats, strict=True)
+    ]
     return {
         "loss": sum(nats) / tokens,
         "perplexity": perplexity(sum(nats) / tokens),

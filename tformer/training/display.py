@@ -1,4 +1,4 @@
-"""What a person sees while training: a live line on a terminal, plain lines in a pipe, and metrics.jsonl beside both."""
+"""What a person sees while training: a live line on a terminal, plain lines in a pipe, metrics.jsonl beside both."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class TrainingDisplay:
             self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
@@ -87,7 +89,7 @@ class TrainingDisplay:
             parts.append(f"{100 * record['peak_share']:.0f} % of matmul peak")
         done = record["step"] - self._first_step
         elapsed = time.monotonic() - self._began
-        if 0 < done and record["step"] < self.max_steps:
+        if done > 0 and record["step"] < self.max_steps:
             parts.append(f"ETA {_clock(elapsed / done * (self.max_steps - record['step']))}")
         return "  ".join(parts)
 

@@ -1,8 +1,8 @@
 """How much memory a training run needs, before it starts. A count of what the loop allocates, not a measurement.
 
-Per parameter: the weight, its gradient, and the optimizer's moments, all fp32. Per token and layer, for the backward pass
-(after Korthikanti et al., arXiv 2205.05198, with fused attention, which keeps no T x T scores): the inputs of the norms and
-of the matrix products, Q, K, V, the attention output and the feed-forward activations, in the compute dtype.
+Per parameter: the weight, its gradient, and the optimizer's moments, all fp32. Per token and layer, for the backward
+pass (after Korthikanti et al., arXiv 2205.05198, with fused attention, which keeps no T x T scores): the inputs of the
+norms and of the matrix products, Q, K, V, the attention output and the feed-forward activations, in the compute dtype.
 """
 
 from __future__ import annotations

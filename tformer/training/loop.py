@@ -207,10 +207,7 @@ class Trainer:
         self._skipped_in_a_row += 1
         self.observer.skipped(self.state.step + 1)
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and parts.scaler.scale <= 1.0:
-            raise NonFiniteLossError(
-                f"the loss is not finite at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row",
-                hint="lower the learning rate (--lr) or raise schedule.warmup_steps; the last checkpoint is intact",
-            )
+            raise _not_finite(f"at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row")
         return norm
 
     # What happens between steps.
@@ -223,10 +220,7 @@ class Trainer:
                 if math.isfinite(loss) and math.isfinite(norm):
                     self.state.sums.add(loss=loss, grad_norm=norm)
                 elif self.parts.device.type != "cpu" and not self.parts.scaler.enabled:
-                    raise NonFiniteLossError(
-                        f"the loss is not finite between steps {self.state.step - len(values) + 1} and {self.state.step}",
-                        hint="lower the learning rate (--lr) or raise schedule.warmup_steps; the last checkpoint is intact",
-                    )
+                    raise _not_finite(f"between steps {self.state.step - len(values) + 1} and {self.state.step}")
             self._sums.clear()
         return self.state.sums
 
@@ -294,12 +288,22 @@ class Trainer:
         self._last_save = time.monotonic()
 
 
+def _not_finite(when: str) -> NonFiniteLossError:
+    return NonFiniteLossError(
+        f"the loss is not finite {when}",
+        hint="lower the learning rate (--lr) or raise schedule.warmup_steps; the last checkpoint is intact",
+    )
+
+
 def score(values: dict[str, Any], training: Training) -> float:
     """The validation value that decides which checkpoint is best, signed so that lower is better."""
     if training.best_metric not in values:
         raise InputError(
             f"training.best_metric is '{training.best_metric}', which validation of this model does not measure",
-            hint=did_you_mean(training.best_metric, (name for name, value in values.items() if name in HIGHER_IS_BETTER or name == "loss")),
+            hint=did_you_mean(
+                training.best_metric,
+                (name for name, value in values.items() if name in HIGHER_IS_BETTER or name == "loss"),
+            ),
         )
     value = float(values[training.best_metric])
     return -value if training.best_metric in HIGHER_IS_BETTER else value

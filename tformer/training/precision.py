@@ -55,7 +55,7 @@ def matmul_flops_per_second(
 
 
 def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: int, d_ff: int) -> Precision:
-    """`auto` measures both formats on the model's own product [rows, d_model] x [d_model, d_ff]; names stand as given."""
+    """`auto` measures both formats on the product [rows, d_model] x [d_model, d_ff]; names stand as given."""
     if name == "fp32":
         return Precision("fp32", "as asked")
     if name == "bf16":

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from tformer.build import count_parameters, resolve_sizes
+from tformer.checkpoint.lock import LOCK_NAME
 from tformer.checkpoint.probe import require_writable
-from tformer.checkpoint.run import LOCK_NAME
 from tformer.data.mixture import MixedWindows
 from tformer.data.windows import LmWindows
 from tformer.errors import InputError
@@ -73,9 +73,7 @@ def check_target(start: Start) -> None:
     require_writable(target)
 
 
-def prepare(
-    start: Start, *, cache_dir: Path | None, progress: Progress, should_stop: Callable[[], bool]
-) -> Prepared:
+def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_stop: Callable[[], bool]) -> Prepared:
     """Read the data, train or load the tokenizer, resolve sizes and precision. Writes to the cache only."""
     recipe = start.recipe
     device = resolve_device(recipe.training.device)
@@ -141,7 +139,7 @@ def product_shape(recipe: Recipe) -> tuple[int, int, int]:
 
 
 def measure_peak(prepared: Prepared) -> float:
-    """FLOP/s of the model's own feed-forward product in its compute dtype: the peak that throughput is compared with."""
+    """FLOP/s of the model's own feed-forward product in its compute dtype: what throughput is compared with."""
     rows, d_model, d_ff = product_shape(prepared.recipe)
     return matmul_flops_per_second(
         prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff

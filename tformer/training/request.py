@@ -1,4 +1,4 @@
-"""What a person asks of `tformer train`, and the recipe that follows from it: a new run, a resumed one, a fine-tuned one."""
+"""What a person asks of `tformer train`, and the recipe that follows: a new run, a resumed one, a fine-tuned one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def write_sample(
     text: str,
     should_stop: Callable[[], bool],
 ) -> str:
-    """`text` (empty: from the start) and what the model makes of it; it draws from its own generator, not training's."""
-    [[completion]] = generate(model, [encode_prompt(tokenizer, text)], settings, tokenizer=tokenizer, should_stop=should_stop)
+    """`text` (empty: from the start) and what the model makes of it; drawn from a generator of its own."""
+    [[completion]] = generate(
+        model, [encode_prompt(tokenizer, text)], settings, tokenizer=tokenizer, should_stop=should_stop
+    )
     return text + (completion.text or "")
-

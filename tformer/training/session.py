@@ -18,6 +18,7 @@ from tformer.errors import InputError, Interrupted
 from tformer.evaluation.lm import evaluate_lm
 from tformer.loading import load_weights
 from tformer.model import Transformer
+from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_to_yaml
@@ -95,7 +96,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _batches(prepared: Prepared, objective: assemble.Objective, *, cursor: dict[str, Any] | None) -> WindowBatches:
+def _batches(prepared: Prepared, objective: Objective, *, cursor: dict[str, Any] | None) -> WindowBatches:
     recipe, training = prepared.recipe, prepared.recipe.training
     plan = plan_batches(
         prepared.samples,
@@ -169,15 +170,19 @@ class Session:
         )
         try:
             latest, resumed = run.latest(), start.resumed
-            if start.may_exist and (latest is None) != (resumed is None) or (
+            if (start.may_exist and (latest is None) != (resumed is None)) or (
                 latest is not None and resumed is not None and latest.name != resumed.path.name
             ):
                 raise InputError(f"{run.path} has changed while this command started", hint="run it again")
-            run.check_writable(2 * checkpoint_bytes(dict(self.model.named_parameters()), self.optimizer.state_by_name()))
+            run.check_writable(
+                2 * checkpoint_bytes(dict(self.model.named_parameters()), self.optimizer.state_by_name())
+            )
             run.rewind(self.state.step)
             run.write_tokenizer(self.tokenizer_json)
             run.write_recipe(self.recipe_yaml)
-            run.write_environment(device=device_words(self.prepared.device), data_fingerprint=self.state.data_fingerprint)
+            run.write_environment(
+                device=device_words(self.prepared.device), data_fingerprint=self.state.data_fingerprint
+            )
         except BaseException:
             run.close()
             raise
@@ -234,7 +239,9 @@ class Session:
         training = self.prepared.recipe.training
         if self.should_stop():
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
-            raise interrupted(f"interrupted: {saved}", hint=f"continue with: tformer train --resume --out {self.run.path}")
+            raise interrupted(
+                f"interrupted: {saved}", hint=f"continue with: tformer train --resume --out {self.run.path}"
+            )
         if state.step == first_step and first_step >= training.max_steps:
             self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)
         elif state.finished:
