@@ -196,7 +196,8 @@ def test_killed_at_random_moments_resumes_to_the_same_weights(
         except subprocess.TimeoutExpired:
             process.kill()
             kills_left -= 1
-        process.communicate()
+        _, err = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), err
         if process.returncode == 0 and kills_left:  # finished before its turn to die: begin again
             for path in sorted(run.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "`tformer train-tokenizer corpus.txt --vocab-size 8000`",
     "`tformer train-tokenizer books/ --model wordpiece --template bert --lowercase --out bert.json`",
-    "`zcat log.gz | tformer train-tokenizer - --model unigram --template t5 --byte-fallback --json`",
+    "`tformer train-tokenizer notes.txt.gz --model unigram --template t5 --byte-fallback --json`",
 )
 
 MODEL, TEXT, TRAINING, OUTPUT = "Model", "Text", "Training", "Output"
