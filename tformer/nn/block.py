@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache, LayerCache
+from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.positions.base import Positions
 from tformer.nn.taps import TapSink
@@ -119,7 +119,7 @@ class Block(nn.Module):
     def _residual(self, x: Tensor, norm: nn.Module, function: Callable[[Tensor], Tensor]) -> Tensor:
         update = function(norm(x) if self.place == "pre" else x)
         if self.dropout:
-            update = F.dropout(update, self.dropout, self.training)
+            update = dropout(update, self.dropout, self.training)
         return x + update if self.place == "pre" else norm(x + update)
 
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
@@ -40,7 +41,7 @@ class _Sum(nn.Module):
         if self.norm is not None:
             x_BTE = self.norm(x_BTE)
         if self.dropout:
-            x_BTE = F.dropout(x_BTE, self.dropout, self.training)
+            x_BTE = dropout(x_BTE, self.dropout, self.training)
         return x_BTE if self.project is None else self.project(x_BTE)
 
 

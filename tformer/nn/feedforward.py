@@ -18,6 +18,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.dropout import dropout
 from tformer.nn.fused import relu2
 from tformer.nn.linear import Linear
 from tformer.nn.options import require_positive
@@ -66,5 +67,5 @@ class FeedForward(nn.Module):
         else:
             hidden = self.activation(hidden)
         if self.dropout:
-            hidden = F.dropout(hidden, self.dropout, self.training)
+            hidden = dropout(hidden, self.dropout, self.training)
         return self.down(hidden)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import ACTIVATIONS
 from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions, build_norm
@@ -186,7 +187,7 @@ class PooledHead(nn.Module):
         x_BD = pool(hidden, mask_BT, self.pooling)
         if self.pooler is not None:
             x_BD = self.activation(self.pooler(x_BD))
-        return self.project(F.dropout(x_BD, self.dropout, self.training)).float()
+        return self.project(dropout(x_BD, self.dropout, self.training)).float()
 
 
 class ReplacedTokenHead(nn.Module):

@@ -110,7 +110,7 @@ def _attend_chunk(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, rows: slice, t
         weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
     mixed = weights.to(q.dtype)
     if terms.dropout > 0.0:
-        mixed = F.dropout(mixed, terms.dropout)
+        mixed = dropout(mixed, terms.dropout, training=True)
     mixed_BKGts = mixed.unflatten(1, (num_kv_heads, -1))
     out_BKGtv = (mixed_BKGts.flatten(2, 3) @ values).view(*mixed_BKGts.shape[:4], values.shape[-1])
     out = out_BKGtv.flatten(1, 2)
