@@ -39,8 +39,10 @@ class _Dropout(torch.autograd.Function):
 
 def keep_mask(count: int, p: float) -> Tensor:
     """bool [count] on the CPU: each True with probability 1 - p, rounded to a multiple of 2^-16."""
-    draws = torch.empty(-(-count // LANES), dtype=torch.int64).random_(-(1 << 63), None)
     threshold = round(p * LEVELS) - LEVELS // 2  # lanes are signed: -32768 ... 32767
+    if threshold >= LEVELS // 2:
+        return torch.zeros(count, dtype=torch.bool)
+    draws = torch.empty(-(-count // LANES), dtype=torch.int64).random_(-(1 << 63), None)
     return draws.view(torch.int16)[:count] >= threshold
 
 

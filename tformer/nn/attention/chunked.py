@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tformer.nn.dropout import dropout
+
 # Scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 CHUNK_ELEMENTS = 2**24
 
