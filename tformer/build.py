@@ -15,7 +15,7 @@ from torch import nn
 
 from tformer.errors import InputError, did_you_mean
 from tformer.model import Transformer
-from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.attention import ATTENTION, MultiHeadAttention
 from tformer.nn.block import Block
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
@@ -265,7 +265,7 @@ def _merged(section: StackSection, overrides: dict[str, Any], path: str) -> Stac
 
 def _block(section: StackSection, sizes: Sizes, memory_dim: int | None) -> Block:
     def attention(memory_dim: int | None) -> MultiHeadAttention:
-        return MultiHeadAttention(
+        return ATTENTION[section.attention.kind](
             sizes.d_model,
             options=section.attention,
             num_heads=sizes.num_heads,

@@ -7,7 +7,10 @@ and exits with its code. Anything else that escapes is a bug of ours, and is sho
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class TformerError(Exception):
@@ -67,3 +70,24 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     if near:
         return f"did you mean '{near[0]}'? (known: {listing})"
     return f"known: {listing}"
+
+
+def cannot_write(
+    path: Path | str, error: OSError, *, bytes_needed: int | None = None, hint: str | None = None
+) -> StorageError:
+    """The refusal of a write by the operating system, with the path and, where it is known, what was needed."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    needs = "" if bytes_needed is None else f" ({bytes_needed:,} bytes needed)"
+    return StorageError(f"cannot write {path}: {reason}{needs}", hint=hint)
+
+
+# C0 but for tab and newline, DEL, C1; and the bidirectional controls that can reorder what is shown around them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""The text with control characters spelled out (`\x1b`), so that what somebody else wrote cannot steer a terminal.
+
+    Tab and newline stay, and so does every letter and space of any script.
+    """
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)

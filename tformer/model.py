@@ -12,8 +12,6 @@ A forward pass returns hidden states; logits are formed on demand, by `Output`, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,69 +20,10 @@ from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Sight
 from tformer.nn.cache import CrossCache, LayerCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
-from tformer.nn.heads import VocabularyHead
-from tformer.nn.losses import CrossEntropy, linear_cross_entropy
+from tformer.nn.output import Output
 from tformer.nn.positions.learned import LearnedPositions
 from tformer.nn.stack import Stack
 from tformer.nn.taps import TapSink, check_taps
-
-IGNORED_LABEL = -100
-
-
-@dataclass
-class Output:
-    """What a forward pass found.
-
-    Attributes:
-        hidden: last hidden states of the decoder if there is one, else of the encoder [B, T, D].
-        encoder_hidden: last hidden states of the encoder beside a decoder [B, S, D].
-        taps: the tensors that were asked for, by name.
-    """
-
-    hidden: Tensor
-    heads: nn.ModuleDict = field(repr=False)
-    mask: Tensor | None = field(default=None, repr=False)  # real positions of `hidden` [B, T]; None: all
-    encoder_hidden: Tensor | None = None
-    taps: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def logits(self) -> Tensor:
-        """The first head's predictions on all positions, fp32: [B, T, V] for a language model."""
-        return self.head(next(iter(self.heads)))
-
-    def head(self, name: str) -> Tensor:
-        """The predictions of the head called `name`, fp32."""
-        return self._head(name)(self.hidden, self.mask)
-
-    def logits_at(self, index: int | Tensor = -1) -> Tensor:
-        """The first head's logits [B, V] at one position: an int for all rows, or a tensor [B]."""
-        if isinstance(index, int):
-            hidden_BD = self.hidden[:, index]
-        else:
-            hidden_BD = self.hidden[torch.arange(len(index), device=index.device), index]
-        return self._head(next(iter(self.heads)))(hidden_BD)
-
-    def loss_terms(self, name: str, labels_BT: Tensor, **options: Any) -> CrossEntropy:
-        """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
-
-        `options` go to `losses.linear_cross_entropy`. Where most labels are ignored (masked LM), only the others are
-        computed.
-        """
-        head = self._head(name)
-        if not isinstance(head, VocabularyHead):
-            raise ValueError(f"loss_terms needs a head over the vocabulary, '{name}' is a {type(head).__name__}")
-        hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
-        if head.dense is not None:
-            kept = labels_N != IGNORED_LABEL
-            hidden_ND, labels_N = hidden_ND[kept], labels_N[kept]
-        return linear_cross_entropy(
-            head.features(hidden_ND), head.matrix(), labels_N, bias=head.bias, softcap=head.softcap, **options
-        )
-
-    def _head(self, name: str) -> nn.Module:
-        if name not in self.heads:
-            raise ValueError(f"the model has no head '{name}'; it has: {', '.join(self.heads) or 'none'}")
-        return self.heads[name]
 
 
 class Transformer(nn.Module):

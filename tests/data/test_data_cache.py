@@ -333,7 +333,7 @@ except StorageError as error:
     print(error.exit_code, error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("3 ") and "bytes are needed" in done.stdout
+    assert done.stdout.startswith("3 ") and "bytes needed" in done.stdout
     assert not entries(tmp_path / "cache") and not leftovers(tmp_path / "cache")
 
 

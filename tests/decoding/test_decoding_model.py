@@ -187,8 +187,16 @@ def test_cast_matrices_rounds_what_training_rounds():
         ("bf16", "fp32", "cpu", torch.bfloat16),
     ],
 )
-def test_auto_precision_is_that_of_training(asked, trained_in, device, expected):
+def test_auto_precision_is_that_of_training(monkeypatch, asked, trained_in, device, expected):
+    monkeypatch.setattr("tformer.decoding.precision.has_bf16_instructions", lambda: True)
     assert inference_dtype(asked, trained_in=trained_in, device=torch.device(device)) == expected
+
+
+def test_a_bf16_model_generates_in_fp32_on_a_cpu_without_bf16_instructions(monkeypatch):
+    monkeypatch.setattr("tformer.decoding.precision.has_bf16_instructions", lambda: False)
+    assert inference_dtype("auto", trained_in="bf16", device=torch.device("cpu")) == torch.float32
+    assert inference_dtype("auto", trained_in="bf16", device=torch.device("cuda")) == torch.bfloat16
+    assert inference_dtype("bf16", trained_in="bf16", device=torch.device("cpu")) == torch.bfloat16  # as asked
 
 
 def test_an_unknown_precision_is_named():

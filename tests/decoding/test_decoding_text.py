@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tformer.decoding.output import open_output
 from tformer.decoding.prompts import encode_prompt, read_lines, start_ids
-from tformer.decoding.rendering import as_document, as_one_line, for_terminal
+from tformer.decoding.rendering import as_document, as_one_line
 from tformer.decoding.settings import Generated
 from tformer.decoding.text import TextFollower, held_length
-from tformer.errors import InputError, Interrupted
+from tformer.errors import InputError, Interrupted, visible
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 
@@ -129,8 +129,8 @@ def test_missing_prompt_files_are_input_errors(tmp_path):
 
 
 def test_control_characters_cannot_steer_the_terminal():
-    assert for_terminal("a\x1b[2J\x9b1m\x07\r\x7f\u202eb") == "a\\x1b[2J\\x9b1m\\x07\\r\\x7f\\u202eb"
-    assert for_terminal("tab\tline\nümlaut 猫 👩‍💻") == "tab\tline\nümlaut 猫 👩‍💻"
+    assert visible("a\x1b[2J\x9b1m\x07\r\x7f\u202eb") == "a\\x1b[2J\\x9b1m\\x07\\r\\x7f\\u202eb"
+    assert visible("tab\tline\nümlaut 猫 👩‍💻") == "tab\tline\nümlaut 猫 👩‍💻"
 
 
 def test_one_line_stays_one_line():

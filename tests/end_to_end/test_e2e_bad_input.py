@@ -109,8 +109,14 @@ def test_directory_with_nothing_readable(train: Callable[..., str], tmp_path: Pa
         (["--max-steps", "0"], ["max_steps", "0"]),
         (["--set", "model.decoder.num_heads=3"], ["num_heads", "3", "16"]),
         (
-            ["--set", "model.d_model=15", "--set", "model.decoder.num_heads=3"]
-            + ["--set", "model.decoder.positions={kind: sinusoidal}"],
+            [
+                "--set",
+                "model.d_model=15",
+                "--set",
+                "model.decoder.num_heads=3",
+                "--set",
+                "model.decoder.positions={kind: sinusoidal}",
+            ],  # fmt: skip
             ["15", "even", "sinusoidal"],
         ),
         (["--set", "tokenizer.train.vocab_size=5000000000"], ["5000000000"]),
@@ -122,7 +128,12 @@ def test_directory_with_nothing_readable(train: Callable[..., str], tmp_path: Pa
     ids=lambda value: " ".join(value) if isinstance(value, list) and value and value[0].startswith("--") else "",
 )
 def test_wrong_configuration(
-    arguments: list[str], words: list[str], refused: Callable[..., str], tiny_recipe: Path, text_file: Path, tmp_path: Path
+    arguments: list[str],
+    words: list[str],
+    refused: Callable[..., str],
+    tiny_recipe: Path,
+    text_file: Path,
+    tmp_path: Path,
 ) -> None:
     base = [] if "--arch" in arguments else ["--config", tiny_recipe]
     message = refused(2, "train", *base, "--data", text_file, "--out", tmp_path / "run", *arguments)
@@ -134,7 +145,7 @@ def test_wrong_configuration(
     ("yaml_text", "word"),
     [
         ("seed: 1\nseed: 2\n", "seed"),
-        ("model: &m {d_model: 16}\ngenerator: *m\n", "alias"),
+        ("model: &m {d_model: 16}\ngenerator: *m\n", "anchor"),
         ("model: !!python/object/apply:os.system ['true']\n", "tag"),
         ("- a list\n", "mapping"),
         ("model: {d_model: 16\n", "broken.yaml"),

@@ -97,6 +97,48 @@ def test_init_from_takes_model_and_tokenizer(cli: Cli, tmp_path: Path, text_file
     assert losses[0] == pytest.approx(start, abs=0.3)
 
 
+def test_init_from_with_a_config_reads_the_data_of_the_config(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
+) -> None:
+    first = tmp_path / "first"
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", first).code == 0
+    tuning = tmp_path / "tuning.yaml"
+    tuning.write_text(f"data: {{train: [{{path: '{text_file}'}}], valid_fraction: 0.2}}\ntraining: {{max_steps: 2}}\n")
+    second = tmp_path / "second"
+    outcome = cli("train", "--init-from", first, "--config", tuning, "--out", second)
+    assert outcome.code == 0, outcome.err
+    assert lines_without_time(second)[-1]["step"] == 2
+    assert str(text_file) in (second / "recipe.yaml").read_text()
+
+
+def test_a_run_that_stopped_early_stays_stopped(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    run = tmp_path / "run"
+    flags = ("--set", "training.early_stopping={patience: 1, min_delta: 1000}", "--set", "training.eval_every=2")
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run, *flags).code == 0
+    before = lines_without_time(run)
+    again = cli("train", "--resume", "--out", run)
+    assert again.code == 0 and lines_without_time(run) == before
+
+
+def test_resume_finds_the_newest_run_of_the_name(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path(cli("train", "--config", tiny_recipe, "--data", text_file).out.strip())
+    outcome = cli("train", "--resume", "--arch", "gpt", "--max-steps", "14")
+    assert outcome.code == 0 and outcome.out.strip() == str(run), outcome.err
+    assert lines_without_time(run)[-1]["step"] == 14
+
+
+def test_resume_refuses_another_global_batch(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
+    run = tmp_path / "run"
+    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run).code == 0
+    refused = cli("train", "--resume", "--out", run, "--batch-size", "7", "--max-steps", "20")
+    assert refused.code == 2 and "7 sequences" in refused.err
+    same = cli("train", "--resume", "--out", run, "--batch-size", "2", "--grad-accum", "2", "--max-steps", "20")
+    assert same.code == 0, same.err
+
+
 def test_resume_with_more_steps_continues(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
     run = tmp_path / "run"
     assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run, "--max-steps", "6").code == 0
@@ -154,7 +196,20 @@ def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_p
     with big.open("w") as file:
         for _ in range(120):
             file.write(" ".join(draw.choices(words, k=20000)) + "\n")
-    process = cli_process("train", "--config", tiny_recipe, "--data", big, "--out", tmp_path / "run", cwd=tmp_path)
+    process = cli_process(
+        "train",
+        "--config",
+        tiny_recipe,
+        "--data",
+        big,
+        "--out",
+        tmp_path / "run",
+        "--set",
+        "tokenizer.train.model=byte-bpe",
+        "--set",
+        "tokenizer.train.template=gpt",
+        cwd=tmp_path,
+    )
     time.sleep(3.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

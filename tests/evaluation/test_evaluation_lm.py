@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tformer.build import build_model
 from tformer.data.corpus import TokenCorpus
 from tformer.errors import InputError
-from tformer.evaluation.lm import IGNORED, batches, evaluate_lm, load_batch, windows
+from tformer.data.batch import IGNORED_LABEL
+from tformer.evaluation.lm import batches, evaluate_lm, load_batch, windows
 from tformer.recipe.model import Model
 
 VOCAB = 19
@@ -113,9 +114,11 @@ def test_every_token_is_predicted_exactly_once(num_tokens, seq_len, data):
     predicted = []
     for batch in batches(windows(num_tokens, seq_len, stride), batch_size):
         assert len(batch) <= batch_size
-        inputs, labels, _ = load_batch(corpus, batch)
+        loaded = load_batch(corpus, batch)
+        inputs, labels = loaded.input_ids, loaded.labels
+        assert inputs is not None and labels is not None
         assert inputs.shape == labels.shape and inputs.shape[1] <= seq_len
-        counted = labels != IGNORED
+        counted = labels != IGNORED_LABEL
         assert torch.equal(labels[counted], inputs[counted] + 1)
         predicted += labels[counted].tolist()
     assert predicted == list(range(1, num_tokens))

@@ -20,6 +20,7 @@ from tformer.nn.positions.none import NoPositionsOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
 from tformer.nn.positions.t5_bias import T5BiasOptions
+from tformer.nn.projections import block_matrices
 from tformer.nn.taps import TapSink, check_taps
 
 LAYER_KINDS = [NoPositionsOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=3)]
@@ -478,7 +479,8 @@ def test_sizes_of_the_fused_projections() -> None:
     )
     shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
     assert shapes == {"qkv.weight": (6 * 5 + 2 * 5 + 2 * 3, 16), "out.weight": (16, 6 * 3)}
-    assert list(layer.fused_parts()) == [(layer.qkv, [30, 10, 6])]
+    found = {name: (matrix, rows) for name, matrix, rows in block_matrices(layer)}
+    assert found == {".qkv": (layer.qkv, [30, 10, 6]), ".out": (layer.out, [16])}
     assert layer(torch.randn(2, 3, 16), q_pos=arange(3)).shape == (2, 3, 16)
     with pytest.raises(ValueError, match="d_model 16 is not divisible by num_heads 3"):
         MultiHeadAttention(16, num_heads=3)

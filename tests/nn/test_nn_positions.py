@@ -196,6 +196,29 @@ def test_rope_follows_positions_per_row() -> None:
         torch.testing.assert_close(together[row], alone[0])
 
 
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("pos", [[[0, 1, 2]], [[0, 1, 2], [0, 0, 1]]], ids=["alike", "left padded"])
+def test_rope_prepared_once_turns_as_rope_prepared_by_each_layer(layout: Any, pos: list[list[int]]) -> None:
+    module = make(RopeOptions(layout=layout))
+    where = torch.tensor(pos)
+    q, k = (torch.randn(2, heads, 3, 6, requires_grad=True) for heads in (4, 2))
+    prepared = module.prepare(q, where, heads=4)
+    each, once = module.rotate(q, k, where, where), module.rotate(q, k, where, where, prepared)
+    torch.testing.assert_close(once, each, atol=0, rtol=0)
+    grads = [
+        torch.autograd.grad(sum(x.square().sum() * x[..., 0].sum() for x in pair), (q, k)) for pair in (each, once)
+    ]
+    torch.testing.assert_close(grads[1], grads[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_rope_prepared_outside_of_compiled_code_serves_inside(layout: Any) -> None:
+    module, q, pos = make(RopeOptions(layout=layout)), torch.randn(2, 4, 3, 6), arange(3)
+    prepared = module.prepare(q, pos, heads=4)
+    turn = torch.compile(lambda x: module.rotate(x, x, pos, pos, prepared)[0], backend="eager", fullgraph=True)
+    torch.testing.assert_close(turn(q), module.rotate(q, q, pos, pos)[0])
+
+
 def test_rope_agrees_with_llama_including_scaling() -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     from transformers import LlamaConfig

@@ -135,7 +135,7 @@ def test_a_refused_write_leaves_everything_as_it_was(make, tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, call, refuse)
-    with pytest.raises(StorageError, match=r"No space left on device \(\d+ bytes needed\)") as caught:
+    with pytest.raises(StorageError, match=r"No space left on device \([\d,]+ bytes needed\)") as caught:
         make("char").save(path, force=True)
     assert caught.value.exit_code == 3
     assert path.read_bytes() == before

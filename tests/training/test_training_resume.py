@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "schedule": {"kind": "wsd"},
         "training": {"ema_decay": 0.9, "precision": "bf16", "grad_accum": 2},
     },
+    "fp16": {"training": {"precision": "fp16"}},
     "checkpointed activations": {"training": {"activation_checkpointing": True}},
     "several sources": {"data": {"train": "TWO"}},
 }
@@ -126,7 +127,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path,
 
 
 def test_every_single_step_can_be_the_one_that_is_interrupted(tmp_path: Path, text_file: Path) -> None:
-    recipe = write_recipe(tmp_path, text_file, {})
+    recipe = write_recipe(tmp_path, text_file, {"training": {"sample_every": 0}})
     polls = train(recipe, tmp_path / "whole").count
     expected = metrics(tmp_path / "whole"), final_hash(tmp_path / "whole")
     for stop_at in range(1, polls + 1):

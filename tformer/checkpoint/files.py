@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tformer.errors import StorageError
+from tformer.errors import StorageError, cannot_write
 
 TEMPORARY = ".tmp-"  # prefix of every name that is not finished yet; swept at the next start
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
@@ -100,9 +100,7 @@ def storage_errors(path: Path, *, bytes_needed: int | None = None) -> Iterator[N
 
 
 def storage_error(path: Path, error: OSError, *, bytes_needed: int | None = None) -> StorageError:
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    needs = "" if bytes_needed is None else f" ({bytes_needed:,} bytes needed)"
-    return StorageError(f"cannot write {path}: {reason}{needs}", hint=_HINTS.get(error.errno or 0))
+    return cannot_write(path, error, bytes_needed=bytes_needed, hint=_HINTS.get(error.errno or 0))
 
 
 def require_space(path: Path, bytes_needed: int) -> None:

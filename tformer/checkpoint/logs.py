@@ -42,16 +42,17 @@ def append(path: Path, text: str) -> None:
 
 def metrics_line(values: dict[str, Any]) -> str:
     """One JSON object and a newline; NaN and infinity, which JSON lacks, become null."""
-    return json.dumps(_finite(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
+    return json.dumps(finite(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same value for JSON, at any depth: NaN and infinity become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

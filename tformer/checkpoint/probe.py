@@ -17,9 +17,7 @@ def require_writable(target: Path) -> None:
         StorageError: read-only, full, or not ours to write to.
         InputError: a file stands where a folder would have to be.
     """
-    folder = target.absolute()
-    while not os.path.lexists(folder):
-        folder = folder.parent
+    folder = _nearest(target)
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, expected a folder")
     probe = folder / f"{files.TEMPORARY}probe-{os.getpid()}"
@@ -34,3 +32,16 @@ def require_writable(target: Path) -> None:
         finally:
             with contextlib.suppress(OSError):
                 files.unlink(probe)
+
+
+def require_room(target: Path, bytes_needed: int) -> None:
+    """Raise `StorageError` unless the file system that `target` is, or will be, on has so many bytes free."""
+    files.require_space(_nearest(target), bytes_needed)
+
+
+def _nearest(target: Path) -> Path:
+    """The target itself, or the nearest folder above it that exists."""
+    folder = target.absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return folder

@@ -15,6 +15,7 @@ from torch import Tensor
 from tformer.checkpoint import catalog
 from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.checkpoint.manifest import FileRecord, Manifest, plain_name, read_manifest
+from tformer.checkpoint.run import CHECKPOINTS
 from tformer.checkpoint.tensor_files import read_specs, read_tensors
 from tformer.checkpoint.tensor_header import MAX_HEADER_BYTES, TensorSpec
 from tformer.errors import InputError
@@ -85,6 +86,13 @@ class Checkpoint:
         return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
 
     def _tensors(self, role: str) -> dict[str, Tensor]:
+        try:
+            return self._read_tensors(role)
+        except InputError as error:
+            error.hint = error.hint or _way_on(self.path)
+            raise
+
+    def _read_tensors(self, role: str) -> dict[str, Tensor]:
         index = self._index() if role == "weights" else None
         tensors: dict[str, Tensor] = {}
         for record in self.manifest.by_role(role):
@@ -159,14 +167,22 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
         texts = {role: _read_text(folder, manifest, role, verify=verify) for role in _MAX_TEXT_BYTES}
         trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
     except InputError as error:
-        error.hint = error.hint or _other_checkpoints(folder)
+        error.hint = error.hint or _way_on(folder)
         raise
     return Checkpoint(folder, manifest, texts["recipe"], texts["tokenizer"], trainer, verify=verify)
 
 
-def _other_checkpoints(folder: Path) -> str | None:
-    names = [entry.path.name for entry in catalog.scan(folder.parent) if entry.path.name != folder.name]
-    return f"other checkpoints of this run: {', '.join(names)}" if names else None
+def _way_on(folder: Path) -> str | None:
+    """What to do about a damaged checkpoint of a run: without its latest, the run resumes from the one before."""
+    entries = catalog.scan(folder.parent)
+    others = [entry.path.name for entry in entries if entry.path.name != folder.name]
+    if folder.parent.name != CHECKPOINTS:
+        return f"other checkpoints beside it: {', '.join(others)}" if others else None
+    listing = f"other checkpoints of this run: {', '.join(others)}" if others else "the run has no other checkpoint"
+    if not entries or entries[-1].path.name != folder.name:
+        return listing
+    start = f"from {others[-1]}" if others else "from the start"
+    return f"{listing}; to go on {start}, remove {folder}, then: tformer train --resume --out {folder.parents[1]}"
 
 
 def _check_size(path: Path, record: FileRecord) -> None:

@@ -38,7 +38,7 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
     if (folder / "config.json").is_file():
         raise InputError(
             f"{folder} is a Hugging Face folder, not a tformer run",
-            hint=f"convert it first: tformer import {folder} --out DIR",
+            hint="name a run or a checkpoint of tformer: other formats are not read",
         )
     _refuse_pickles(folder)
     raise InputError(

@@ -6,7 +6,6 @@ that of the renames (a rename can reach the disk before the data it names), and 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
 from tformer.errors import StorageError
+from tformer.tokenizer.files import canonical_sha256
 
 
 def save_checkpoint(
@@ -135,16 +135,6 @@ def write_checkpoint(
         atomic.publish_directory(target, fill)
     except OSError as error:
         raise _with_previous(files.storage_error(target, error, bytes_needed=total), target) from error
-
-
-def canonical_sha256(tokenizer_json: str) -> str:
-    """`Tokenizer.sha256`: the hash of its JSON whatever the layout (keys sorted, no spaces)."""
-    try:
-        value = json.loads(tokenizer_json)
-    except ValueError as error:
-        raise ValueError(f"the tokenizer is not JSON: {error}") from None
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def checkpoint_bytes(*tensors: Mapping[str, Tensor] | None) -> int:

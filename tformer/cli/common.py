@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import time
@@ -31,8 +32,16 @@ def emit(text: str) -> None:
 
 
 def emit_json(document: Any) -> None:
-    """Write one JSON document, on one line, to stdout. NaN and infinity have no JSON: they must not reach this."""
-    emit(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
+    emit(json.dumps(_finite(document), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class StopFlag:

@@ -11,7 +11,7 @@ from tformer.cli.common import StopFlag, console, emit, emit_json, examples, pro
 from tformer.errors import InputError, NonFiniteLossError
 
 if TYPE_CHECKING:
-    from tformer.data.sources import TextSource
+    from tformer.data.corpus import TokenCorpus
     from tformer.loading import Loaded
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
@@ -26,7 +26,7 @@ EPILOG = examples(
 def evaluate(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
+        typer.Argument(metavar="RUN", help="Run or checkpoint folder; default: the newest run."),
     ] = None,
     data: Annotated[
         str | None,
@@ -42,8 +42,14 @@ def evaluate(
         typer.Option("--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet.", rich_help_panel=DATA),
     ] = None,
     errors: Annotated[
-        str, typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8.", rich_help_panel=DATA)
-    ] = "strict",
+        str | None,
+        typer.Option(
+            "--errors",
+            metavar="strict|replace",
+            help="Invalid UTF-8; default: strict, for the run's own data as in training.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     stride: Annotated[
         int | None,
         typer.Option(
@@ -70,11 +76,12 @@ def evaluate(
     """Loss, perplexity, bits per byte and accuracy over every token of a text.
 
     The loss is in nats per token, the same figure as the validation loss during training: windows of the training
-    length that do not overlap, each token predicted once.
+    length that do not overlap, each token predicted once. Without --data it is taken over the run's validation data:
+    several sources together, or the part of the training text that was held out.
     """
     if batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, found {batch_size}")
-    if errors not in ("strict", "replace"):
+    if errors not in (None, "strict", "replace"):
         raise InputError(f"--errors must be strict or replace, found '{errors}'")
     with StopFlag() as flag:
         from tformer.decoding.precision import inference_dtype
@@ -93,51 +100,82 @@ def evaluate(
         seq_len = loaded.recipe.data.seq_len or loaded.model.max_seq_len
         if stride is not None and not 1 <= stride <= seq_len:
             raise InputError(f"--stride must be between 1 and the window of {seq_len} tokens, found {stride}")
-        column = int(text_column) if text_column is not None and text_column.isdigit() else text_column
-        for source in _open(loaded, data, column, errors):
-            result = _evaluate(loaded, source, flag, seq_len=seq_len, stride=stride, batch_size=batch_size)
-            if as_json:
-                emit_json(result)
-            else:
-                _show(result)
+        corpora = _read(loaded, data, text_column, errors, flag)
+        result = _evaluate(loaded, corpora, flag, seq_len=seq_len, stride=stride, batch_size=batch_size)
+        if as_json:
+            emit_json(result)
+        else:
+            _show(result)
 
 
-def _open(loaded: Loaded, data: str | None, column: str | int | None, errors: str) -> list[TextSource]:
-    """What to read: `--data`, or what the run was validated on when that is a source of its own."""
-    from tformer.data.sources import open_sources
+def _read(
+    loaded: Loaded, data: str | None, text_column: str | None, errors: str | None, flag: StopFlag
+) -> list[tuple[str, TokenCorpus]]:
+    """The tokens of `--data`, or else those that validated the run, by the name of each text."""
+    from tformer.data.cache import token_corpus
+    from tformer.data.corpus import split_corpus
+    from tformer.data.sources import STANDARD_INPUT, open_sources
+    from tformer.data.tables import parse_column
     from tformer.recipe.data import Columns, SourceSpec
 
     recipe = loaded.recipe.data
-    specs = recipe.valid if data is None else (SourceSpec(path=data),)
-    if not specs:
-        raise InputError("no text to evaluate: --data is missing", hint="for example --data valid.txt")
-    columns = recipe.columns if column is None else Columns(text=column)
-    return open_sources(specs, columns=columns, errors="replace" if errors == "replace" else "strict")
+    specs = (SourceSpec(path=data),) if data is not None else recipe.valid or recipe.train
+    if data is None and any(spec.path == STANDARD_INPUT for spec in specs):
+        raise InputError(
+            f"{loaded.path} was trained on standard input, which cannot be read again",
+            hint="name the text to evaluate with --data",
+        )
+    chosen = errors or ("strict" if data is not None else recipe.errors)
+    sources = open_sources(
+        specs,
+        columns=recipe.columns if text_column is None else Columns(text=parse_column(text_column)),
+        errors="replace" if chosen == "replace" else "strict",
+    )
+    held_out = data is None and not recipe.valid
+    corpora: list[tuple[str, TokenCorpus]] = []
+    for source in sources:
+        with progress_reporter(f"reading {source.name}") as progress:
+            corpus = token_corpus(source, loaded.tokenizer, progress=progress, should_stop=flag.should_stop)
+        for note in (*source.notes, *corpus.notes):
+            console.print(note, markup=False)
+        name = source.name
+        if held_out:
+            _, corpus = split_corpus(corpus, fraction=recipe.valid_fraction)
+            name = f"the last {recipe.valid_fraction:.0%} of {source.name}"
+        corpora.append((name, corpus))
+    return corpora
 
 
 def _evaluate(
-    loaded: Loaded, source: TextSource, flag: StopFlag, *, seq_len: int, stride: int | None, batch_size: int
+    loaded: Loaded,
+    corpora: list[tuple[str, TokenCorpus]],
+    flag: StopFlag,
+    *,
+    seq_len: int,
+    stride: int | None,
+    batch_size: int,
 ) -> dict[str, Any]:
-    from tformer.data.cache import token_corpus
-    from tformer.evaluation.lm import evaluate_lm
+    from tformer.checkpoint.logs import finite
+    from tformer.evaluation.combine import combine_validation
+    from tformer.evaluation.lm import evaluate_lm, isolates_documents
 
-    with progress_reporter(f"reading {source.name}") as progress:
-        corpus = token_corpus(source, loaded.tokenizer, progress=progress, should_stop=flag.should_stop)
-    for note in corpus.notes:
-        console.print(note, markup=False)
-    with progress_reporter("evaluating") as progress:
-        figures = evaluate_lm(
-            loaded.model,
-            corpus,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            stride=stride,
-            document_mask=loaded.recipe.data.document_mask,
-            progress=progress,
-            should_stop=flag.should_stop,
-        )
-    if flag.should_stop():
-        raise flag.interrupted("interrupted before the whole text was read")
+    parts = []
+    for name, corpus in corpora:
+        with progress_reporter(f"evaluating {name}") as progress:
+            part = evaluate_lm(
+                loaded.model,
+                corpus,
+                seq_len=seq_len,
+                batch_size=batch_size,
+                stride=stride,
+                document_mask=isolates_documents(loaded.recipe.data),
+                progress=progress,
+                should_stop=flag.should_stop,
+            )
+        if flag.should_stop():
+            raise flag.interrupted("interrupted before the whole text was read")
+        parts.append(part)
+    figures = combine_validation(parts)
     if not math.isfinite(figures["loss"]):
         raise NonFiniteLossError(
             f"the loss is {figures['loss']}", hint="the weights are damaged, or --precision fp32 is needed"
@@ -145,16 +183,15 @@ def _evaluate(
     return {
         "run": str(loaded.path),
         "step": loaded.step,
-        "data": source.name,
-        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
-        "bytes": corpus.num_bytes,
+        "data": ", ".join(name for name, _ in corpora),
+        **finite(figures),
         "seq_len": seq_len,
         "stride": stride or seq_len,
     }
 
 
 def _show(result: dict[str, Any]) -> None:
-    """One figure a line."""
+    """One figure a line; a perplexity beyond what a number holds is inf."""
     for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
         emit(f"{name} {result[name]:.4f}" if result[name] is not None else f"{name} inf")
     emit(f"tokens {result['tokens']}")

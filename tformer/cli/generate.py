@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer.cli.common import StopFlag, console, examples
-from tformer.errors import InputError
+from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
     from tformer.decoding.output import Write
@@ -32,7 +32,7 @@ EPILOG = examples(
 def generate(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
+        typer.Argument(metavar="RUN", help="Run or checkpoint folder; default: the newest run."),
     ] = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Text to continue; default: nothing.", rich_help_panel=PROMPT)
@@ -252,17 +252,17 @@ class _Session:
         )
 
     def _show(self, text: str) -> None:
-        from tformer.decoding.rendering import for_terminal
-
-        self.write(for_terminal(text) if self.on_terminal else text)
+        # A model can write anything, control characters included.
+        self.write(visible(text) if self.on_terminal else text)
 
     def _write_document(self, index: int, prompt: str, completions: list[Generated]) -> None:
         import json
 
+        from tformer.checkpoint.logs import finite
         from tformer.decoding.rendering import as_document
 
         # ASCII alone on a terminal: JSON leaves some control characters as they are.
-        document = as_document(index, prompt, completions)
+        document = finite(as_document(index, prompt, completions))
         self.write(json.dumps(document, ensure_ascii=self.on_terminal, allow_nan=False) + "\n")
 
     def _tell_logprobs(self, completions: list[Generated]) -> None:

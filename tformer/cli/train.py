@@ -140,6 +140,10 @@ def train(
         if json_:
             emit_json(summary)
         elif dry_run:
+            memory = {name.removesuffix("_bytes"): size for name, size in summary["memory"].items()}
+            console.print("memory: " + ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in memory.items()))
+            batch = ", ".join(f"{name} {value}" for name, value in summary["batch"].items())
+            console.print(f"one batch: {batch}", markup=False)
             emit(summary["recipe_yaml"].rstrip())
         else:
             emit(summary["run"])

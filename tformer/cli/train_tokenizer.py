@@ -117,13 +117,14 @@ def train_tokenizer(
     _check_output(out, options, force=force)
 
     from tformer.data.sources import open_sources
+    from tformer.data.tables import parse_column
     from tformer.tokenizer.report import tokenizer_report
     from tformer.tokenizer.train import train_with_facts
 
     with StopFlag() as stop:
         sources = open_sources(
             [_Spec(path) for path in inputs or []],
-            columns=SimpleNamespace(text=_column(text_column)),
+            columns=SimpleNamespace(text=parse_column(text_column)),
             errors=errors,  # type: ignore[arg-type]
         )
         for source in sources:
@@ -156,11 +157,6 @@ def train_tokenizer(
 class _Spec:
     path: str
     weight: float = 1.0
-
-
-def _column(name: str | None) -> str | int | None:
-    """A column's name, or its number from 0."""
-    return int(name) if name is not None and name.isdecimal() else name
 
 
 def _texts(sources: Iterable[TextSource]) -> Iterator[str]:

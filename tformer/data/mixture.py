@@ -7,7 +7,7 @@ of any run can be computed alone, and each source goes through all of its sample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -85,11 +85,28 @@ class MixedWindows:
 
     def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
         """int64 [n, seq_len + 1]; every source must be packed by "concat"."""
-        rows = [self.sources[number].windows(own, [index])[0] for number, own, index in self.locate(epoch, indices)]
-        return np.stack(rows) if rows else np.empty((0, self.seq_len + 1), dtype=np.int64)
+        rows = np.empty((len(indices), self.seq_len + 1), dtype=np.int64)
+        for number, own, places, windows in self._grouped(epoch, indices):
+            rows[places] = self.sources[number].windows(own, windows)
+        return rows
 
     def window(self, epoch: int, index: int) -> np.ndarray:
         return self.examples(epoch, [index])[0].ids
 
     def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
-        return [self.sources[number].examples(own, [index])[0] for number, own, index in self.locate(epoch, indices)]
+        found: dict[int, Example] = {}
+        for number, own, places, windows in self._grouped(epoch, indices):
+            found.update(zip(places, self.sources[number].examples(own, windows), strict=True))
+        return [found[place] for place in range(len(indices))]
+
+    def _grouped(
+        self, epoch: int, indices: np.ndarray | Sequence[int]
+    ) -> Iterator[tuple[int, int, list[int], list[int]]]:
+        """(source, its epoch, places in `indices`, windows there): what one call to a source can answer."""
+        groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for place, (number, own, window) in enumerate(self.locate(epoch, indices)):
+            places, windows = groups.setdefault((number, own), ([], []))
+            places.append(place)
+            windows.append(window)
+        for (number, own), (places, windows) in groups.items():
+            yield number, own, places, windows

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.errors import InputError, StorageError
+from tformer.errors import InputError, StorageError, cannot_write
 
 MAGIC = b"TFTOKENS"
 VERSION = 1
@@ -137,11 +137,8 @@ class ArrayWriter:
 
 
 def storage_error(path: Path, error: OSError, *, needed: int | None = None) -> StorageError:
-    size = f" (at least {needed:,} bytes are needed)" if needed is not None else ""
-    return StorageError(
-        f"{path}: cannot be written: {(error.strerror or str(error)).lower()}{size}",
-        hint="free some space, or set TFORMER_CACHE to a folder with more",
-    )
+    hint = "free some space, or set TFORMER_CACHE to a folder with more"
+    return cannot_write(path, error, bytes_needed=needed, hint=hint)
 
 
 def map_array(path: Path, dtype: np.dtype[Any], *, tokenizer: bytes) -> tuple[np.ndarray, ShardHeader]:

@@ -43,7 +43,7 @@ class SourceSpec(Protocol):
     @property
     def path(self) -> str: ...
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float | None: ...
 
 
 class Columns(Protocol):
@@ -59,7 +59,7 @@ class TextSource:
 
     name: str
     parts: tuple[Part, ...]
-    weight: float = 1.0
+    weight: float | None = None  # share of a mixture, as given
     notes: tuple[str, ...] = ()
 
     def documents(self) -> Iterator[Piece]:
@@ -94,11 +94,11 @@ def open_sources(
     """
     column = columns.text if columns is not None else None
     if not specs:
-        return [_open(f"{PREFIX}{DEFAULTS[builtin_for]}", 1.0, column, errors)]
+        return [_open(f"{PREFIX}{DEFAULTS[builtin_for]}", None, column, errors)]
     return [_open(spec.path, spec.weight, column, errors) for spec in specs]
 
 
-def _open(path: str, weight: float, column: Column, errors: Errors) -> TextSource:
+def _open(path: str, weight: float | None, column: Column, errors: Errors) -> TextSource:
     if path.startswith(PREFIX):
         return TextSource(path, (BuiltinPart(find_builtin(path)),), weight)
     if path == STANDARD_INPUT:
@@ -152,7 +152,7 @@ def _file_parts(paths: Iterable[Path], name: str, column: Column, errors: Errors
     return tuple(parts)
 
 
-def _open_folder(folder: Path, weight: float, column: Column, errors: Errors) -> TextSource:
+def _open_folder(folder: Path, weight: float | None, column: Column, errors: Errors) -> TextSource:
     """Every file below with a known ending, sorted by path; hidden and binary ones are left out, and counted."""
     paths: list[Path] = []
     skipped: list[Path] = []

@@ -19,6 +19,11 @@ COLUMN_HINT = "name the column with --text-column (data.columns.text)"
 Column = str | int | None
 
 
+def parse_column(text: str | None) -> Column:
+    """A column as a flag names it: its number from 0, or its name."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
 def jsonl_rows(texts: Iterator[str], *, name: str, column: Column, errors: Errors) -> Iterator[str]:
     """The text key of each line's object; every other key, nested or not, is ignored."""
     if isinstance(column, int):

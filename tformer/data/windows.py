@@ -116,6 +116,14 @@ class LmWindows:
         return numbers - numbers[0]
 
 
+def restarting_positions(document_ids: np.ndarray) -> np.ndarray:
+    """[..., t] -> [..., t]: 0, 1, 2, ... from the start of each run of equal ids along the last axis."""
+    places = np.broadcast_to(np.arange(document_ids.shape[-1]), document_ids.shape)
+    begins = np.ones(document_ids.shape, dtype=bool)
+    begins[..., 1:] = document_ids[..., 1:] != document_ids[..., :-1]
+    return places - np.maximum.accumulate(np.where(begins, places, 0), axis=-1)
+
+
 def _cut_documents(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """(starts, lengths) of one or more samples per document; a document of one token has nothing to predict."""
     sizes = np.diff(offsets)

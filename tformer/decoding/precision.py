@@ -12,20 +12,21 @@ from torch import nn
 
 from tformer.errors import InputError, did_you_mean
 from tformer.model import Transformer
+from tformer.nn.hardware import DTYPES, has_bf16_instructions
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
-    """`fp32`, `bf16`, `fp16`, or `auto`: as in training (`trained_in`, the recipe's), with fp16 on GPUs only.
+    """`fp32`, `bf16`, `fp16`, or `auto`: as in training (`trained_in`, the recipe's) where the device is made for it.
 
+    A CPU is made for fp32, and for bf16 when it has the instructions; without them bf16 is slower, not faster.
     Raises InputError for another name.
     """
     if precision == "auto":
-        known = trained_in in DTYPES and (trained_in != "fp16" or device.type != "cpu")
-        return DTYPES[trained_in] if known else torch.float32
+        on_cpu = {"fp32"} | ({"bf16"} if has_bf16_instructions() else set())
+        fits = device.type != "cpu" or trained_in in on_cpu
+        return DTYPES.get(trained_in, torch.float32) if fits else torch.float32
     if precision not in DTYPES:
         raise InputError(f"unknown precision '{precision}'", hint=did_you_mean(precision, ("auto", *DTYPES)))
     return DTYPES[precision]

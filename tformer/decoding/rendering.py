@@ -1,19 +1,10 @@
-"""How generated text is shown: a model can write anything, control characters included."""
+"""How generated text is written: on one line, and as JSON."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tformer.decoding.settings import Generated
-
-# C0 but for tab and newline, DEL, C1; and the bidirectional controls that can reorder what is shown around them.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def for_terminal(text: str) -> str:
-    r"""The text with control characters spelled out (`\x1b`), so that it cannot steer the terminal."""
-    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def as_one_line(text: str) -> str:

@@ -20,13 +20,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from tformer.data.batch import IGNORED_LABEL, Batch
+from tformer.data.windows import restarting_positions
 from tformer.errors import InputError
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.model import Transformer
-
-IGNORED = -100
+from tformer.recipe.data import Data
 
 
 class Corpus(Protocol):
@@ -80,6 +80,11 @@ def batches(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Win
             yield batch
 
 
+def isolates_documents(data: Data) -> bool:
+    """Whether a model trained on such data never looks beyond a document: by mask, or as each example is one."""
+    return data.document_mask or data.packing == "none"
+
+
 def evaluate_lm(
     model: Transformer,
     corpus: Corpus,
@@ -92,7 +97,7 @@ def evaluate_lm(
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """Loss (nats per token), perplexity, bits_per_byte, accuracy, tokens (predicted) and tokens_per_second.
+    """Loss (nats per token), perplexity, bits_per_byte, accuracy, tokens (predicted), bytes and tokens_per_second.
 
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
@@ -119,11 +124,9 @@ def evaluate_lm(
             for batch in batches(windows(len(corpus), seq_len, stride), batch_size):
                 if should_stop is not None and should_stop():
                     break
-                inputs_BT, labels_BT, documents_BT = load_batch(corpus, batch, document_mask=document_mask)
-                output = model(
-                    inputs_BT.to(device), document_ids=None if documents_BT is None else documents_BT.to(device)
-                )
-                _, nll_sum, _, correct_sum = output.loss_terms(head, labels_BT.to(device))
+                loaded = load_batch(corpus, batch, document_mask=document_mask).to(device)
+                assert loaded.labels is not None
+                _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms(head, loaded.labels)
                 nll += nll_sum
                 correct += correct_sum
                 tokens += sum(window.stop - window.counted_from + 1 for window in batch)
@@ -140,18 +143,17 @@ def evaluate_lm(
     )
 
 
-def load_batch(
-    corpus: Corpus, batch: list[Window], *, document_mask: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Inputs, labels (-100 where another window counts) and document numbers, each [B, T]."""
+def load_batch(corpus: Corpus, batch: list[Window], *, document_mask: bool = False) -> Batch:
+    """Inputs and labels [B, T], ignored where another window counts; documents as training numbers them."""
     tokens = np.stack([corpus.slice(window.start, window.stop + 1) for window in batch]).astype(np.int64)
     labels = tokens[:, 1:].copy()
-    labels[:, : batch[0].counted_from - batch[0].start - 1] = IGNORED
-    documents = None
+    labels[:, : batch[0].counted_from - batch[0].start - 1] = IGNORED_LABEL
+    fields = {"input_ids": tokens[:, :-1].copy(), "labels": labels}
     if document_mask:
         places = np.stack([np.arange(window.start, window.stop) for window in batch])
-        documents = torch.from_numpy(np.searchsorted(corpus.document_offsets, places, side="right"))
-    return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(labels), documents
+        documents = np.searchsorted(corpus.document_offsets, places, side="right")
+        fields |= {"document_ids": documents, "position_ids": restarting_positions(documents)}
+    return Batch(**{name: torch.from_numpy(values) for name, values in fields.items()})
 
 
 def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
@@ -160,6 +162,7 @@ def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, second
         nan = float("nan")
         return dict.fromkeys(("loss", "perplexity", "bits_per_byte", "accuracy"), nan) | {
             "tokens": 0,
+            "bytes": num_bytes,
             "tokens_per_second": 0.0,
         }
     return {
@@ -168,5 +171,6 @@ def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, second
         "bits_per_byte": bits_per_byte(nll, num_bytes),
         "accuracy": correct / tokens,
         "tokens": tokens,
+        "bytes": num_bytes,
         "tokens_per_second": tokens / seconds,
     }

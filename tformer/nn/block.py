@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -30,7 +30,9 @@ class Sight:
         q_pos: positions of the queries, long [B or 1, T].
         k_pos: positions of the keys, long [B or 1, S].
         mask: bool, broadcastable to [B, H, T, S], True = may look; None: no limit beside `is_causal`.
-        is_causal: query t sees keys up to t (only with T = S and no mask).
+        is_causal: query t sees keys up to t (only with T = S); beside a mask, which is then complete, later keys need
+            not be read.
+        prepared: what the positions made of `q_pos` for all layers; None: each layer does it.
         memory: keys and values come from here [B, S, memory_dim]; None: from the queries' own sequence.
     """
 
@@ -39,6 +41,7 @@ class Sight:
     mask: Tensor | None = None
     is_causal: bool = False
     memory: Tensor | None = None
+    prepared: Any = None
 
 
 class Block(nn.Module):
@@ -92,6 +95,7 @@ class Block(nn.Module):
                 mask=sight.mask,
                 is_causal=sight.is_causal,
                 positions=positions,
+                prepared=sight.prepared,
                 cache=cache,
                 taps=taps.scope("self_attention") if taps is not None else None,
             ),

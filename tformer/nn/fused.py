@@ -109,54 +109,89 @@ class _Rotate(torch.autograd.Function):
     """Every pair of coordinates turned by its angle; the gradient is turned back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-        ctx.save_for_backward(cos, sin)
+    def forward(ctx: Any, x: Tensor, first: Tensor, second: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(first, second)
         ctx.interleaved = interleaved
-        return _turn(x, cos, sin, interleaved)
+        return _turn_pairs(x, first) if interleaved else _turn_halves(x, first, second, 1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, -sin, ctx.interleaved), None, None, None
+        first, second = ctx.saved_tensors
+        turned = _turn_pairs(grad, second) if ctx.interleaved else _turn_halves(grad, first, second, -1.0)
+        return turned, None, None, None
 
 
-def _turn(x_BHTh: Tensor, cos_BTp: Tensor, sin_BTp: Tensor, interleaved: bool) -> Tensor:
-    """The rotation in full-width passes: heads innermost in memory, tables repeated over heads to run beside them.
-
-    interleaved: complex products in fp32. halves: y = x cos + partner(x) sin' in x's dtype, where the partner is x
-    with its halves exchanged and sin' = [-sin, sin].
-    """
+def _turn_pairs(x_BHTh: Tensor, turn_BTHp: Tensor) -> Tensor:
+    """Complex products in fp32, heads innermost in memory."""
     x_BTHh = x_BHTh.transpose(1, 2)
-    heads = x_BTHh.shape[2]
-    if interleaved:
-        wide = x_BTHh.to(_wide(x_BTHh.dtype)).contiguous()
-        turn = torch.complex(cos_BTp.to(wide.dtype), sin_BTp.to(wide.dtype))
-        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-        table = turn.unsqueeze(2).expand(-1, -1, heads, -1)
-        table = table.contiguous() if table.shape[0] < pairs.shape[0] else table
-        pairs = pairs * table if wide.data_ptr() == x_BHTh.data_ptr() else pairs.mul_(table)
-        return torch.view_as_real(pairs).flatten(-2).to(x_BHTh.dtype).transpose(1, 2)
-    x_BTHh = x_BTHh.contiguous()
+    wide = x_BTHh.to(_wide(x_BTHh.dtype)).contiguous()
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    pairs = pairs * turn_BTHp if wide.data_ptr() == x_BHTh.data_ptr() else pairs.mul_(turn_BTHp)
+    return torch.view_as_real(pairs).flatten(-2).to(x_BHTh.dtype).transpose(1, 2)
+
+
+def _turn_halves(x_BHTh: Tensor, cos_BTHh: Tensor, sin_BTHh: Tensor, sign: float) -> Tensor:
+    """y = x cos + sign partner(x) [-sin, sin] in x's dtype, where the partner is x with its halves exchanged."""
+    x_BTHh = x_BHTh.transpose(1, 2).contiguous()
     partner = x_BTHh.roll(x_BTHh.shape[-1] // 2, dims=-1)
-    cos = torch.cat([cos_BTp, cos_BTp], dim=-1).to(x_BHTh.dtype).unsqueeze(2)
-    sin = torch.cat([-sin_BTp, sin_BTp], dim=-1).to(x_BHTh.dtype).unsqueeze(2)
-    if cos.shape[0] < x_BTHh.shape[0]:
-        cos, sin = (table.expand(-1, -1, heads, -1).contiguous() for table in (cos, sin))
-    return (x_BTHh * cos).addcmul_(partner, sin).transpose(1, 2)
+    return (x_BTHh * cos_BTHh).addcmul_(partner, sin_BTHh, value=sign).transpose(1, 2)
+
+
+class Rotation:
+    """Cosines and sines of some positions, laid out once for all that is turned by them: queries, keys, every layer.
+
+    Args:
+        cos_BTp, sin_BTp: [B or 1, T, h/2], without gradient.
+        dtype: of what will be turned.
+        interleaved: a pair of coordinates is (2i, 2i + 1), else (i, i + h/2).
+        heads: the most heads that will be turned; with positions of [1, T] the tables are repeated for them, because
+            full-width passes are twice as fast as broadcast ones.
+        by_hand: lay out the tables of the hand-written function too, beside those of the plain formula, which compiled
+            code uses in any case.
+    """
+
+    def __init__(
+        self, cos_BTp: Tensor, sin_BTp: Tensor, *, dtype: torch.dtype, interleaved: bool, heads: int, by_hand: bool
+    ) -> None:
+        self.interleaved = interleaved
+        self.cos_B1Tp, self.sin_B1Tp = cos_BTp.unsqueeze(1).to(dtype), sin_BTp.unsqueeze(1).to(dtype)
+        self.by_hand: tuple[Tensor, Tensor] | None = None
+        if not by_hand:
+            return
+        if interleaved:
+            cos, sin = (table.to(_wide(dtype)) for table in (cos_BTp, sin_BTp))
+            tables = (torch.complex(cos, sin), torch.complex(cos, -sin))  # there and back
+        else:
+            tables = (
+                torch.cat([cos_BTp, cos_BTp], dim=-1).to(dtype),
+                torch.cat([-sin_BTp, sin_BTp], dim=-1).to(dtype),
+            )
+        heads = heads if cos_BTp.shape[0] == 1 else 1
+        first, second = (table.unsqueeze(2).expand(-1, -1, heads, -1).contiguous() for table in tables)
+        self.by_hand = (first, second)
+
+    def turn(self, x_BHTh: Tensor) -> Tensor:
+        """`x` [B, H, T, h] turned, in its dtype; by hand the memory order is [B, T, H, h], as attention likes it."""
+        if self.by_hand is not None and not torch.compiler.is_compiling():
+            first_BTHp, second_BTHp = (table[:, :, : x_BHTh.shape[1]] for table in self.by_hand)
+            return _Rotate.apply(x_BHTh, first_BTHp, second_BTHp, self.interleaved)
+        cos, sin = self.cos_B1Tp, self.sin_B1Tp
+        if self.interleaved:
+            first, second = x_BHTh.unflatten(-1, (-1, 2)).unbind(-1)
+            return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+        first, second = x_BHTh.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def prepare_rotation(cos_BTp: Tensor, sin_BTp: Tensor, like: Tensor, *, interleaved: bool, heads: int) -> Rotation:
+    """The rotation (RoPE, arXiv 2104.09864) of tensors with the dtype and device of `like`; see `Rotation`."""
+    return Rotation(cos_BTp, sin_BTp, dtype=like.dtype, interleaved=interleaved, heads=heads, by_hand=_by_hand(like))
 
 
 def rotate_pairs(x_BHTh: Tensor, cos_BTp: Tensor, sin_BTp: Tensor, *, interleaved: bool) -> Tensor:
-    """Turn each pair of coordinates of `x` by the angle whose cosine and sine are given (RoPE, arXiv 2104.09864).
+    """Turn each pair of coordinates of `x` [B, H, T, h] by the angle whose cosine and sine [B or 1, T, h/2] are given.
 
-    x: [B, H, T, h]; cos, sin: [B or 1, T, h/2] without gradient. A pair is (2i, 2i + 1) when `interleaved`, else
-    (i, i + h/2). Returns x's shape and dtype; the memory order is [B, T, H, h], as attention kernels like it.
+    A pair is (2i, 2i + 1) when `interleaved`, else (i, i + h/2). Returns x's shape and dtype.
     """
-    if _by_hand(x_BHTh):
-        return _Rotate.apply(x_BHTh, cos_BTp, sin_BTp, interleaved)
-    cos, sin = cos_BTp.unsqueeze(1).to(x_BHTh.dtype), sin_BTp.unsqueeze(1).to(x_BHTh.dtype)
-    if interleaved:
-        first, second = x_BHTh.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-    first, second = x_BHTh.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return prepare_rotation(cos_BTp, sin_BTp, x_BHTh, interleaved=interleaved, heads=x_BHTh.shape[1]).turn(x_BHTh)

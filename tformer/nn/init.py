@@ -14,7 +14,7 @@ U(±0.01) (1910.05895: only directions matter). The draws come from torch's glob
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,15 +94,29 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
 
 def draw_matrix(weight: Tensor, options: InitOptions, *, parts: list[int] | None = None) -> None:
     """Fill a matrix [out, in]; `parts` are the row counts of the projections fused in it."""
-    if options.kind == "normal":
-        weight.normal_(0.0, options.std)
-    elif options.kind == "scaled":
-        bound = math.sqrt(3.0 / weight.shape[1])
-        weight.uniform_(-bound, bound)
-    else:
-        for part in weight.split(parts or [weight.shape[0]]):
-            bound = math.sqrt(6.0 / (part.shape[0] + part.shape[1]))
-            part.uniform_(-bound, bound)
+    DRAWS[options.kind](weight, options, parts or [weight.shape[0]])
+
+
+def _draw_normal(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
+    weight.normal_(0.0, options.std)
+
+
+def _draw_scaled(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
+    bound = math.sqrt(3.0 / weight.shape[1])
+    weight.uniform_(-bound, bound)
+
+
+def _draw_xavier(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
+    for part in weight.split(parts):
+        bound = math.sqrt(6.0 / (part.shape[0] + part.shape[1]))
+        part.uniform_(-bound, bound)
+
+
+DRAWS: dict[str, Callable[[Tensor, InitOptions, list[int]], None]] = {
+    "normal": _draw_normal,
+    "xavier": _draw_xavier,
+    "scaled": _draw_scaled,
+}
 
 
 def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:

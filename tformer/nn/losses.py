@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+IGNORED_LABEL = -100  # a label that is not there: no loss, no gradient
+
 # Logits of one chunk: 128 MiB in fp32. Wide enough for products at full speed, and one chunk for small problems.
 LOGIT_ELEMENTS = 2**25
 
@@ -52,7 +54,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     label_smoothing: float = 0.0,
     smoothing_kind: Literal["uniform", "off_target"] = "uniform",
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED_LABEL,
     reduction: Literal["sum", "none"] = "sum",
 ) -> CrossEntropy:
     """(loss, nll, counted, correct) of the logits softcap(scale * hidden @ weight.T + bias), bias [V].
@@ -91,13 +93,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + size)
             hidden, labels = hidden_ND[rows], labels_N[rows]
             logits, capped = _logits(hidden, weight, bias, settings, wide)
-            loss_N[rows], nll_N[rows], correct_N[rows] = _chunk_loss(logits, labels, settings)
+            chunk = _chunk_loss_(logits, labels, settings)
+            loss_N[rows], nll_N[rows], correct_N[rows] = chunk.loss, chunk.nll, chunk.correct
             if not any(needs):
                 continue
-            grad_logits = _grad_logits_(logits, capped, labels, settings)
+            grad_logits = _grad_logits_(chunk, capped, labels, settings)
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
-            grad_products = grad_logits.mul_(settings.scale).to(dtype)
+            if settings.scale != 1.0:
+                grad_logits.mul_(settings.scale)
+            grad_products = grad_logits.to(dtype)
             if grad_hidden is not None:
                 torch.mm(grad_products, weight, out=grad_hidden[rows])
             if needs[1]:
@@ -137,29 +142,45 @@ def _logits(
     return capped * settings.softcap, capped
 
 
-def _chunk_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, nll and whether the label has the highest logit, each [n]; zero where ignored."""
+class _Chunk(NamedTuple):
+    loss: Tensor  # [n]; zero where ignored, like nll and correct
+    nll: Tensor
+    correct: Tensor
+    exps: Tensor  # exp(logits - their maximum), [n, V]
+    totals: Tensor  # their sum, [n]; infinite where ignored, so that the probabilities there are zero
+
+
+def _chunk_loss_(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Chunk:
+    """The softmax in few passes, in place of the logits; `logsumexp` and `argmax` would make each pass again.
+
+    On a CPU `logsumexp` alone takes ten times longer on a large vocabulary.
+    """
     counted = labels_n != settings.ignore_index
-    safe_labels = labels_n.clamp(min=0).unsqueeze(1)
-    normaliser = logits_nV.logsumexp(-1)
-    nll = normaliser - logits_nV.gather(1, safe_labels).squeeze(1)
-    loss = nll
-    if settings.elsewhere > 0.0:
-        # -sum_j log p_j over all classes is V lse - sum_j z_j.
-        spread = normaliser * logits_nV.shape[1] - logits_nV.sum(-1)
+    label_logits = logits_nV.gather(1, labels_n.clamp(min=0).unsqueeze(1)).squeeze(1)
+    # -sum_j log p_j over all classes is V lse - sum_j z_j.
+    logit_sums = logits_nV.sum(-1) if settings.elsewhere > 0.0 else None
+    highest, best = logits_nV.max(-1)
+    exps = logits_nV.sub_(highest.unsqueeze(1)).exp_()
+    totals = exps.sum(-1)
+    normaliser = highest + totals.log()
+    loss = nll = normaliser - label_logits
+    if logit_sums is not None:
+        spread = normaliser * logits_nV.shape[1] - logit_sums
         loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
-    correct = (logits_nV.argmax(-1) == labels_n) & counted
-    return loss.where(counted, 0.0), nll.where(counted, 0.0), correct
+    correct = (best == labels_n) & counted
+    return _Chunk(
+        loss.where(counted, 0.0), nll.where(counted, 0.0), correct, exps, totals.masked_fill_(~counted, torch.inf)
+    )
 
 
-def _grad_logits_(logits_nV: Tensor, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
-    """d loss / d (scale * h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the logits."""
-    counted = (labels_n != settings.ignore_index).unsqueeze(1)
-    grad = torch.softmax(logits_nV, dim=-1)
-    grad.sub_(settings.elsewhere)
-    drop = torch.full_like(grad[:, :1], settings.elsewhere - settings.on_label)
+def _grad_logits_(chunk: _Chunk, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
+    """d loss / d (scale * h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the exponentials."""
+    counted = (labels_n != settings.ignore_index).unsqueeze(1).to(chunk.exps.dtype)
+    grad = chunk.exps.div_(chunk.totals.unsqueeze(1))
+    if settings.elsewhere > 0.0:
+        grad.sub_(counted * settings.elsewhere)
+    drop = counted * (settings.elsewhere - settings.on_label)
     grad.scatter_add_(1, labels_n.clamp(min=0).unsqueeze(1), drop)
-    grad.mul_(counted)
     if capped_nV is not None:
         grad.mul_(capped_nV.square_().neg_().add_(1.0))
     return grad

@@ -10,6 +10,7 @@ intermediate tensors (1604.06174).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -80,6 +81,9 @@ class Stack(nn.Module):
         """Embedded input → last hidden states, [B, T, D]."""
         if taps is not None:
             taps.put("embedding", x_BTD)
+        if self.positions is not None and self.positions.has_rotate:
+            heads = self.layers[0].self_attention.num_heads
+            sight = replace(sight, prepared=self.positions.prepare(x_BTD, sight.q_pos, heads=heads))
         recompute = self.checkpointing and torch.is_grad_enabled() and cache is None and taps is None
         for layer, block in enumerate(self.layers):
             scope = taps.scope(layer) if taps is not None else None

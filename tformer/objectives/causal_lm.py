@@ -20,7 +20,7 @@ import torch
 
 from tformer.data.batch import IGNORED_LABEL, Batch
 from tformer.data.padding import PadTo, Side, pad_layout
-from tformer.data.windows import Example
+from tformer.data.windows import Example, restarting_positions
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import LossResult, Term
 from tformer.tokenizer.special import SpecialIds
@@ -81,7 +81,7 @@ class CausalLm:
         document_rows = [_documents(example)[:-1] for example in examples]
         if any((row != row[0]).any() for row in document_rows):  # else each sample is one document
             documents = torch.from_numpy(layout.fill(document_rows, -1))
-            positions = torch.from_numpy(layout.fill([_restarting_positions(row) for row in document_rows], 0))
+            positions = torch.from_numpy(layout.fill([restarting_positions(row) for row in document_rows], 0))
         return Batch(
             input_ids=torch.from_numpy(layout.fill([example.ids[:-1] for example in examples], self.pad_id)),
             labels=torch.from_numpy(layout.fill([example.ids[1:] for example in examples], IGNORED_LABEL)),
@@ -116,10 +116,3 @@ class CausalLm:
 
 def _documents(example: Example) -> np.ndarray:
     return np.zeros(len(example), dtype=np.int64) if example.document_ids is None else example.document_ids
-
-
-def _restarting_positions(document_ids: np.ndarray) -> np.ndarray:
-    """[t] -> [t]: 0, 1, 2, ... from the start of each run of equal ids."""
-    places = np.arange(len(document_ids))
-    begins = np.concatenate([[True], document_ids[1:] != document_ids[:-1]])
-    return places - np.maximum.accumulate(np.where(begins, places, 0))

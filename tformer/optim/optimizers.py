@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from tformer.errors import InputError, did_you_mean
 from tformer.optim.muon import Muon
 
-OptimizerKind = Literal["adamw", "adam", "muon"]
 Algorithm = Literal["adamw", "adam", "muon"]
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -130,7 +129,7 @@ class NamedOptimizer:
 def build_optimizer(
     model_parameters: Iterable[tuple[str, nn.Parameter]],
     *,
-    kind: OptimizerKind,
+    kind: Algorithm,
     lr: float,
     adam_lr: float | None = None,
     betas: tuple[float, float] = (0.9, 0.95),

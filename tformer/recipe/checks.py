@@ -7,21 +7,38 @@ once trained must load.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from tformer.recipe.problems import Problem, raise_problems
-from tformer.recipe.recipe import Recipe
+from tformer.recipe.recipe import Recipe, SpecialTokens
 
 
 class Needs(NamedTuple):
     """What an objective asks of the model, and which metrics it yields."""
 
-    stacks: tuple[str, ...]
+    parts: tuple[str, ...]  # of the model section; those in `without` must be null
+    without: tuple[str, ...]
     head: str
     metrics: tuple[str, ...]
+    unused: tuple[str, ...]  # keys that it does not read
 
 
-OBJECTIVE_NEEDS: dict[str, Needs] = {"causal_lm": Needs(stacks=("decoder",), head="lm", metrics=("loss", "accuracy"))}
+OBJECTIVE_NEEDS: dict[str, Needs] = {
+    "causal_lm": Needs(
+        parts=("decoder",),
+        without=("encoder", "patches"),
+        head="lm",
+        metrics=("loss", "accuracy"),
+        unused=(
+            *("data.max_length_ratio", "data.image_mean", "data.image_std", "data.augment"),
+            *(f"data.columns.{name}" for name in ("text2", "label", "source", "target")),
+            *("tokenizer.source_path", "tokenizer.target_path", "generator", "teacher"),
+            *(f"tokenizer.special_ids.{name}" for name in SpecialTokens.model_fields if name != "eos"),
+            *("generation.beam_size", "generation.length_penalty", "generation.length_penalty_type"),
+        ),
+    )
+}
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -49,9 +66,12 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
     for index, objective in enumerate(recipe.objectives):
         path = ("objectives", str(index), "kind")
         needs = OBJECTIVE_NEEDS[objective.kind]
-        for stack in needs.stacks:
-            if getattr(recipe.model, stack) is None:
-                yield Problem(path, f"{objective.kind} needs model.{stack}, found null")
+        for part in needs.parts:
+            if getattr(recipe.model, part) is None:
+                yield Problem(path, f"{objective.kind} needs model.{part}, found null")
+        for part in needs.without:
+            if getattr(recipe.model, part) is not None:
+                yield Problem(path, f"{objective.kind} needs a model without model.{part}, found one")
         if needs.head not in heads:
             found = ", ".join(heads) or "none"
             yield Problem(path, f"{objective.kind} needs a head of kind {needs.head}, found {found}")
@@ -85,4 +105,25 @@ def notes(recipe: Recipe) -> Iterator[str]:
     if optimizer.adam_lr is not None and optimizer.kind != "muon":
         yield f"optimizer.adam_lr does nothing: it belongs to muon, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
-        yield "data.document_mask does nothing: data.packing is none, so every example is one document"
+        yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
+    yield from _unused(recipe)
+
+
+def _unused(recipe: Recipe) -> Iterator[str]:
+    """Keys that were set, and that no objective of this recipe reads."""
+    kinds = [objective.kind for objective in recipe.objectives]
+    who = " and ".join(dict.fromkeys(kinds))
+    shared = set.intersection(*(set(OBJECTIVE_NEEDS[kind].unused) for kind in kinds))
+    for key in sorted(shared):
+        section, _, name = key.rpartition(".")
+        owner = attrgetter(section)(recipe) if section else recipe
+        value = getattr(owner, name)
+        if value != type(owner).model_fields[name].default:
+            found = f" ({value})" if isinstance(value, (int, float, str)) else ""
+            yield f"{key}{found} is not used by {who}"
+    decoder = recipe.model.decoder
+    if decoder is not None and getattr(decoder.positions, "ids", "arange") == "nonpad_cumsum":
+        yield (
+            f"model.decoder.positions.ids (nonpad_cumsum) is not used by {who}: "
+            "positions already count from the first token that is not padding"
+        )

@@ -24,7 +24,7 @@ class SourceSpec(Section):
 
     path: str
     target_path: str | None = None  # the other side of aligned files
-    weight: PositiveFloat = 1.0
+    weight: PositiveFloat | None = None  # share of a mixture; null everywhere: in proportion to the tokens
     prefix: str = ""  # text-to-text tasks
     task: str | None = None
 

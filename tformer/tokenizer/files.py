@@ -1,11 +1,13 @@
-"""Writing a small file so that it exists whole or not at all."""
+"""A tokenizer's file: written so that it exists whole or not at all, and known by its hash."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
-from tformer.errors import StorageError
+from tformer.errors import cannot_write
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -31,7 +33,15 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error} ({len(content)} bytes needed)",
-            hint="choose a folder that can be written and has room",
-        ) from error
+        hint = "choose a folder that can be written and has room"
+        raise cannot_write(path, error, bytes_needed=len(content), hint=hint) from error
+
+
+def canonical_sha256(tokenizer_json: str) -> str:
+    """The hash of a tokenizer's JSON whatever its layout (keys sorted, no spaces). Raises ValueError for no JSON."""
+    try:
+        value = json.loads(tokenizer_json)
+    except ValueError as error:
+        raise ValueError(f"the tokenizer is not JSON: {error}") from None
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()

@@ -5,7 +5,6 @@ Text is data: a string that spells a special token stays text; special tokens co
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
-from tformer.tokenizer.files import write_atomically
+from tformer.tokenizer.files import canonical_sha256, write_atomically
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.special import SpecialIds, find_special_ids
 
@@ -112,8 +111,7 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        canonical = json.dumps(json.loads(self._text), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return canonical_sha256(self._text)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -63,15 +63,18 @@ def train_tokenizer(
     documents: Documents,
     options: TokenizerOptions,
     *,
+    size_bytes: int | None = None,
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Tokenizer:
-    """Train on `documents()`, a fresh iterator over texts at each call, read lazily (twice when a sample is taken).
+    """Train on `documents()`, a fresh iterator over texts at each call, read lazily.
 
+    The text is measured first, by a reading of its own, unless `size_bytes` says that no sample is needed.
     `progress(done_bytes, total_bytes)` follows the feeding, `should_stop` is polled all the way. Raises InputError
     for a text or a vocabulary too small, Interrupted when asked to stop.
     """
-    return train_with_facts(documents, options, progress=progress, should_stop=should_stop).tokenizer
+    trained = train_with_facts(documents, options, size_bytes=size_bytes, progress=progress, should_stop=should_stop)
+    return trained.tokenizer
 
 
 def train_with_facts(

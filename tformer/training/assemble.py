@@ -100,15 +100,9 @@ def matmul_parameters(model: Transformer) -> int:
     return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))
 
 
-def maybe_compile(model: Transformer, choice: str, device: torch.device, max_steps: int) -> tuple[nn.Module, str, str]:
-    """(forward, 'on' or 'off', why). `auto` compiles on a GPU when the run is long enough to pay for it."""
-    if choice == "auto":
-        pays = device.type == "cuda" and max_steps >= 200
-        choice = "on" if pays else "off"
-        why = "a GPU and a long run" if pays else "it would not pay for itself here"
-    else:
-        why = "as asked"
-    if choice == "off":
-        return model, "off", why
-    compiled: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
-    return compiled, "on", why
+def compiled(model: Transformer, *, wanted: bool) -> nn.Module:
+    """The model's forward, compiled or as it is; the bare model stays the one that is saved."""
+    if not wanted:
+        return model
+    forward: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
+    return forward

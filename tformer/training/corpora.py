@@ -78,15 +78,19 @@ def prepare_corpora(
         pairs = [split_corpus(corpus, fraction=recipe.data.valid_fraction) for corpus in corpora]
         corpora = [part for part, _ in pairs]
         held_out = [rest for _, rest in pairs]
-    for corpus in held_out:
-        if len(corpus) < 2:
-            raise InputError(f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed")
     return Corpora(
         train=tuple(corpora),
-        weights=tuple(source.weight for source in train),
+        weights=_weights(recipe.data.train, corpora),
         valid=tuple(held_out),
-        fingerprint=_fingerprint(corpora),
+        fingerprint=_fingerprint([*corpora, *held_out]),
     )
+
+
+def _weights(specs: Sequence[SourceSpec], corpora: Sequence[TokenCorpus]) -> tuple[float, ...]:
+    """Shares of a mixture. By default every token counts alike; once one source has a weight, the others count as 1."""
+    if any(spec.weight is not None for spec in specs):
+        return tuple(1.0 if spec.weight is None else spec.weight for spec in specs)
+    return tuple(float(len(corpus)) for corpus in corpora)
 
 
 def _fingerprint(corpora: Sequence[TokenCorpus]) -> str:
@@ -96,11 +100,18 @@ def _fingerprint(corpora: Sequence[TokenCorpus]) -> str:
     return digest.hexdigest()
 
 
+def check_validation(corpora: Corpora) -> None:
+    """Errors: a validation corpus without a single prediction."""
+    for corpus in corpora.valid:
+        if len(corpus) < 2:
+            raise InputError(f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed")
+
+
 def check_fingerprint(corpora: Corpora, recorded: str) -> None:
     """A resumed run must read the data it began with. Errors: InputError when it changed."""
     if recorded and recorded != corpora.fingerprint:
         raise InputError(
-            "the training data has changed since this run began",
+            "the training or validation data has changed since this run began",
             hint="restore the data, or start a new run from these weights with --init-from",
         )
 

@@ -18,14 +18,20 @@ PLAIN_INTERVAL_SECONDS = 2.0
 
 
 class TrainingDisplay:
-    """The loop's observer: shows every record and hands it to `write` (metrics.jsonl)."""
+    """The loop's observer: shows every record and hands it to `write` (metrics.jsonl) or `write_sample`."""
 
     def __init__(
-        self, console: Console, *, max_steps: int, write: Callable[[dict[str, Any]], None], first_step: int = 0
+        self,
+        console: Console,
+        *,
+        max_steps: int,
+        write: Callable[[dict[str, Any]], None],
+        write_sample: Callable[[int, str], None],
+        first_step: int = 0,
     ) -> None:
         self.console = console
         self.max_steps = max_steps
-        self._write = write
+        self._write, self._write_sample = write, write_sample
         self._began = time.monotonic()
         self._first_step = first_step
         self._last_plain = -math.inf
@@ -77,8 +83,9 @@ class TrainingDisplay:
         """One line of talk, as it is."""
         self.console.print(text, markup=False)
 
-    def sample(self, text: str) -> None:
+    def sampled(self, step: int, text: str) -> None:
         """A sample of the model's text, set apart from talk."""
+        self._write_sample(step, text)
         self.console.print(f"[dim]{escape(printable(text.rstrip()))}[/]")
 
     def _status(self, record: dict[str, Any]) -> str:

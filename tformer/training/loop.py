@@ -37,6 +37,9 @@ MAX_SKIPPED_IN_A_ROW = 3
 """So many steps without a finite gradient end the run; fewer are skipped and counted."""
 
 
+STEPS_BEFORE_FREEZE = 2
+"""After so many steps of this process everything that lives long has been made."""
+
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "bleu", "chrf"})
 
 
@@ -54,6 +57,7 @@ class Observer(Protocol):
 
     def logged(self, record: dict[str, Any]) -> None: ...
     def validated(self, record: dict[str, Any]) -> None: ...
+    def sampled(self, step: int, text: str) -> None: ...
     def skipped(self, step: int) -> None: ...
 
 
@@ -78,7 +82,7 @@ class Hooks:
     """What the loop calls at the right moments; each is free to be slow, and polls `should_stop` itself."""
 
     validate: Callable[[], dict[str, Any] | None]  # None: interrupted
-    sample: Callable[[int], None]
+    sample: Callable[[int], str | None]  # of this step; empty: none is due; None: interrupted
     save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
     should_stop: Callable[[], bool]
 
@@ -115,6 +119,7 @@ class Trainer:
     def run(self) -> TrainerState:
         """Train until done, out of time, stopped early or told to stop. The state is saved in each of these cases."""
         state, training = self.state, self.training
+        steps_here = 0
         if not state.validated:
             if not self._validate():
                 return self._leave()
@@ -123,7 +128,8 @@ class Trainer:
             if self._must_stop():
                 return self._leave()
             self._step()
-            if state.step == self._first_step_to_freeze:
+            steps_here += 1
+            if steps_here == STEPS_BEFORE_FREEZE:
                 # Long-lived objects leave the collector's sight: its full passes would pause training for long.
                 gc.collect()
                 gc.freeze()
@@ -137,8 +143,6 @@ class Trainer:
             if self._save_is_due() or last or state.finished:
                 self._save()
         return state
-
-    _first_step_to_freeze = 2
 
     def _must_stop(self) -> bool:
         stop = self.hooks.should_stop() or time.monotonic() >= self.deadline
@@ -194,7 +198,9 @@ class Trainer:
         parts.scaler.unscale_(parts.optimizer.gradients())
         norm = parts.optimizer.clip(self.clip_grad_norm)
         # On a GPU reading the norm would stall the queue each step: there a bad loss is found at the next log line.
-        finite = parts.device.type != "cpu" or bool(torch.isfinite(norm) & torch.isfinite(loss))
+        # Not so in fp16, whose scale has to follow every overflow.
+        unread = parts.device.type != "cpu" and not parts.scaler.enabled
+        finite = unread or bool(torch.isfinite(norm) & torch.isfinite(loss))
         finite = not parts.parallel.agree(not finite)
         parts.scaler.update(finite=finite)
         if finite:
@@ -225,7 +231,9 @@ class Trainer:
         return self.state.sums
 
     def _log(self) -> None:
-        sums, seconds, state = self._drain_sums(), self._work_seconds, self.state
+        began = time.perf_counter()
+        sums, state = self._drain_sums(), self.state  # on a GPU this waits for the work to be done
+        seconds = self._work_seconds + time.perf_counter() - began
         state.seconds += seconds
         rate = self._work_tokens / seconds if seconds else 0.0
         record: dict[str, Any] = {
@@ -247,9 +255,11 @@ class Trainer:
     def _validate(self) -> bool:
         """Validate, judge, sample. False when interrupted: then nothing of it has happened."""
         state, training = self.state, self.training
+        self._drain_sums()  # raises if the weights are no longer finite
         with self._averaged_weights():
             values = self.hooks.validate()
-            if values is None:
+            sample = self.hooks.sample(state.step) if values is not None else None
+            if values is None or sample is None:
                 return False
             self._score = score(values, training)
             margin = training.early_stopping.min_delta if training.early_stopping else 0.0
@@ -259,7 +269,8 @@ class Trainer:
             self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
             self._judge(values, is_best=is_best)
             state.validated = True
-            self.hooks.sample(state.step)
+            if sample:
+                self.observer.sampled(state.step, sample)
         return True
 
     def _judge(self, values: dict[str, Any], *, is_best: bool) -> None:

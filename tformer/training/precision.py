@@ -19,6 +19,9 @@ from tformer.errors import InputError
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[PrecisionName, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+PROBE_FLOPS = 4e10
+"""A probe's product has at most so many operations (rows are left out): a fraction of a second on the slowest CPU."""
+
 MIN_SPEEDUP = 1.2
 """bf16 must multiply this much faster than fp32 to be worth its eight bits of mantissa."""
 
@@ -38,7 +41,13 @@ class Precision:
 def matmul_flops_per_second(
     dtype: torch.dtype, device: torch.device, *, rows: int, inner: int, columns: int, seconds: float = 0.05
 ) -> float:
-    """Best rate of a [rows, inner] x [inner, columns] product, in FLOP/s, over about `seconds` of trying."""
+    """Best rate of a [rows, inner] x [inner, columns] product, in FLOP/s, over about `seconds` of trying.
+
+    On a CPU rows beyond `PROBE_FLOPS` are left out: they change the rate little and the time much.
+    """
+    if device.type == "cpu":
+        inner, columns = min(inner, 8192), min(columns, 8192)
+        rows = max(16, min(rows, int(PROBE_FLOPS / (2 * inner * columns))))
     left = torch.randn(rows, inner, device=device).to(dtype)
     right = torch.randn(columns, inner, device=device).to(dtype)
     best = float("inf")

@@ -23,6 +23,7 @@ from tformer.training.corpora import (
     Corpora,
     Progress,
     check_fingerprint,
+    check_validation,
     open_text,
     prepare_corpora,
     prepare_tokenizer,
@@ -43,6 +44,7 @@ class Prepared:
     device: torch.device
     precision: Precision
     num_parameters: int
+    max_minutes: float | None  # of this command: not part of what defines the run
     notes: list[str]
 
     @property
@@ -75,7 +77,7 @@ def check_target(start: Start) -> None:
 
 def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_stop: Callable[[], bool]) -> Prepared:
     """Read the data, train or load the tokenizer, resolve sizes and precision. Writes to the cache only."""
-    recipe = start.recipe
+    recipe, minutes = start.recipe, start.recipe.training.max_minutes
     device = resolve_device(recipe.training.device)
     if recipe.training.threads is not None:
         torch.set_num_threads(recipe.training.threads)
@@ -83,9 +85,9 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
     valid_sources = open_text(recipe.data.valid, recipe.data) if recipe.data.valid else []
     checkpoint = start.resumed or start.weights
     if checkpoint is not None:
-        tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
+        tokenizer = _same_tokenizer(recipe, Tokenizer.from_json(checkpoint.tokenizer_json))
     elif start.tokenizer_file is not None:
-        tokenizer = Tokenizer.load(start.tokenizer_file)
+        tokenizer = _same_tokenizer(recipe, Tokenizer.load(start.tokenizer_file))
     else:
         tokenizer = prepare_tokenizer(recipe, train_sources, progress=progress, should_stop=should_stop)
     corpora = prepare_corpora(
@@ -99,9 +101,17 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
     )
     if start.resumed is not None:
         check_fingerprint(corpora, str(start.resumed.trainer.get("data_fingerprint", "")))
-    notes = [note for corpus in corpora.train for note in corpus.notes]
+    notes = [note for corpus in (*corpora.train, *corpora.valid) for note in corpus.notes]
+    notes = list(dict.fromkeys([*(note for source in train_sources for note in source.notes), *notes]))
+    if not recipe.data.train:
+        notes.append("no --data: training on the documentation that comes with Python (builtin:python-docs)")
+    if len(corpora.train) > 1:
+        total = sum(corpora.weights)
+        pairs = zip(corpora.train, corpora.weights, strict=True)
+        notes.append("mixture: " + ", ".join(f"{corpus.name} {weight / total:.1%}" for corpus, weight in pairs))
     recipe, precision = freeze(recipe, tokenizer, device)
     samples = cut_samples(recipe, corpora)
+    check_validation(corpora)
     num_parameters = count_parameters(recipe.model)
     tokens = sum(len(corpus) for corpus in corpora.train)
     held_out = sum(len(corpus) for corpus in corpora.valid)
@@ -111,7 +121,15 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
         f"model: {num_parameters:,} parameters",
         f"{precision.name} on {device}, {torch.get_num_threads()} threads: {precision.reason}",
     ]
-    return Prepared(recipe, start, tokenizer, corpora, samples, device, precision, num_parameters, notes)
+    return Prepared(recipe, start, tokenizer, corpora, samples, device, precision, num_parameters, minutes, notes)
+
+
+def _same_tokenizer(recipe: Recipe, own: Tokenizer) -> Tokenizer:
+    """The run's own tokenizer. Errors: the recipe or the command line names a file with another one."""
+    named = recipe.tokenizer.path
+    if named is not None and Path(named).exists() and Tokenizer.load(Path(named)).sha256 != own.sha256:
+        raise InputError(f"{named} is not the tokenizer that this model was trained with", hint="leave --tokenizer out")
+    return own
 
 
 def freeze(recipe: Recipe, tokenizer: Tokenizer, device: torch.device) -> tuple[Recipe, Precision]:
@@ -120,7 +138,10 @@ def freeze(recipe: Recipe, tokenizer: Tokenizer, device: torch.device) -> tuple[
     training = recipe.training
     rows, d_model, d_ff = product_shape(recipe)
     precision = resolve_precision(training.precision, device, rows=rows, d_model=d_model, d_ff=d_ff)
-    updates: dict[str, object] = {"precision": precision.name}
+    updates: dict[str, object] = {"precision": precision.name, "max_minutes": None}
+    if training.compile == "auto":
+        # On a CPU the compiler takes half a minute and gains a sixth; on a GPU it pays unless the run is very short.
+        updates["compile"] = "on" if device.type == "cuda" and training.max_steps >= 200 else "off"
     if device.type == "cpu":
         updates["threads"] = torch.get_num_threads()
     training = training.model_copy(update=updates)

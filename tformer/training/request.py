@@ -11,7 +11,7 @@ from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.errors import InputError
-from tformer.recipe.load import Resolved, load_recipe
+from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.training.precision import resolve_device
 
@@ -64,13 +64,16 @@ def _resume(request: TrainRequest) -> Start:
     if out is None or recipe_file is None or not recipe_file.is_file():
         resolved = _load(request)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
-        return Start(resolved.recipe, (note, *resolved.notes), out, may_exist=True)
+        return Start(resolved.recipe, (note, *resolved.notes), out, may_exist=out is not None)
     resolved = load_recipe(config=recipe_file, flags=dict(request.flags), sets=list(request.sets))
     recipe = resolved.recipe
-    for given, own, name in ((request.arch, recipe.arch, "--arch"), (request.preset, recipe.preset, "--preset")):
+    arch, preset = _named(request)
+    for given, own, name in ((arch, recipe.arch, "--arch"), (preset, recipe.preset, "--preset")):
         if given is not None and given != own:
             raise InputError(f"{name} {given}: the run in {out} is {own}", hint="start another run with another --out")
     notes = [f"resuming {out} with its own recipe"]
+    if request.config is not None:
+        notes.append(f"{request.config} is not read again")
     latest = RunDirectory.open(out).latest() if is_run(out) else None
     checkpoint = None if latest is None else read_checkpoint(latest)
     if checkpoint is None:
@@ -85,16 +88,34 @@ def _resume(request: TrainRequest) -> Start:
     )
 
 
+def _named(request: TrainRequest) -> tuple[str | None, str | None]:
+    """(arch, preset) of the flags; `--preset ARCH/NAME` names both."""
+    if request.preset is not None and "/" in request.preset:
+        arch, _, preset = request.preset.partition("/")
+        return arch, preset
+    return request.arch, request.preset
+
+
 def _newest_run(request: TrainRequest) -> Path | None:
-    """The newest run under runs/ that has a recipe, of the architecture and preset that were named, if any were."""
-    fits = [run for run in list_runs(RUNS) if (run / "recipe.yaml").is_file()]
-    stem = "-".join(word for word in (request.arch, request.preset) if word)
-    fits = [run for run in fits if run.name.startswith(stem)]
-    return max(fits, key=lambda run: (run / "recipe.yaml").stat().st_mtime_ns, default=None)
+    """The run under runs/ that was started or resumed last, of the architecture and preset that were named, if any."""
+    if request.config is not None:
+        raise InputError("--resume with --config needs --out", hint="name the run: --resume --out runs/NAME")
+    wanted = _named(request)
+    newest: tuple[int, Path] | None = None
+    for run in list_runs(RUNS):
+        file = run / "recipe.yaml"
+        if not file.is_file():
+            continue
+        if any(wanted):
+            recipe = recipe_from_yaml(file.read_text(encoding="utf-8"), name=str(file))
+            if any(want not in (None, own) for want, own in zip(wanted, (recipe.arch, recipe.preset), strict=True)):
+                continue
+        newest = max(newest or (0, run), (file.stat().st_mtime_ns, run))
+    return None if newest is None else newest[1]
 
 
 def _init_from(request: TrainRequest) -> Start:
-    """The checkpoint's model and tokenizer; everything else from the preset, file and flags of this request."""
+    """The checkpoint's model and tokenizer; data and machine anew; the rest as it was, changed by file and flags."""
     assert request.init_from is not None
     checkpoint = read_checkpoint(resolve_checkpoint(request.init_from, "best"))
     if request.arch is not None or request.preset is not None:
@@ -102,11 +123,20 @@ def _init_from(request: TrainRequest) -> Start:
             "--init-from takes the model of the run it names; --arch and --preset would choose another",
             hint="leave them out; change the training with --config, flags and --set",
         )
+    name = str(checkpoint.path / "recipe.yaml")
+    stored = recipe_from_yaml(checkpoint.recipe_text, name=name)
+    fresh = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
+    base = stored.model_copy(
+        update={
+            "data": stored.data.model_copy(update={"train": (), "valid": ()}),
+            "training": stored.training.model_copy(update=fresh),
+        }
+    )
     resolved = load_recipe(
-        base_yaml=checkpoint.recipe_text,
-        base_name=str(checkpoint.path / "recipe.yaml"),
+        base_yaml=recipe_to_yaml(base),
+        base_name=name,
         config=request.config,
-        flags={"data.train": [], "data.valid": [], "training.max_minutes": None, **request.flags},
+        flags=dict(request.flags),
         sets=list(request.sets),
     )
     note = f"weights, model and tokenizer from {checkpoint.path} (step {checkpoint.step})"

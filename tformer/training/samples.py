@@ -20,9 +20,9 @@ def write_sample(
     *,
     text: str,
     should_stop: Callable[[], bool],
-) -> str:
+) -> str | None:
     """`text` (empty: from the start) and what the model makes of it; drawn from a generator of its own."""
     [[completion]] = generate(
         model, [encode_prompt(tokenizer, text)], settings, tokenizer=tokenizer, should_stop=should_stop
     )
-    return text + (completion.text or "")
+    return None if completion.finish_reason == "interrupted" else text + (completion.text or "")

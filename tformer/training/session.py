@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.logs import cut_samples, metrics_line
+from tformer.checkpoint.probe import require_room
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.decoding.settings import GenerationSettings
@@ -21,7 +24,7 @@ from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
-from tformer.recipe import recipe_to_yaml
+from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.training import assemble
 from tformer.training.batches import WindowBatches, plan_batches
 from tformer.training.corpora import Progress, combine_validation
@@ -128,7 +131,11 @@ class Session:
         recipe, device = prepared.recipe, prepared.device
         self.recipe_yaml = recipe_to_yaml(recipe)
         self.tokenizer_json = prepared.tokenizer.to_json()
-        self.state = TrainerState(data_fingerprint=prepared.corpora.fingerprint)
+        training = recipe.training
+        self.state = TrainerState(
+            data_fingerprint=prepared.corpora.fingerprint,
+            global_batch=[size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)],
+        )
         self.model: Transformer = assemble.make_model(recipe, device)
         self.model.compute_dtype = prepared.precision.dtype
         start = prepared.start
@@ -153,8 +160,18 @@ class Session:
     def _restore(self) -> None:
         checkpoint = self.prepared.start.resumed
         assert checkpoint is not None
+        recipe = self.prepared.recipe
+        batch = self.state.global_batch
         self.state = TrainerState.from_json(checkpoint.trainer)
-        self.state.finished = False
+        if self.state.global_batch != batch:
+            own, asked = _batch_words(self.state.global_batch), _batch_words(batch)
+            raise InputError(
+                f"a step of this run takes {own}, this command asks for {asked}",
+                hint="keep batch size times accumulation, or start a new run from these weights with --init-from",
+            )
+        stored = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml")).training
+        if (stored.max_steps, stored.early_stopping) != (recipe.training.max_steps, recipe.training.early_stopping):
+            self.state.finished = False  # what ended the run has been changed
         self.optimizer.load_state_by_name(checkpoint.optimizer())
         self.schedule.load_state(self.state.schedule)
         self.scaler.load_state(self.state.scaler)
@@ -163,21 +180,22 @@ class Session:
             self.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
 
     def _open_run(self) -> RunDirectory:
-        """Make or reopen the run directory; from here on files appear."""
+        """Make or reopen the run directory; from here on files appear. What can be refused is refused before."""
         start, recipe = self.prepared.start, self.prepared.recipe
+        weights, optimizer = dict(self.model.named_parameters()), self.optimizer.state_by_name()
+        needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint appears before an old one goes
+        require_room(start.out if start.out is not None else RUNS, needed)
         run = RunDirectory.create(
             start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
         )
         try:
             latest, resumed = run.latest(), start.resumed
-            if (start.may_exist and (latest is None) != (resumed is None)) or (
-                latest is not None and resumed is not None and latest.name != resumed.path.name
-            ):
+            if start.may_exist and (latest and latest.name) != (resumed and resumed.path.name):
                 raise InputError(f"{run.path} has changed while this command started", hint="run it again")
-            run.check_writable(
-                2 * checkpoint_bytes(dict(self.model.named_parameters()), self.optimizer.state_by_name())
-            )
+            run.check_writable(needed)
             run.rewind(self.state.step)
+            if not self.state.validated:
+                forget_validation(run, self.state.step)
             run.write_tokenizer(self.tokenizer_json)
             run.write_recipe(self.recipe_yaml)
             run.write_environment(
@@ -191,16 +209,19 @@ class Session:
     def train(self, interrupted: Interrupt) -> dict[str, Any]:
         """Run the loop to its end and sum up. Errors: `Interrupted` once the checkpoint of an interruption is saved."""
         recipe, training = self.prepared.recipe, self.prepared.recipe.training
-        forward, compiled, why = assemble.maybe_compile(
-            self.model, training.compile, self.prepared.device, training.max_steps
-        )
-        if compiled == "on":
-            self.console.print(f"compiling the model ({why}); the first step takes a while", markup=False)
-        deadline = math.inf if training.max_minutes is None else self.began + 60 * training.max_minutes
+        compile_it = training.compile == "on"
+        forward = assemble.compiled(self.model, wanted=compile_it)
+        if compile_it:
+            self.console.print("compiling the model: the first step takes a while", markup=False)
+        minutes = self.prepared.max_minutes
+        deadline = math.inf if minutes is None else self.began + 60 * minutes
         display = TrainingDisplay(
-            self.console, max_steps=training.max_steps, write=self.run.append_metrics, first_step=self.state.step
+            self.console,
+            max_steps=training.max_steps,
+            write=self.run.append_metrics,
+            write_sample=self.run.append_sample,
+            first_step=self.state.step,
         )
-        self.display = display
         parallel = SingleProcess()
         components = Components(
             model=self.model,
@@ -282,19 +303,21 @@ class Session:
         self.last_values = values
         return values
 
-    def _sample(self, step: int) -> None:
+    def _sample(self, step: int) -> str | None:
         training = self.prepared.recipe.training
         every = training.sample_every
         if every == 0 or (every is not None and step % every and step < training.max_steps):
-            return
+            return ""
         tokenizer, generation = self.prepared.tokenizer, self.prepared.recipe.generation
         settings = GenerationSettings.from_recipe(
-            generation, max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens), seed=self.prepared.recipe.seed
+            generation,
+            max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens),
+            seed=self.prepared.recipe.seed,
+            eos_id=tokenizer.special.eos,
         )
         text = write_sample(self.model, tokenizer, settings, text=training.sample_prompt, should_stop=self.should_stop)
-        self.last_sample = text
-        self.run.append_sample(step, text)
-        self.display.sample(text)
+        self.last_sample = text or self.last_sample
+        return text
 
     def _save(self, state: TrainerState, score: float | None) -> None:
         save_checkpoint(
@@ -311,6 +334,17 @@ class Session:
             tokenizer_sha256=self.prepared.tokenizer.sha256,
             keep_last=self.prepared.recipe.training.keep_last,
         )
+
+
+def forget_validation(run: RunDirectory, step: int) -> None:
+    """Drop the validation of a step that will be validated again: its record may or may not have been written."""
+    kept = [record for record in run.metrics() if (record.get("step"), record.get("split")) != (step, "valid")]
+    write_text(run.metrics_path, "".join(metrics_line(record) for record in kept))
+    cut_samples(run.path / "samples.txt", step - 1)
+
+
+def _batch_words(sizes: list[int | None]) -> str:
+    return ", ".join(f"{size} {unit}" for size, unit in zip(sizes, ("sequences", "tokens"), strict=True) if size)
 
 
 def device_words(device: torch.device) -> str:

@@ -6,6 +6,6 @@ from tformer.nn.attention.multi_head import FullAttentionOptions, MultiHeadAtten
 
 AttentionOptions = FullAttentionOptions  # becomes a union with the second kind
 
-ATTENTION = {"full": MultiHeadAttention}
+ATTENTION: dict[str, type[MultiHeadAttention]] = {"full": MultiHeadAttention}
 
 __all__ = ["ATTENTION", "AttentionOptions", "FullAttentionOptions", "MultiHeadAttention"]

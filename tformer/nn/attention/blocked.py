@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tformer.nn.attention.masks import MASKED_SCORE
+
 BLOCK_ELEMENTS = 2**20  # scores of a block, 2 MiB: about a core's own cache
 QUERY_BLOCK = 128  # queries of a block: more read more keys in vain when causal, fewer make small products
 KEPT_ELEMENTS = 2**24  # weights kept for the backward pass, 32 MiB
-MASKED_SCORE = -1.0e30  # finite: a row that may look nowhere is uniform until it is zeroed, never NaN
 
 
 class _Block(NamedTuple):

@@ -17,13 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tformer.nn.attention.masks import MASKED_SCORE
 from tformer.nn.dropout import dropout
 
 # Scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 CHUNK_ELEMENTS = 2**24
-
-# Far below any score and yet finite: a row that may look nowhere is uniform until it is zeroed, never NaN.
-MASKED_SCORE = -1.0e30
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Far below any score and yet finite: a row that may look nowhere is uniform until it is zeroed, never NaN.
+MASKED_SCORE = -1.0e30
+
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device | None = None) -> Tensor:
     """bool [T, S]: the last query sees every key, the one before all but the last, and so on."""

@@ -9,7 +9,6 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -119,6 +118,7 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         is_causal: bool = False,
         positions: Positions | None = None,
+        prepared: Any = None,
         cache: LayerCache | CrossCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
@@ -127,6 +127,7 @@ class MultiHeadAttention(nn.Module):
         memory: [B, S, memory_dim], cross-attention only; not read again once a CrossCache holds its keys and values.
         q_pos: long [B or 1, T]; k_pos: [B or 1, S] of ALL keys, the cached ones first; None: the queries' own.
         mask, is_causal: from `masks.make_mask`. positions: the hooks of self-attention; cross-attention uses none.
+        prepared: what `positions.prepare` made of q_pos for all layers; None: it is made here.
         taps: this layer's scope; provides `weights` [B, H, T, S].
         """
         k_pos = q_pos if k_pos is None else k_pos
@@ -136,7 +137,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self._project_cross(x_BTD, memory, cache)
         else:
             assert not isinstance(cache, CrossCache), "self-attention takes a LayerCache"
-            q, k, v = self._project_self(x_BTD, q_pos, hooks)
+            q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
             if cache is not None:
                 k, v = cache.append(k, v)
         need_weights = taps is not None and taps.wants("weights")
@@ -159,22 +160,17 @@ class MultiHeadAttention(nn.Module):
             taps.put("weights", weights)
         return self.out(out_BHTv.transpose(1, 2).flatten(2))
 
-    def fused_parts(self) -> Iterator[tuple[Linear, list[int]]]:
-        """Each fused projection with the row counts of the matrices in it: initialisation treats them one by one."""
-        if self.is_cross:
-            yield self.kv, list(self._sizes[1:])
-        else:
-            yield self.qkv, list(self._sizes)
-
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""
         return x_BTx.unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    def _project_self(self, x_BTD: Tensor, q_pos: Tensor, hooks: Positions | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_self(
+        self, x_BTD: Tensor, q_pos: Tensor, hooks: Positions | None, prepared: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
         q_BTx, k_BTx, v_BTx = self.qkv(x_BTD).split(self._sizes, dim=-1)
         q, k = self._normalise(self._split_heads(q_BTx, self.num_heads), self._split_heads(k_BTx, self.num_kv_heads))
         if hooks is not None and hooks.has_rotate:
-            q, k = hooks.rotate(q, k, q_pos, q_pos)
+            q, k = hooks.rotate(q, k, q_pos, q_pos, prepared)
         return q, k, self._split_heads(v_BTx, self.num_kv_heads)
 
     def _project_cross(

@@ -29,8 +29,14 @@ class Positions(nn.Module):
         """The stack's input with positions added, in x's dtype."""
         return x_BTD
 
-    def rotate(self, q_BHTh: Tensor, k_BKTh: Tensor, q_pos_BT: Tensor, k_pos_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and (new) keys turned by their positions."""
+    def prepare(self, x: Tensor, pos_BT: Tensor, *, heads: int) -> Any:
+        """What `rotate` makes of the positions alone, for tensors like `x`: made once, handed to every layer."""
+        return None
+
+    def rotate(
+        self, q_BHTh: Tensor, k_BKTh: Tensor, q_pos_BT: Tensor, k_pos_BT: Tensor, prepared: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and (new) keys turned by their positions; `prepared` holds both when they stand at the same."""
         return q_BHTh, k_BKTh
 
     def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:

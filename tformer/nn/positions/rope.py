@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tformer.nn.fused import rotate_pairs
+from tformer.nn.fused import Rotation, prepare_rotation
 from tformer.nn.options import require, require_positive
 from tformer.nn.positions.base import TabledPositions, inverse_frequencies
 
@@ -79,10 +79,20 @@ class RopePositions(TabledPositions):
         angles = pos.unsqueeze(-1) * frequencies
         return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
-    def rotate(self, q_BHTh: Tensor, k_BKTh: Tensor, q_pos_BT: Tensor, k_pos_BT: Tensor) -> tuple[Tensor, Tensor]:
-        interleaved = self.options.layout == "interleaved"
-        q_rows = self.rows(q_pos_BT)
-        k_rows = q_rows if k_pos_BT is q_pos_BT else self.rows(k_pos_BT)
-        q = rotate_pairs(q_BHTh, *q_rows.chunk(2, dim=-1), interleaved=interleaved)
-        k = rotate_pairs(k_BKTh, *k_rows.chunk(2, dim=-1), interleaved=interleaved)
-        return q, k
+    def prepare(self, x: Tensor, pos_BT: Tensor, *, heads: int) -> Rotation:
+        cos, sin = self.rows(pos_BT).chunk(2, dim=-1)
+        return prepare_rotation(cos, sin, x, interleaved=self.options.layout == "interleaved", heads=heads)
+
+    def rotate(
+        self,
+        q_BHTh: Tensor,
+        k_BKTh: Tensor,
+        q_pos_BT: Tensor,
+        k_pos_BT: Tensor,
+        prepared: Rotation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if prepared is not None:
+            return prepared.turn(q_BHTh), prepared.turn(k_BKTh)
+        q_turn = self.prepare(q_BHTh, q_pos_BT, heads=q_BHTh.shape[1])
+        k_turn = q_turn if k_pos_BT is q_pos_BT else self.prepare(k_BKTh, k_pos_BT, heads=k_BKTh.shape[1])
+        return q_turn.turn(q_BHTh), k_turn.turn(k_BKTh)

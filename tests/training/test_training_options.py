@@ -1,0 +1,166 @@
+"""Each option of training does what it says, by the command a user types."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tformer.training.parallel import SingleProcess
+from tformer.training.precision import LossScaler, has_bf16_instructions, resolve_precision
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def train(cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """`train(*flags)`: a run that must succeed; gives its metrics."""
+
+    def run(*flags: str, data: Path | None = None) -> list[dict[str, Any]]:
+        out = tmp_path / "run"
+        outcome = cli("train", "--config", tiny_recipe, "--data", data or text_file, "--out", out, *flags)
+        assert outcome.code == 0, outcome.err
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+def losses(records: list[dict[str, Any]], split: str) -> list[float]:
+    return [record["loss"] for record in records if record["split"] == split]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_learns(precision: str, train: Callable[..., Any]) -> None:
+    found = losses(train("--precision", precision, "--max-steps", "30"), "train")
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("kind", ["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"])
+def test_every_schedule_trains(kind: str, train: Callable[..., Any]) -> None:
+    rates = [record["lr"] for record in train("--set", f"schedule.kind={kind}") if record["split"] == "train"]
+    assert all(rate > 0 for rate in rates) or kind in ("linear", "wsd", "cosine")
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])
+def test_every_optimizer_learns(kind: str, train: Callable[..., Any]) -> None:
+    found = losses(train("--set", f"optimizer.kind={kind}", "--max-steps", "30"), "train")
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents", "none"])
+@pytest.mark.parametrize("padding", ["right", "left", "random"])
+def test_packing_and_padding(packing: str, padding: str, train: Callable[..., Any], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": "the cat sat on a mat " * (1 + n % 4)}) + "\n" for n in range(60)))
+    flags = ("--set", f"data.packing={packing}", "--set", f"data.padding={padding}", "--set", "data.document_mask=true")
+    found = losses(train(*flags, "--max-steps", "40", data=rows), "valid")
+    assert found[-1] < found[0]
+
+
+def test_batches_by_tokens(train: Callable[..., Any]) -> None:
+    records = train("--batch-tokens", "64", "--max-steps", "3")
+    assert records[0]["tokens"] == 3 * 64
+
+
+def test_batch_size_counts_sequences_and_accumulation_multiplies(train: Callable[..., Any]) -> None:
+    records = train("--batch-size", "2", "--grad-accum", "3", "--max-steps", "3")
+    assert records[0]["tokens"] == 3 * 2 * 3 * 16
+
+
+def test_early_stopping(train: Callable[..., Any]) -> None:
+    flags = ("--set", "training.early_stopping.patience=2", "--set", "training.early_stopping.min_delta=1000")
+    records = train(*flags, "--set", "training.eval_every=2", "--max-steps", "100")
+    assert records[-1]["step"] == 6  # the first validation is the best, two more are not
+
+
+@pytest.mark.parametrize("kind", ["uniform", "off_target"])
+def test_label_smoothing_raises_the_training_loss_only(kind: str, train: Callable[..., Any], tmp_path: Path) -> None:
+    plain = train("--lr", "1e-9", "--max-steps", "3")
+    shutil.rmtree(tmp_path / "run")
+    smoothed = train(
+        "--lr", "1e-9", "--max-steps", "3", "--set", "objectives.0.label_smoothing=0.3",
+        "--set", f"objectives.0.smoothing_kind={kind}", "--set", "model.init.std=0.5",
+    )  # fmt: skip
+    assert losses(smoothed, "train") != losses(plain, "train")
+    assert losses(smoothed, "valid")[0] > 0
+
+
+def test_first_step_loss_is_that_of_a_uniform_guess(train: Callable[..., Any]) -> None:
+    records = train("--max-steps", "1", "--set", "training.log_every=1")
+    vocabulary = 16  # the characters of the text and <unk>, counted below
+    tokens = {"the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"}
+    vocabulary = len(set("".join(tokens)) | {" ", "\n"}) + 1
+    assert losses(records, "train")[0] == pytest.approx(torch.tensor(float(vocabulary)).log().item(), rel=0.05)
+
+
+def test_checkpoints_are_kept_as_asked(train: Callable[..., Any], tmp_path: Path) -> None:
+    train("--set", "training.save_every=1", "--set", "training.keep_last=3", "--set", "training.eval_every=12")
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
+        "step-00000010",
+        "step-00000011",
+        "step-00000012",
+    ]
+
+
+def test_samples_are_written_at_each_validation(train: Callable[..., Any], tmp_path: Path) -> None:
+    train("--set", "training.sample_prompt=the")
+    text = (tmp_path / "run" / "samples.txt").read_text()
+    assert text.count("=== step ") == 2 and "=== step 12 ===\nthe" in text
+
+
+def test_the_recipe_of_a_run_has_nothing_left_to_choose(train: Callable[..., Any], tmp_path: Path) -> None:
+    import yaml
+
+    train("--precision", "auto", "--max-steps", "1")
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert recipe["training"]["precision"] in ("fp32", "bf16")
+    assert recipe["training"]["compile"] in ("on", "off")
+    assert recipe["training"]["threads"] >= 1 and recipe["model"]["vocab_size"] > 1
+
+
+def test_auto_precision_chooses_bf16_where_the_cpu_has_it() -> None:
+    chosen = resolve_precision("auto", torch.device("cpu"), rows=256, d_model=64, d_ff=256)
+    assert "GFLOP/s" in chosen.reason
+    if has_bf16_instructions():
+        assert chosen.name == "bf16"
+
+
+def test_arch_without_a_preset_says_what_it_chose_and_why(cli: Cli, text_file: Path, tmp_path: Path) -> None:
+    outcome = cli("train", "--arch", "gpt", "--data", text_file, "--dry-run", "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    assert "tiny" in outcome.err and "cpu" in outcome.err.lower()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_losses(train: Callable[..., Any], tmp_path: Path) -> None:
+    still = ("--set", "model.decoder.dropout=0", "--set", "model.embedding.dropout=0")
+    still = (*still, "--set", "model.decoder.attention_dropout=0", "--set", "training.sample_every=0")
+    eager = losses(train(*still), "train")
+    shutil.rmtree(tmp_path / "run")
+    assert losses(train(*still, "--compile", "on"), "train") == pytest.approx(eager, rel=1e-4)
+
+
+def test_one_process_is_the_trivial_parallel() -> None:
+    parallel, model = SingleProcess(), torch.nn.Linear(2, 2)
+    assert (parallel.rank, parallel.world_size) == (0, 1)
+    assert parallel.sum(torch.tensor(3.0)) == 3 and parallel.agree(True) and not parallel.agree(False)
+    assert parallel.wrap(model) is model
+
+
+def test_the_loss_scaler_halves_after_overflow_and_grows_again() -> None:
+    scaler = LossScaler(enabled=True)
+    start = scaler.scale
+    scaler.update(finite=False)
+    assert scaler.scale == start / 2
+    for _ in range(LossScaler.GROWTH_STEPS):
+        scaler.update(finite=True)
+    assert scaler.scale == start
+    gradient = torch.ones(2) * scaler.scale
+    scaler.unscale_([gradient])
+    assert torch.equal(gradient, torch.ones(2))
