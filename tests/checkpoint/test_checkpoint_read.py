@@ -15,9 +15,9 @@ import torch
 
 from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, tree, weights_at
 from tformer.checkpoint import RunDirectory, newest_checkpoint, read_checkpoint, resolve_checkpoint, write_checkpoint
-from tformer.checkpoint.save import canonical_sha256
 from tformer.checkpoint.tensor_files import read_specs, tensor_chunks
 from tformer.errors import InputError
+from tformer.tokenizer.files import canonical_sha256
 
 
 def steps(run: RunDirectory) -> list[int]:
@@ -223,6 +223,26 @@ def test_damage_suggests_the_other_checkpoints(run: RunDirectory) -> None:
     (path / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"model\.safetensors is missing"):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["trainer.json", "model.safetensors", "optimizer.safetensors"])
+def test_a_damaged_latest_checkpoint_tells_how_to_go_on(run: RunDirectory, name: str) -> None:
+    before, last = save(run, 1), save(run, 2)
+    for damaged in (last, before):
+        (damaged / name).write_bytes(b"x" * (damaged / name).stat().st_size)
+
+    def hint(path: Path) -> str:
+        with pytest.raises(InputError) as caught:
+            found = read_checkpoint(path)
+            found.weights()
+            found.optimizer()
+        return caught.value.hint or ""
+
+    assert f"remove {last}, then: tformer train --resume --out {run.path}" in hint(last)
+    assert "to go on from step-00000001" in hint(last)
+    assert "remove" not in hint(before) and "step-00000002" in hint(before)  # --resume does not read that one
+    shutil.rmtree(last)
+    assert f"to go on from the start, remove {before}" in hint(before)
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(run: RunDirectory, tmp_path: Path) -> None:
@@ -454,7 +474,7 @@ def test_what_is_not_a_run_says_so(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "folder" / "config.json").write_text("{}")
     with pytest.raises(InputError, match="Hugging Face") as caught:
         resolve_checkpoint(tmp_path / "folder")
-    assert "tformer import" in (caught.value.hint or "")
+    assert "not read" in (caught.value.hint or "") and "import" not in (caught.value.hint or "")
     with pytest.raises(InputError, match="no checkpoint yet"):
         resolve_checkpoint(run.path)
     with pytest.raises(InputError, match="is a file") as caught:

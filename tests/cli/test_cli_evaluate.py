@@ -99,10 +99,90 @@ model:
     )
 
 
-def test_without_data_the_message_asks_for_it(cli, random_run):
-    outcome = cli("evaluate", random_run)
+def run_on(make_run, data):
+    return make_run(
+        f"""
+schema: 1
+data: {data}
+model:
+  d_model: 8
+  max_seq_len: 16
+  decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
+  init: {{std: 0.5}}
+training: {{precision: fp32}}
+"""
+    )
+
+
+def figures_of(cli, *arguments):
+    outcome = cli("evaluate", *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    [line] = outcome.out.splitlines()
+    return json.loads(line)
+
+
+def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(cli, make_run, valid, tmp_path):
+    run = run_on(make_run, f'{{train: [{{path: "{valid}"}}], valid_fraction: 0.2}}')
+    text = valid.read_text(encoding="utf-8")
+    rest = tmp_path / "rest.txt"
+    rest.write_text(text[int(len(text) * 0.8) :], encoding="utf-8")
+    found, expected = figures_of(cli, run), figures_of(cli, run, "--data", rest)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert (found["tokens"], found["bytes"]) == (expected["tokens"], expected["bytes"])
+    assert found["data"] == f"the last 20% of {valid}"
+
+
+def test_without_any_data_in_the_recipe_the_built_in_text_is_split(cli, make_run, valid, monkeypatch):
+    from tformer.data import builtin, sources
+
+    monkeypatch.setitem(builtin.DEFAULTS, "lm", "letters")
+    monkeypatch.setattr(sources, "find_builtin", lambda path: path)
+    monkeypatch.setattr(sources, "BuiltinPart", lambda path: sources.FilePart(valid, None, "strict"))
+    found = figures_of(cli, run_on(make_run, "{}"))
+    assert found["data"] == "the last 10% of builtin:letters"
+    assert found["tokens"] == 341 - int(341 * 0.9) - 1
+
+
+def test_several_validation_sources_are_one_figure(cli, make_run, valid, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("hhh \nb\n" * 9)
+    run = run_on(make_run, f'{{valid: [{{path: "{valid}"}}, {{path: "{other}"}}]}}')
+    parts = [figures_of(cli, run, "--data", path) for path in (valid, other)]
+    found = figures_of(cli, run)
+    tokens = sum(part["tokens"] for part in parts)
+    assert (found["tokens"], found["bytes"]) == (tokens, sum(part["bytes"] for part in parts))
+    assert found["loss"] == pytest.approx(sum(part["loss"] * part["tokens"] for part in parts) / tokens)
+    assert found["data"] == f"{valid}, {other}"
+
+
+def test_without_packing_documents_are_evaluated_alone(cli, make_run, tmp_path):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nabc fed\ncab\ngab eh\n")
+
+    def loss(data):
+        return figures_of(cli, run_on(make_run, data), "--data", rows)["loss"]
+
+    assert loss("{packing: none}") == loss("{document_mask: true}") != loss("{}")
+
+
+def test_a_run_trained_on_standard_input_needs_data(cli, make_run):
+    outcome = cli("evaluate", run_on(make_run, '{train: [{path: "-"}]}'))
     assert (outcome.code, outcome.out) == (2, "")
-    assert "--data" in outcome.err
+    assert "standard input" in outcome.err and "--data" in outcome.err
+
+
+def test_skipped_binary_files_are_told(cli, random_run, valid):
+    (valid.parent / "picture.txt").write_bytes(b"\0\xff\xfe" * 50)
+    outcome = cli("evaluate", random_run, "--data", valid.parent, "--json")
+    assert "skipped 1" in outcome.err and json.loads(outcome.out)["tokens"] == 20 * 17
+
+
+def test_an_infinite_perplexity_is_null_in_json(cli, random_run, valid, monkeypatch):
+    figures = {"loss": 1e4, "perplexity": math.inf, "bits_per_byte": 1.0, "accuracy": 0.0, "tokens": 1, "bytes": 1}
+    figures["tokens_per_second"] = 1.0
+    monkeypatch.setattr("tformer.evaluation.lm.evaluate_lm", lambda *_args, **_kwargs: figures)
+    assert figures_of(cli, random_run, "--data", valid)["perplexity"] is None
+    assert "perplexity inf" in cli("evaluate", random_run, "--data", valid).out
 
 
 @pytest.mark.parametrize(

@@ -426,3 +426,9 @@ def test_fingerprint_of_a_large_file_reads_its_ends_only(tmp_path: Path) -> None
     write(path, b"x" * ((5 << 20) - 1) + b"y")
     os.utime(path, ns=(5, 5))
     assert open_one(path).fingerprint() != first
+
+
+def test_a_column_is_a_number_or_a_name() -> None:
+    from tformer.data.tables import parse_column
+
+    assert [parse_column(text) for text in (None, "2", "text", "²", "-1")] == [None, 2, "text", "²", "-1"]

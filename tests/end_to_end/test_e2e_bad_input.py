@@ -116,7 +116,7 @@ def test_directory_with_nothing_readable(train: Callable[..., str], tmp_path: Pa
                 "model.decoder.num_heads=3",
                 "--set",
                 "model.decoder.positions={kind: sinusoidal}",
-            ],  # fmt: skip
+            ],
             ["15", "even", "sinusoidal"],
         ),
         (["--set", "tokenizer.train.vocab_size=5000000000"], ["5000000000"]),

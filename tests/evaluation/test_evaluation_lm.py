@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer.build import build_model
-from tformer.data.corpus import TokenCorpus
-from tformer.errors import InputError
 from tformer.data.batch import IGNORED_LABEL
-from tformer.evaluation.lm import batches, evaluate_lm, load_batch, windows
+from tformer.data.corpus import TokenCorpus
+from tformer.data.windows import restarting_positions
+from tformer.errors import InputError
+from tformer.evaluation.combine import combine_validation
+from tformer.evaluation.lm import batches, evaluate_lm, isolates_documents, load_batch, windows
+from tformer.recipe.data import Data
 from tformer.recipe.model import Model
 
 VOCAB = 19
@@ -45,8 +48,11 @@ def plain_loop(model, corpus, context_of, *, document_ids=None):
     with torch.no_grad():
         for i in range(1, len(ids)):
             start = context_of(i)
-            documents = None if document_ids is None else document_ids[None, start:i]
-            logits = model(ids[None, start:i], document_ids=documents).logits[0, -1]
+            documents = positions = None
+            if document_ids is not None:  # each document of the window counts from 0
+                documents = document_ids[None, start:i]
+                positions = torch.from_numpy(restarting_positions(documents.numpy()))
+            logits = model(ids[None, start:i], document_ids=documents, position_ids=positions).logits[0, -1]
             losses.append(float(F.cross_entropy(logits[None], ids[None, i])))
             hits += int(logits.argmax() == ids[i])
     return sum(losses) / len(losses), hits / len(losses)
@@ -171,3 +177,30 @@ def test_a_text_of_one_token_has_nothing_to_predict(model):
 def test_wrong_strides_give_both_numbers(model, stride):
     with pytest.raises(ValueError, match=rf"8.*{stride}"):
         evaluate_lm(model, corpus_of(20), seq_len=8, batch_size=2, stride=stride)
+
+
+def test_figures_of_several_texts_are_those_of_their_sums(model):
+    corpora = [corpus_of(20, num_bytes=100), corpus_of(35, num_bytes=17), corpus_of(3, num_bytes=900)]
+    parts = [evaluate_lm(model, corpus, seq_len=8, batch_size=3) for corpus in corpora]
+    combined = combine_validation(parts)
+    nats = sum(part["loss"] * part["tokens"] for part in parts)
+    assert (combined["tokens"], combined["bytes"]) == (19 + 34 + 2, 1017)
+    assert combined["loss"] == pytest.approx(nats / 55)
+    assert combined["perplexity"] == pytest.approx(math.exp(nats / 55))
+    assert combined["bits_per_byte"] == pytest.approx(nats / math.log(2) / 1017)
+    assert combined["accuracy"] * 55 == pytest.approx(sum(part["accuracy"] * part["tokens"] for part in parts))
+    assert combine_validation(parts[:1]) == parts[0]
+
+
+def test_a_part_that_is_predicted_perfectly_still_counts_its_bytes():
+    part = {"loss": 0.0, "accuracy": 1.0, "bits_per_byte": 0.0, "tokens": 10, "bytes": 30, "tokens_per_second": 5.0}
+    other = part | {"loss": 1.0, "accuracy": 0.0, "bytes": 10}
+    assert combine_validation([part, other])["bits_per_byte"] == pytest.approx(10 / math.log(2) / 40)
+
+
+@pytest.mark.parametrize(
+    ("packing", "mask", "expected"),
+    [("concat", False, False), ("concat", True, True), ("documents", False, False), ("none", False, True)],
+)
+def test_unpacked_documents_are_isolated(packing, mask, expected):
+    assert isolates_documents(Data(packing=packing, document_mask=mask)) is expected

@@ -167,3 +167,19 @@ def test_nothing_is_prepared_for_backward_under_no_grad() -> None:
     with torch.no_grad():
         found = linear_cross_entropy(hidden, weight, labels)
     assert not found.loss.requires_grad
+
+
+def test_huge_logits_neither_overflow_nor_lose_the_loss() -> None:
+    hidden = torch.tensor([[1.0e4], [-1.0e4]], requires_grad=True)
+    weight, labels = torch.tensor([[1.0], [0.5], [-1.0]]), torch.tensor([1, 2])
+    found = linear_cross_entropy(hidden, weight, labels)
+    torch.testing.assert_close(found.loss, F.cross_entropy(hidden @ weight.T, labels, reduction="sum"))
+    assert found.correct == 1
+    torch.testing.assert_close(torch.autograd.grad(found.loss, hidden)[0], torch.tensor([[0.5], [0.0]]))
+
+
+def test_a_batch_of_ignored_labels_has_no_loss_and_no_gradient() -> None:
+    hidden, weight, bias, labels = problem()
+    found = linear_cross_entropy(hidden, weight, torch.full_like(labels, -100), bias=bias, label_smoothing=0.1)
+    assert found.loss == 0.0 and found.counted == 0
+    assert not any(grad.any() for grad in torch.autograd.grad(found.loss, [hidden, weight, bias]))

@@ -209,3 +209,9 @@ def test_a_stored_recipe_is_checked_as_strictly() -> None:
         recipe_from_yaml("model: {decoder: {}}\nseed: '7'\n", name="recipe.yaml")
     with pytest.raises(InputError, match=r"recipe\.yaml: model: missing"):
         recipe_from_yaml("seed: 7\n", name="recipe.yaml")
+
+
+@pytest.mark.parametrize("part", ["encoder: {num_layers: 1, num_heads: 2}", "patches: {image_size: 32}"])
+def test_causal_lm_refuses_an_encoder_and_patches(write: Write, part: str) -> None:
+    file = write(f"arch: gpt\npreset: tiny\nmodel: {{{part}}}\n")
+    assert f"causal_lm needs a model without model.{part.split(':')[0]}, found one" in refused(config=file).message

@@ -288,3 +288,23 @@ def test_a_stored_recipe_can_take_the_place_of_the_preset(write: Write) -> None:
         load_recipe(base_yaml=stored, config=write("preset: tiny\n"))
     with pytest.raises(InputError, match="--arch: arch 'llama' disagrees with the checkpoint's, 'gpt'"):
         load_recipe(base_yaml=stored, arch="llama")
+
+
+def test_notes_tell_what_the_objective_does_not_read() -> None:
+    sets = {
+        "data.max_length_ratio=2.0": "data.max_length_ratio (2.0) is not used by causal_lm",
+        "tokenizer.special_ids.bos=3": "tokenizer.special_ids.bos (3) is not used by causal_lm",
+        "generation.beam_size=4": "generation.beam_size (4) is not used by causal_lm",
+        "data.columns.label=1": "data.columns.label (1) is not used by causal_lm",
+        "model.decoder.positions.ids=nonpad_cumsum": "model.decoder.positions.ids (nonpad_cumsum) is not used by",
+        "teacher.path=run": "teacher is not used by causal_lm",
+    }
+    for key, expected in sets.items():
+        [note] = load_recipe(arch="gpt", preset="tiny", sets=[key]).notes
+        assert note.startswith(expected)
+    assert load_recipe(arch="gpt", preset="tiny", sets=["tokenizer.special_ids.eos=3"]).notes == []
+
+
+def test_the_note_on_a_mask_without_packing_is_true() -> None:
+    [note] = load_recipe(arch="gpt", preset="tiny", sets=["data.document_mask=true", "data.packing=none"]).notes
+    assert "documents never see each other anyway" in note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -183,6 +184,7 @@ def test_the_examples_of_the_help_work(corpus, tmp_path, monkeypatch, example):
     corpus.write_text("".join(f"{LINE.strip()} word{n} other{n * 7}\n" for n in range(300)))
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text(corpus.read_text())
+    (tmp_path / "notes.txt.gz").write_bytes(gzip.compress(corpus.read_bytes()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(corpus.read_bytes())))
     result = run(*shlex.split(line), stdin=corpus.read_bytes())
     assert result.stdout

@@ -186,3 +186,16 @@ def test_very_small_texts_train(model, text):
     tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model=model, min_frequency=1))
     assert 0 < tokenizer.vocab_size <= 4096
     tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(("size_bytes", "readings"), [(None, 2), (6000, 1)])
+def test_a_known_size_saves_a_reading(size_bytes, readings):
+    begun = 0
+
+    def documents() -> Iterator[str]:
+        nonlocal begun
+        begun += 1
+        yield "some words of a text " * 300
+
+    train_tokenizer(documents, TokenizerOptions(vocab_size=300), size_bytes=size_bytes)
+    assert begun == readings

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from tformer.nn.hardware import has_bf16_instructions
 from tformer.training.parallel import SingleProcess
-from tformer.training.precision import LossScaler, has_bf16_instructions, resolve_precision
+from tformer.training.precision import LossScaler, resolve_precision
 
 Cli = Callable[..., Any]
 

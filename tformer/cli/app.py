@@ -9,11 +9,12 @@ import traceback
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from tformer import __version__
 from tformer.cli import config, evaluate, generate, train, train_tokenizer
 from tformer.cli.common import console
-from tformer.errors import OutOfMemoryError, StorageError, TformerError
+from tformer.errors import OutOfMemoryError, StorageError, TformerError, visible
 
 app = typer.Typer(
     name="tformer",
@@ -115,8 +116,7 @@ def _complain(message: str, hint: str | None) -> None:
 
 def _plain(text: str) -> str:
     """Text as it is: no markup of ours, no escape sequences of somebody else's."""
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    return shown.replace("[", "\\[")
+    return escape(visible(text))
 
 
 def _tolerate_any_locale() -> None:

@@ -155,7 +155,6 @@ def _evaluate(
     stride: int | None,
     batch_size: int,
 ) -> dict[str, Any]:
-    from tformer.checkpoint.logs import finite
     from tformer.evaluation.combine import combine_validation
     from tformer.evaluation.lm import evaluate_lm, isolates_documents
 
@@ -184,7 +183,7 @@ def _evaluate(
         "run": str(loaded.path),
         "step": loaded.step,
         "data": ", ".join(name for name, _ in corpora),
-        **finite(figures),
+        **figures,
         "seq_len": seq_len,
         "stride": stride or seq_len,
     }
@@ -193,6 +192,6 @@ def _evaluate(
 def _show(result: dict[str, Any]) -> None:
     """One figure a line; a perplexity beyond what a number holds is inf."""
     for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
-        emit(f"{name} {result[name]:.4f}" if result[name] is not None else f"{name} inf")
+        emit(f"{name} {result[name]:.4f}")
     emit(f"tokens {result['tokens']}")
     emit(f"tokens_per_second {result['tokens_per_second']:.0f}")

@@ -93,7 +93,7 @@ def train(
 ) -> None:
     """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
     flags: dict[str, Any] = {
-        "data.columns.text": int(text_column) if text_column and text_column.isdigit() else text_column,
+        "data.columns.text": int(text_column) if text_column and text_column.isdecimal() else text_column,
         "data.errors": errors,
         "tokenizer.path": None if tokenizer is None else str(tokenizer),
         "training.max_steps": max_steps,

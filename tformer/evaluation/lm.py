@@ -148,12 +148,17 @@ def load_batch(corpus: Corpus, batch: list[Window], *, document_mask: bool = Fal
     tokens = np.stack([corpus.slice(window.start, window.stop + 1) for window in batch]).astype(np.int64)
     labels = tokens[:, 1:].copy()
     labels[:, : batch[0].counted_from - batch[0].start - 1] = IGNORED_LABEL
-    fields = {"input_ids": tokens[:, :-1].copy(), "labels": labels}
+    positions = documents = None
     if document_mask:
         places = np.stack([np.arange(window.start, window.stop) for window in batch])
-        documents = np.searchsorted(corpus.document_offsets, places, side="right")
-        fields |= {"document_ids": documents, "position_ids": restarting_positions(documents)}
-    return Batch(**{name: torch.from_numpy(values) for name, values in fields.items()})
+        numbers = np.searchsorted(corpus.document_offsets, places, side="right")
+        positions, documents = torch.from_numpy(restarting_positions(numbers)), torch.from_numpy(numbers)
+    return Batch(
+        input_ids=torch.from_numpy(tokens[:, :-1].copy()),
+        labels=torch.from_numpy(labels),
+        position_ids=positions,
+        document_ids=documents,
+    )
 
 
 def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:

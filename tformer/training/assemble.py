@@ -9,6 +9,7 @@ from tformer.build import build_model
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.embedding import TokenEmbedding
+from tformer.nn.hardware import has_bf16_instructions
 from tformer.nn.positions.base import Positions
 from tformer.nn.projections import block_matrices
 from tformer.objectives import build_objective
@@ -17,7 +18,6 @@ from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
-from tformer.training.precision import has_bf16_instructions
 
 
 def vocabulary_size(recipe: Recipe, tokenizer: Tokenizer) -> int:
@@ -94,7 +94,7 @@ def layer_of(name: str) -> int | None:
 
 
 def matmul_parameters(model: Transformer) -> int:
-    """Parameters in matrix products: all matrices but lookup tables ( a tied one is the output's product)."""
+    """Parameters in matrix products: all matrices but lookup tables (but a tied one is the output's product)."""
     heads = {id(parameter) for parameter in model.heads.parameters()}
     tables = {id(p) for m in model.modules() if isinstance(m, TokenEmbedding | Positions) for p in m.parameters()}
     return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tformer.data.cache import token_corpus
 from tformer.data.corpus import TokenCorpus, split_corpus
@@ -51,9 +50,12 @@ def prepare_tokenizer(
             for piece in source.documents():
                 yield piece.text
 
-    size = sum(source.size_bytes() or 0 for source in sources) or None
+    sizes = [source.size_bytes() for source in sources]
+    size = None if None in sizes else sum(size for size in sizes if size is not None)
     with progress("training the tokenizer", total=size) as report:
-        return train_tokenizer(documents, recipe.tokenizer.train, progress=report, should_stop=should_stop)
+        return train_tokenizer(
+            documents, recipe.tokenizer.train, size_bytes=size, progress=report, should_stop=should_stop
+        )
 
 
 def prepare_corpora(
@@ -114,24 +116,3 @@ def check_fingerprint(corpora: Corpora, recorded: str) -> None:
             "the training or validation data has changed since this run began",
             hint="restore the data, or start a new run from these weights with --init-from",
         )
-
-
-def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Figures over several corpora from those of each, weighted by tokens (bits per byte by bytes)."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    from tformer.metrics import perplexity
-
-    tokens = sum(part["tokens"] for part in parts)
-    nats = [part["loss"] * part["tokens"] for part in parts]
-    # bits per byte b = nats / ln 2 / bytes, so nats / b is proportional to the bytes of a part.
-    sizes = [
-        total / part["bits_per_byte"] if part["bits_per_byte"] else 0.0 for part, total in zip(parts, nats, strict=True)
-    ]
-    return {
-        "loss": sum(nats) / tokens,
-        "perplexity": perplexity(sum(nats) / tokens),
-        "bits_per_byte": sum(nats) / sum(sizes) if sum(sizes) else 0.0,
-        "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / tokens,
-        "tokens": tokens,
-    }

@@ -13,6 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
+from tformer.errors import visible
+
 PLAIN_INTERVAL_SECONDS = 2.0
 """In a pipe at most one training line per log interval, and not more often than this."""
 
@@ -86,7 +88,7 @@ class TrainingDisplay:
     def sampled(self, step: int, text: str) -> None:
         """A sample of the model's text, set apart from talk."""
         self._write_sample(step, text)
-        self.console.print(f"[dim]{escape(printable(text.rstrip()))}[/]")
+        self.console.print(f"[dim]{escape(visible(text.rstrip()))}[/]")
 
     def _status(self, record: dict[str, Any]) -> str:
         loss = "n/a" if record["loss"] is None else f"{record['loss']:.4f}"
@@ -99,11 +101,6 @@ class TrainingDisplay:
         if done > 0 and record["step"] < self.max_steps:
             parts.append(f"ETA {_clock(elapsed / done * (self.max_steps - record['step']))}")
         return "  ".join(parts)
-
-
-def printable(text: str) -> str:
-    """Text with its control characters made visible, so that nothing a model writes steers the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _short(rate: float) -> str:

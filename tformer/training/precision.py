@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tformer.errors import InputError
-
-PrecisionName = Literal["fp32", "bf16", "fp16"]
-DTYPES: dict[PrecisionName, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from tformer.nn.hardware import DTYPES, PrecisionName, has_bf16_instructions
 
 PROBE_FLOPS = 4e10
 """A probe's product has at most so many operations (rows are left out): a fraction of a second on the slowest CPU."""
@@ -79,12 +76,6 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
     if device.type == "cpu" and has_bf16_instructions():
         return Precision("bf16", f"this CPU has bf16 instructions; {rates}")
     return Precision("bf16" if fast >= MIN_SPEEDUP * slow else "fp32", rates)
-
-
-def has_bf16_instructions() -> bool:
-    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
-    probes = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(probe is not None and probe() for probe in probes)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -18,7 +18,8 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError, Interrupted
-from tformer.evaluation.lm import evaluate_lm
+from tformer.evaluation.combine import combine_validation
+from tformer.evaluation.lm import evaluate_lm, isolates_documents
 from tformer.loading import load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
@@ -27,7 +28,7 @@ from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.training import assemble
 from tformer.training.batches import WindowBatches, plan_batches
-from tformer.training.corpora import Progress, combine_validation
+from tformer.training.corpora import Progress
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.estimate import estimate_memory
 from tformer.training.loop import Components, Hooks, Trainer
@@ -292,7 +293,7 @@ class Session:
                 corpus,
                 seq_len=self.prepared.seq_len,
                 batch_size=max(1, min(64, 16384 // self.prepared.seq_len)),
-                document_mask=self.prepared.recipe.data.document_mask,
+                document_mask=isolates_documents(self.prepared.recipe.data),
                 should_stop=self.should_stop,
             )
             if self.should_stop():
