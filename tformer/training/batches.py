@@ -19,6 +19,7 @@ from tformer.data.plan import BatchPlan, Cursor
 from tformer.data.prefetch import Prefetcher
 from tformer.data.windows import LmWindows
 from tformer.objectives.base import Objective
+from tformer.recipe.recipe import Recipe
 
 Samples = LmWindows | MixedWindows
 
@@ -84,26 +85,36 @@ class WindowBatches:
         return batches
 
 
-def plan_batches(
+def make_batches(
+    recipe: Recipe,
     samples: Samples,
+    objective: Objective,
     *,
-    seed: int,
-    batch_size: int | None,
-    batch_tokens: int | None,
-    grad_accum: int,
-    sort_window: int,
-    rank: int,
-    world_size: int,
-) -> BatchPlan:
-    """The batch plan over `samples`: exactly one of batch_size and batch_tokens is given, per micro-batch."""
+    cursor: dict[str, Any] | None,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> WindowBatches:
+    """The batches of a run from `cursor` on (None: from the start), for one of `world_size` processes."""
+    training, data = recipe.training, recipe.data
     lengths: np.ndarray | int = samples.lengths if samples.lengths is not None else samples.seq_len
-    return BatchPlan(
-        seed=seed,
+    plan = BatchPlan(
+        seed=recipe.seed,
         num_samples=len(samples),
         lengths=lengths,
-        batch_size=None if batch_size is None else batch_size * grad_accum,
-        batch_tokens=None if batch_tokens is None else batch_tokens * grad_accum,
-        sort_window=sort_window,
+        batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
+        batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
+        sort_window=data.sort_window,
         rank=rank,
         world=world_size,
+    )
+    return WindowBatches(
+        samples,
+        plan,
+        objective,
+        grad_accum=training.grad_accum,
+        seed=recipe.seed,
+        packed=data.packing == "concat" and not data.document_mask,
+        cursor=cursor,
+        device=device,
     )

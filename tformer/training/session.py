@@ -22,15 +22,14 @@ from tformer.evaluation.combine import combine_validation
 from tformer.evaluation.lm import evaluate_lm, isolates_documents
 from tformer.loading import load_weights
 from tformer.model import Transformer
-from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.training import assemble
-from tformer.training.batches import WindowBatches, plan_batches
+from tformer.training.batches import make_batches
 from tformer.training.corpora import Progress
 from tformer.training.display import Console, TrainingDisplay
-from tformer.training.estimate import estimate_memory
+from tformer.training.dry_run import describe
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
 from tformer.training.precision import LossScaler
@@ -76,54 +75,6 @@ def run_training(
             return session.train(interrupted)
 
 
-def describe(prepared: Prepared) -> dict[str, Any]:
-    """What `--dry-run` tells: the resolved recipe, parameters, memory, and the shapes of one batch."""
-    recipe = prepared.recipe
-    objective = assemble.make_objective(recipe, prepared.tokenizer, prepared.seq_len)
-    [batch, *_] = _batches(prepared, objective, cursor=None).next()
-    memory = estimate_memory(
-        recipe.model,
-        num_parameters=prepared.num_parameters,
-        optimizer=recipe.optimizer.kind,
-        tokens_per_micro_batch=prepared.tokens_per_micro_batch,
-        dtype=prepared.precision.dtype,
-        activation_checkpointing=recipe.training.activation_checkpointing,
-        ema=recipe.training.ema_decay is not None,
-    )
-    shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
-    first = batch.input_ids[0].tolist() if batch.input_ids is not None else []
-    return {
-        "recipe_yaml": recipe_to_yaml(recipe),
-        "parameters": prepared.num_parameters,
-        "memory": memory.to_json(),
-        "batch": {**shapes, "tokens": batch.num_tokens, "first": prepared.tokenizer.decode(first)},
-    }
-
-
-def _batches(prepared: Prepared, objective: Objective, *, cursor: dict[str, Any] | None) -> WindowBatches:
-    recipe, training = prepared.recipe, prepared.recipe.training
-    plan = plan_batches(
-        prepared.samples,
-        seed=recipe.seed,
-        batch_size=training.batch_size,
-        batch_tokens=training.batch_tokens,
-        grad_accum=training.grad_accum,
-        sort_window=recipe.data.sort_window,
-        rank=0,
-        world_size=1,
-    )
-    return WindowBatches(
-        prepared.samples,
-        plan,
-        objective,
-        grad_accum=training.grad_accum,
-        seed=recipe.seed,
-        packed=recipe.data.packing == "concat" and not recipe.data.document_mask,
-        cursor=cursor,
-        device=prepared.device,
-    )
-
-
 class Session:
     """The run directory and the built parts of one training, and the hooks that the loop calls."""
 
@@ -153,7 +104,9 @@ class Session:
             self.ema = Ema(self.model.named_parameters(), decay=recipe.training.ema_decay)
         if start.resumed is not None:
             self._restore()
-        self.batches = _batches(prepared, self.objective, cursor=self.state.cursor or None)
+        self.batches = make_batches(
+            recipe, prepared.samples, self.objective, cursor=self.state.cursor or None, device=device
+        )
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
         self.run = self._open_run()

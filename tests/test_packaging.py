@@ -1,0 +1,87 @@
+"""What is installed: bounded dependencies, the extras, the licence, the presets inside the wheel, and a true README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
+NAME = re.compile(r"^[A-Za-z0-9_.-]+")
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {NAME.match(requirement)[0].lower() for requirement in requirements}  # type: ignore[index]
+
+
+def test_dependencies_are_those_agreed_and_bounded() -> None:
+    assert names(PROJECT["dependencies"]) == {
+        "torch", "numpy", "typer", "rich", "tokenizers", "safetensors", "pyyaml", "pydantic", "matplotlib",
+        "sacrebleu", "pillow",
+    }  # fmt: skip
+    assert "torch>=2.11,<2.14" in PROJECT["dependencies"]
+    for requirement in PROJECT["dependencies"]:
+        assert ">=" in requirement and ",<" in requirement, requirement
+    assert PROJECT["requires-python"].startswith(">=3.11")
+
+
+def test_extras_are_those_agreed() -> None:
+    extras = {name: names(requirements) for name, requirements in PROJECT["optional-dependencies"].items()}
+    assert extras["hub"] == {"huggingface_hub"} and extras["parquet"] == {"pyarrow"} and extras["zstd"] == {"zstandard"}
+    assert extras["tensorboard"] == {"tensorboard"} and "transformers" in extras["test"]
+    assert extras["bench"] == {"transformers", "ctranslate2", "x-transformers", "scikit-learn"}
+
+
+def test_licence_and_changelog() -> None:
+    assert PROJECT["license"] == "MIT" and "MIT License" in (ROOT / "LICENSE").read_text()
+    assert "## " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_wheel_holds_the_presets(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    for preset in (ROOT / "configs").rglob("*.yaml"):
+        assert f"tformer/configs/{preset.relative_to(ROOT / 'configs').as_posix()}" in inside
+    # An installed copy, far from any checkout, finds them.
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    shown = subprocess.run(
+        [sys.executable, "-c", "from tformer.recipe import list_presets; print(list_presets())"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed), "PATH": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "char-cpu" in shown.stdout and "llama" in shown.stdout
+
+
+def test_the_readme_has_two_commands_of_one_line_each() -> None:
+    commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
+    assert len(commands) == 2
+    assert "tformer train --arch gpt && tformer generate" in commands[0]
+    assert "'.[test]'" in commands[1] and commands[1].endswith("pytest")
+    assert commands[1] == subprocess.run(
+        ["grep", "-m", "1", "-E", "^python3 .*pytest", "README.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.rstrip("\n")
+
+
+def test_the_readme_names_every_preset_and_leaves_nothing_open() -> None:
+    for preset in (ROOT / "configs").rglob("*.yaml"):
+        assert re.search(rf"\b{re.escape(preset.stem)}\b", README), preset.stem
+        assert "@" not in preset.read_text().split("\n\n")[0], f"{preset} has an open figure"
+    assert not re.search(r"@[A-Z]+@", README)

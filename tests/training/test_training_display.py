@@ -1,0 +1,71 @@
+"""What a person sees: plain lines in a pipe, a live line on a terminal, no colour when asked, no foreign escapes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tformer.training import display as module
+from tformer.training.display import TrainingDisplay
+
+RECORD = {
+    "split": "train", "step": 5, "loss": 2.5, "lr": 1e-3, "tokens": 80, "tokens_per_second": 12345.0,
+    "peak_share": 0.42, "seconds": 1.0, "grad_norm": 1.0,
+}  # fmt: skip
+VALID = {"split": "valid", "step": 5, "loss": 2.0, "perplexity": 7.39, "bits_per_byte": 2.9, "is_best": True}
+
+
+def show(*, terminal: bool, colour: bool = True) -> tuple[str, list[dict[str, Any]]]:
+    output, written = io.StringIO(), []
+    console = Console(file=output, force_terminal=terminal, width=200, no_color=not colour)
+    display = TrainingDisplay(
+        console, max_steps=10, write=written.append, write_sample=lambda step, text: written.append({"sample": text})
+    )
+    with display:
+        display.logged(RECORD)
+        display.validated(VALID)
+        display.sampled(5, "a \x1b[31m sample [bold]")
+        display.skipped(6)
+    return output.getvalue(), written
+
+
+def test_plain_lines_in_a_pipe() -> None:
+    text, written = show(terminal=False)
+    assert "\x1b" not in text
+    line = next(line for line in text.splitlines() if line.startswith("step 5/10"))
+    for part in ("loss 2.5000", "12.3k tok/s", "42 % of matmul peak", "ETA"):
+        assert part in line
+    assert "valid loss 2.0000" in text and "2.900 bits per byte" in text and "(best)" in text
+    assert written == [RECORD, VALID, {"sample": "a \x1b[31m sample [bold]"}]
+
+
+def test_a_live_line_on_a_terminal() -> None:
+    text, _ = show(terminal=True)
+    assert "step 5/10" in text and "loss 2.5000" in text and "ETA" in text
+
+
+def test_what_a_model_writes_cannot_steer_the_terminal() -> None:
+    for terminal in (True, False):
+        text, _ = show(terminal=terminal)
+        assert "\x1b[31m sample" not in text and "\\x1b[31m sample [bold]" in text
+
+
+def test_no_color_is_honoured() -> None:
+    text, _ = show(terminal=True, colour=False)
+    assert "\x1b[33m" not in text and "the step is skipped" in text
+
+
+def test_lines_are_not_written_more_often_than_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr(module, "PLAIN_INTERVAL_SECONDS", 3600.0)
+    written: list[dict[str, Any]] = []
+    display = TrainingDisplay(
+        Console(file=output, width=200), max_steps=100, write=written.append, write_sample=lambda step, text: None
+    )
+    with display:
+        for step in range(1, 11):
+            display.logged(RECORD | {"step": step})
+    assert len(written) == 10 and output.getvalue().count("loss") == 1

@@ -1,0 +1,37 @@
+"""`--dry-run`: the resolved recipe, parameters, memory and one batch, and nothing trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tformer.recipe import recipe_to_yaml
+from tformer.training.assemble import make_objective
+from tformer.training.batches import make_batches
+from tformer.training.estimate import estimate_memory
+from tformer.training.prepare import Prepared
+
+
+def describe(prepared: Prepared) -> dict[str, Any]:
+    """What would be trained: recipe_yaml, parameters, memory (bytes by purpose), a batch's shapes and first text."""
+    recipe = prepared.recipe
+    objective = make_objective(recipe, prepared.tokenizer, prepared.seq_len)
+    batches = make_batches(recipe, prepared.samples, objective, cursor=None, device=prepared.device)
+    [batch, *_] = batches.next()
+    batches.close()
+    memory = estimate_memory(
+        recipe.model,
+        num_parameters=prepared.num_parameters,
+        optimizer=recipe.optimizer.kind,
+        tokens_per_micro_batch=prepared.tokens_per_micro_batch,
+        dtype=prepared.precision.dtype,
+        activation_checkpointing=recipe.training.activation_checkpointing,
+        ema=recipe.training.ema_decay is not None,
+    )
+    shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
+    first = batch.input_ids[0].tolist() if batch.input_ids is not None else []
+    return {
+        "recipe_yaml": recipe_to_yaml(recipe),
+        "parameters": prepared.num_parameters,
+        "memory": memory.to_json(),
+        "batch": {**shapes, "tokens": batch.num_tokens, "first": prepared.tokenizer.decode(first)},
+    }
