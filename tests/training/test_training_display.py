@@ -20,7 +20,7 @@ VALID = {"split": "valid", "step": 5, "loss": 2.0, "perplexity": 7.39, "bits_per
 
 def show(*, terminal: bool, colour: bool = True) -> tuple[str, list[dict[str, Any]]]:
     output, written = io.StringIO(), []
-    console = Console(file=output, force_terminal=terminal, width=200, no_color=not colour)
+    console = Console(file=output, force_terminal=terminal, width=200, no_color=not colour, highlight=False)
     display = TrainingDisplay(
         console, max_steps=10, write=written.append, write_sample=lambda step, text: written.append({"sample": text})
     )
