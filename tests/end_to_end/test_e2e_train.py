@@ -217,6 +217,20 @@ def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_p
     assert "interrupted" in err and not (tmp_path / "run" / "recipe.yaml").exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_signal_is_heard_while_waiting_for_a_pipe_that_nobody_writes(
+    cli_process: Start, tmp_path: Path, tiny_recipe: Path
+) -> None:
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    process = cli_process("train", "--config", tiny_recipe, "--data", pipe, "--out", tmp_path / "run", cwd=tmp_path)
+    time.sleep(4.0)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "interrupted" in err and not (tmp_path / "run").exists()
+
+
 def test_two_runs_in_one_directory(
     cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
 ) -> None:

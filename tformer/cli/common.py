@@ -45,16 +45,19 @@ def _finite(value: Any) -> Any:
 
 
 class StopFlag:
-    """Turns SIGINT, SIGTERM and SIGHUP into a flag that long work polls; a second SIGINT stops at once.
+    """Turns SIGINT, SIGTERM and SIGHUP into a flag that long work polls; a second signal stops at once.
 
+    Work that has not polled `GRACE_SECONDS` after the signal is stuck in a call that never will (an open FIFO, a
+    terminal): it is interrupted there, unless `be_patient` said that a poll may take as long as a training step.
     Used as a context manager; the previous handlers come back at its end.
     """
 
     SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+    GRACE_SECONDS = 3.0
 
-    def __init__(self, *, on_signal: Callable[[int], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.signal_number: int | None = None
-        self._on_signal = on_signal
+        self._patient = not hasattr(signal, "setitimer")
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
@@ -65,21 +68,34 @@ class StopFlag:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.be_patient()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if isinstance(error, Interrupted) and self.signal_number is not None:
             error.exit_code = 128 + self.signal_number  # whoever polled cannot know which signal it was
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.signal_number is None:
-            self.signal_number = number
-            if self._on_signal is not None:
-                self._on_signal(number)
+        if self.signal_number is not None:
+            raise self.interrupted("interrupted at once")
+        self.signal_number = number
+        if not self._patient:
+            self._previous.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, self._overdue))
+            signal.setitimer(signal.ITIMER_REAL, self.GRACE_SECONDS)
+
+    def _overdue(self, number: int, frame: FrameType | None) -> None:
+        raise self.interrupted("interrupted")
+
+    def be_patient(self) -> None:
+        """From now on a signal waits for the next poll, however long that takes."""
+        if not self._patient:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        self._patient = True
 
     def should_stop(self) -> bool:
-        return self.signal_number is not None
+        if self.signal_number is None:
+            return False
+        self.be_patient()  # the signal has been heard
+        return True
 
     def interrupted(self, message: str, *, hint: str | None = None) -> Interrupted:
         """The error that ends the command with the exit code of the signal received."""

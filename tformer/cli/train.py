@@ -135,6 +135,7 @@ def train(
             progress=progress_reporter,
             should_stop=stop.should_stop,
             interrupted=stop.interrupted,
+            training_begins=stop.be_patient,
             began=STARTED,
         )
         if json_:

@@ -49,10 +49,12 @@ def run_training(
     progress: Progress,
     should_stop: ShouldStop,
     interrupted: Interrupt,
+    training_begins: Callable[[], None] = lambda: None,
     began: float,
 ) -> dict[str, Any]:
     """Train as asked and give the summary that `--json` prints: run, checkpoint, step, and the last figures.
 
+    training_begins: called once preparation is over: from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     Errors: `InputError` and its kin before anything is written; `Interrupted` after the checkpoint is saved.
     """
@@ -70,6 +72,7 @@ def run_training(
             console.print(note, markup=False)
         if request.dry_run:
             return describe(prepared)
+        training_begins()
         session = Session(prepared, console=console, should_stop=should_stop, began=began)
         with session.run:
             return session.train(interrupted)
