@@ -25,6 +25,7 @@ from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 
+HEADS = "heads."  # how the names of head tensors begin
 TOKEN_TABLE = "embedding.weight"  # its rows are the ids that the model knows
 MAX_LISTED = 8  # names of each sort in an error
 
@@ -37,11 +38,18 @@ class Loaded:
     """
 
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: a model of images
     recipe: Recipe
     path: Path
     step: int
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer, for whoever has text. Raises InputError for a model of images."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.path} is a model of images: it reads no text")
+        return self.tokenizer
 
 
 def load(
@@ -75,11 +83,15 @@ def load(
     checkpoint = read_checkpoint(folder)
     recipe = _recipe_of(checkpoint)
     _require_kind(folder, recipe, kinds)
-    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
-    _check_tokenizer(checkpoint, recipe, tokenizer)
+    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
+    if tokenizer is not None:
+        _check_tokenizer(checkpoint, recipe, tokenizer)
+    elif recipe.model.patches is None:
+        raise InputError(f"{folder} holds a model of text without its tokenizer.json")
+    vocab_size = None if tokenizer is None else tokenizer.vocab_size
     with _NoDraws():
         model = build_model(
-            recipe.model, vocab_size=tokenizer.vocab_size, num_labels=len(recipe.data.labels) or None, device=device
+            recipe.model, vocab_size=vocab_size, num_labels=len(recipe.data.labels) or None, device=device
         )
     load_weights(model, checkpoint, ema=checkpoint.has("ema"))
     if dtype is not None:
@@ -114,6 +126,53 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False)
     with torch.no_grad():
         for name, target in state.items():
             target.copy_(weights[name])
+
+
+def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: bool = True) -> list[str]:
+    """Copies everything of a checkpoint but its heads; with `keep_heads`, heads of the same name and shapes come along.
+
+    Averaged weights go first. Returns the names of the tensors that stay as freshly initialised, all of them in heads.
+
+    Raises:
+        InputError: the bodies differ: lists what is missing and what has another shape.
+    """
+    state = model.state_dict()
+    weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
+    if not state.keys() <= weights.keys():
+        weights = checkpoint.weights() | weights
+    fresh = {
+        name
+        for name, target in state.items()
+        if name.startswith(HEADS)
+        and (not keep_heads or name not in weights or weights[name].shape != target.shape)
+    }
+    # A head is taken whole or not at all.
+    partly = {".".join(name.split(".")[:2]) + "." for name in fresh}
+    fresh |= {name for name in state if name.startswith(tuple(partly))} if partly else set()
+    body = {name: target for name, target in state.items() if name not in fresh}
+    taken = {name: weights[name] for name in weights if not name.startswith(HEADS) or name in body}
+    problems = _differences(body, taken, aliases=checkpoint.tied)
+    if problems:
+        raise InputError(f"{checkpoint.path}: its body does not fit this model: {'; '.join(problems)}")
+    with torch.no_grad():
+        for name, target in body.items():
+            target.copy_(taken[name])
+    return sorted(fresh)
+
+
+def load_generator(generator: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copies ELECTRA's second model from a checkpoint. Errors: InputError when names or shapes differ."""
+    state, weights = generator.state_dict(), checkpoint.generator() or {}
+    owners = {tensor.data_ptr(): name for name, tensor in state.items() if name in weights}
+    for name, tensor in state.items():  # tensors that are one in the model are stored once
+        if name not in weights and tensor.data_ptr() in owners:
+            weights[name] = weights[owners[tensor.data_ptr()]]
+    problems = _differences(state, weights, aliases={})
+    if problems:
+        raise InputError(f"{checkpoint.path}: the generator does not fit: {'; '.join(problems)}")
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(weights[name])
 
 
 def _differences(

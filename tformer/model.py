@@ -315,9 +315,10 @@ class Transformer(nn.Module):
         *,
         cache: ModelCache | None,
     ) -> Tensor:
-        """Positions [B or 1, T]: those given, or the count of real tokens before each one."""
+        """Positions [B or 1, T]: those given, or the count of real tokens before each one; padding may have its own."""
+        positions = stack.positions_of(0)
         length, past = input_ids.shape[1], cache.length if cache is not None else 0
-        if isinstance(stack.positions_of(0), LearnedPositions) and past + length > self.max_seq_len:
+        if isinstance(positions, LearnedPositions) and past + length > self.max_seq_len:
             raise ValueError(f"the model has {self.max_seq_len} learned positions, the input needs {past + length}")
         if position_ids is not None:
             return position_ids
@@ -327,4 +328,6 @@ class Transformer(nn.Module):
             pos_BT = torch.arange(length, device=input_ids.device).unsqueeze(0)
         if cache is not None and past:
             pos_BT = pos_BT + cache.key_valid[:, :past].sum(dim=1, keepdim=True)
+        if attention_mask is not None and positions.padding_position is not None:
+            pos_BT = pos_BT.masked_fill(~attention_mask.bool(), positions.padding_position)
         return pos_BT

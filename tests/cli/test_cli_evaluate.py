@@ -191,7 +191,7 @@ def test_an_infinite_perplexity_is_null_in_json(cli, random_run, valid, monkeypa
         (b"", ["empty"]),
         (b" \n\t\n", ["white space"]),
         (b"a", ["1 token"]),
-        (b"abc\nab\xff\n", ["text.txt:2", "byte 6"]),
+        (b"abc\nab\xff\n", ["text.txt:2", "byte 6", "--invalid-utf8 replace"]),
     ],
 )
 def test_text_that_cannot_be_evaluated_is_named(cli, random_run, tmp_path, content, words):
@@ -206,7 +206,7 @@ def test_text_that_cannot_be_evaluated_is_named(cli, random_run, tmp_path, conte
 def test_invalid_utf8_may_be_replaced(cli, random_run, tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"abc\nab\xff\n")
-    assert cli("evaluate", random_run, "--data", path, "--errors", "replace").code == 0
+    assert cli("evaluate", random_run, "--data", path, "--invalid-utf8", "replace").code == 0
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,13 @@ def test_invalid_utf8_may_be_replaced(cli, random_run, tmp_path):
         (["--stride", "17"], ["--stride", "16", "17"]),
         (["--batch-size", "0"], ["--batch-size", "0"]),
         (["--precision", "int8"], ["int8"]),
-        (["--errors", "ignore"], ["--errors", "ignore"]),
+        (["--invalid-utf8", "ignore"], ["--invalid-utf8", "ignore"]),
+        (["--errors", "replace"], ["--errors", ".jsonl", "--invalid-utf8 replace"]),
+        (["--errors", "absent/wrong.tsv"], ["--errors", "absent"]),
+        (["--errors", "wrong.tsv"], ["--errors", "causal language model"]),
+        (["--label-column", "1"], ["--label-column", "causal language model"]),
+        (["--pseudo-perplexity"], ["--pseudo-perplexity", "causal language model"]),
+        (["--max-tokens", "5"], ["--max-tokens", "--pseudo-perplexity"]),
         (["--data", "absent.txt"], ["absent.txt"]),
     ],
 )

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-COMMANDS = ("", "train-tokenizer", "train", "generate", "evaluate", "config", "config show", "config validate")
+COMMANDS = (
+    "",
+    "train-tokenizer",
+    "train",
+    "generate",
+    "classify",
+    "evaluate",
+    "config",
+    "config show",
+    "config validate",
+)
 COMMANDS_WITH_EXAMPLES = tuple(command for command in COMMANDS if command not in ("", "config"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.embedding import PatchEmbedding, TokenEmbedding, cut_patches
 from tformer.nn.norm import NormOptions
 from tformer.nn.positions.base import Positions
 
@@ -95,6 +95,12 @@ def test_patches_equal_a_strided_convolution(stem: str, cls: bool) -> None:
     torch.testing.assert_close(out[:, int(cls) :], patches)
     if cls:
         assert torch.equal(out[:, 0], module.cls.expand(2, -1))
+
+
+@pytest.mark.parametrize(("size", "patch", "channels"), [(8, 2, 3), (12, 4, 1), (32, 16, 3), (4, 4, 3)])
+def test_cutting_patches_is_unfolding(size: int, patch: int, channels: int) -> None:
+    pixels = torch.randn(2, channels, size, size)
+    assert torch.equal(cut_patches(pixels, patch), F.unfold(pixels, patch, stride=patch).mT)
 
 
 def test_wrong_image_size_names_both_shapes() -> None:

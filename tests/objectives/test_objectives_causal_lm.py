@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,15 +15,18 @@ from torch import Tensor
 
 from tformer.data.batch import IGNORED_LABEL, Batch
 from tformer.data.windows import Example
-from tformer.objectives import OBJECTIVES, CausalLmOptions, build_objective
-from tformer.objectives.base import LossResult, Objective, Term, total_loss
+from tformer.objectives import OBJECTIVES, CausalLmOptions, ObjectiveOptions, build_objective
+from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, total_loss
+from tformer.objectives.causal_lm import CausalLm
+from tformer.recipe.checks import OBJECTIVE_NEEDS
 from tformer.tokenizer.special import SpecialIds
 
 PAD, VOCAB, SEQ_LEN = 9, 11, 6
 
 
 def make(options: CausalLmOptions = CausalLmOptions(), **sizes: Any) -> Objective:
-    return build_objective(options, SpecialIds(pad=PAD), **{"seq_len": SEQ_LEN, **sizes})
+    context = ObjectiveContext(SpecialIds(pad=PAD), **{"seq_len": SEQ_LEN, **sizes})
+    return build_objective([options], context)
 
 
 def collate(samples: Any, seed: int = 0, **sizes: Any) -> Batch:
@@ -70,8 +73,9 @@ def fake_model(seen: dict[str, Tensor] | None = None) -> Callable[..., FakeOutpu
 
 
 def test_the_table_builds_the_objective() -> None:
-    assert set(OBJECTIVES) == {"causal_lm"}
-    assert type(make()) is OBJECTIVES["causal_lm"]
+    kinds = {options.kind for options in get_args(ObjectiveOptions)}
+    assert set(OBJECTIVES) == kinds == set(OBJECTIVE_NEEDS)
+    assert type(make()) is CausalLm
 
 
 def test_a_window_array_is_shifted_and_nothing_is_padded() -> None:
@@ -174,7 +178,7 @@ def test_a_sample_without_a_label_is_refused() -> None:
 
 
 def test_without_a_pad_token_padding_is_id_zero() -> None:
-    objective = build_objective(CausalLmOptions(), SpecialIds(), seq_len=SEQ_LEN)
+    objective = build_objective([CausalLmOptions()], ObjectiveContext(SpecialIds(), seq_len=SEQ_LEN))
     batch = objective.collate(rows(4, 2), rng=np.random.default_rng(0))
     assert batch.input_ids is not None and batch.input_ids[1].tolist() == [1, 0, 0]
 

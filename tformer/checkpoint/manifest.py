@@ -27,7 +27,7 @@ FILE_NAMES = {  # role -> file; `weights` may instead be several files beside an
     "tokenizer": "tokenizer.json",
     "trainer": "trainer.json",
 }
-_REQUIRED = ("weights", "recipe", "tokenizer", "trainer")
+_REQUIRED = ("weights", "recipe", "trainer")  # models of images have no tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     recipe_text: str
-    tokenizer_json: str
+    tokenizer_json: str | None  # None: a model of images
     trainer: dict[str, Any]
     verify: bool = True
     notes: list[str] = field(default_factory=list)
@@ -164,12 +164,16 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
         manifest = read_manifest(folder)
         for record in manifest.files:
             _check_size(folder / record.name, record)
-        texts = {role: _read_text(folder, manifest, role, verify=verify) for role in _MAX_TEXT_BYTES}
+        texts = {
+            role: _read_text(folder, manifest, role, verify=verify)
+            for role in _MAX_TEXT_BYTES
+            if manifest.by_role(role)
+        }
         trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
     except InputError as error:
         error.hint = error.hint or _way_on(folder)
         raise
-    return Checkpoint(folder, manifest, texts["recipe"], texts["tokenizer"], trainer, verify=verify)
+    return Checkpoint(folder, manifest, texts["recipe"], texts.get("tokenizer"), trainer, verify=verify)
 
 
 def _way_on(folder: Path) -> str | None:

@@ -31,7 +31,7 @@ def save_checkpoint(
     weights: Mapping[str, Tensor],
     tied: Mapping[str, str] | None = None,
     recipe_yaml: str,
-    tokenizer_json: str,
+    tokenizer_json: str | None,
     trainer: Mapping[str, Any],
     optimizer: Mapping[str, Tensor] | None = None,
     ema: Mapping[str, Tensor] | None = None,
@@ -46,6 +46,7 @@ def save_checkpoint(
         run: held by this process (`RunDirectory.create`, or `open(lock=True)`).
         weights: by parameter name, any device, contiguous or not; names without wrappers' prefixes.
         tied: {alias: owner}; None finds the names that share memory. Aliases are not stored.
+        tokenizer_json: None for a model of images.
         trainer: JSON values; everything exact resume needs beside tensors.
         score: the validation score of these weights, lower is better (negate a metric of which more is better).
         tokenizer_sha256: `Tokenizer.sha256`, to be compared when loading.
@@ -86,7 +87,7 @@ def write_checkpoint(
     weights: Mapping[str, Tensor],
     tied: Mapping[str, str] | None = None,
     recipe_yaml: str,
-    tokenizer_json: str,
+    tokenizer_json: str | None,
     trainer: Mapping[str, Any],
     optimizer: Mapping[str, Tensor] | None = None,
     ema: Mapping[str, Tensor] | None = None,
@@ -105,7 +106,11 @@ def write_checkpoint(
         "ema": None if ema is None else without_aliases(ema, {a: o for a, o in tied.items() if a in ema}),
         "generator": None if generator is None else without_aliases(generator, find_tied(generator)),
     }
-    texts = {"recipe": recipe_yaml, "tokenizer": tokenizer_json, "trainer": json.dumps(dict(trainer), indent=1) + "\n"}
+    texts = {"recipe": recipe_yaml}
+    if tokenizer_json is not None:
+        texts["tokenizer"] = tokenizer_json
+        tokenizer_sha256 = tokenizer_sha256 or canonical_sha256(tokenizer_json)
+    texts["trainer"] = json.dumps(dict(trainer), indent=1) + "\n"
     present = {role: values for role, values in tensors.items() if values is not None}
     sizes = {role: file_bytes(values) for role, values in present.items()}
     sizes |= {role: len(text.encode("utf-8")) for role, text in texts.items()}
@@ -124,7 +129,7 @@ def write_checkpoint(
             step=step,
             files=records,
             tied=tied,
-            tokenizer_sha256=tokenizer_sha256 or canonical_sha256(tokenizer_json),
+            tokenizer_sha256=tokenizer_sha256,
             score=score if score is not None and math.isfinite(score) else None,
             version=__version__,
         )

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli import config, evaluate, generate, train, train_tokenizer
+from tformer.cli import classify, config, evaluate, generate, train, train_tokenizer
 from tformer.cli.common import console
 from tformer.errors import OutOfMemoryError, StorageError, TformerError, visible
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("train-tokenizer", epilog=train_tokenizer.EPILOG)(train_tokenizer.train_tokenizer)
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("classify", epilog=classify.EPILOG)(classify.classify)
 app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.add_typer(config.app, name="config")
 

@@ -44,6 +44,11 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def as_cell(text: str) -> str:
+    r"""Text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
+    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
 class StopFlag:
     """Turns SIGINT, SIGTERM and SIGHUP into a flag that long work polls; a second signal stops at once.
 

@@ -1,26 +1,70 @@
-"""`tformer evaluate`: how well a model predicts a text."""
+"""`tformer evaluate`: how good a model is. What is measured follows from what it was trained for."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
-from tformer.errors import InputError, NonFiniteLossError
+from tformer.cli.common import StopFlag, console, emit_json, examples
+from tformer.cli.evaluate_labelled import evaluate_labelled, show_labelled
+from tformer.cli.evaluate_masked import evaluate_masked, show_masked
+from tformer.cli.evaluate_mistakes import check_errors_file
+from tformer.cli.evaluate_request import Request
+from tformer.cli.evaluate_text import evaluate_text, show_text
+from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.corpus import TokenCorpus
     from tformer.loading import Loaded
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
 
 EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
-    "`tformer evaluate runs/gpt-tiny-1 --data builtin:python-docs --json`",
     "`tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest`",
+    "`tformer evaluate runs/bert-tiny-1 --data test.tsv --errors mistakes.tsv --json`",
 )
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one kind of model is evaluated and shown, and which of the options mean something for it."""
+
+    name: str
+    evaluate: Callable[[Loaded, Request, StopFlag], dict[str, Any]]
+    show: Callable[[dict[str, Any]], None]
+    options: frozenset[str]
+
+
+TEXT = Family("a causal language model", evaluate_text, show_text, frozenset({"stride"}))
+MASKED = Family("a masked language model", evaluate_masked, show_masked, frozenset({"pseudo_perplexity", "max_tokens"}))
+LABELLED = Family(
+    "a model of labelled examples",
+    evaluate_labelled,
+    show_labelled,
+    frozenset({"text2_column", "label_column", "errors_file"}),
+)
+FAMILIES = {  # by the kind of the run's first objective
+    "causal_lm": TEXT,
+    "masked_lm": MASKED,
+    "next_sentence": MASKED,
+    "replaced_token": MASKED,
+    "classification": LABELLED,
+    "multi_label": LABELLED,
+    "regression": LABELLED,
+}
+FLAGS = {
+    "stride": "--stride",
+    "pseudo_perplexity": "--pseudo-perplexity",
+    "max_tokens": "--max-tokens",
+    "text2_column": "--text2-column",
+    "label_column": "--label-column",
+    "errors_file": "--errors",
+}
+HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
 
 
 def evaluate(
@@ -39,15 +83,32 @@ def evaluate(
     ] = None,
     text_column: Annotated[
         str | None,
-        typer.Option("--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet.", rich_help_panel=DATA),
+        typer.Option(
+            "--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet: name or number.", rich_help_panel=DATA
+        ),
     ] = None,
-    errors: Annotated[
+    text2_column: Annotated[
+        str | None, typer.Option("--text2-column", metavar="C", help="The second text.", rich_help_panel=DATA)
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option("--label-column", metavar="C", help="The label.", rich_help_panel=DATA)
+    ] = None,
+    invalid_utf8: Annotated[
         str | None,
         typer.Option(
-            "--errors",
+            "--invalid-utf8",
             metavar="strict|replace",
-            help="Invalid UTF-8; default: strict, for the run's own data as in training.",
+            help="An error or replaced; default: strict, for the run's own data as in training.",
             rich_help_panel=DATA,
+        ),
+    ] = None,
+    errors: Annotated[
+        Path | None,
+        typer.Option(
+            "--errors",
+            metavar="FILE.tsv|.jsonl",
+            help="Labelled data: write the examples that the model gets wrong, the surest mistakes first.",
+            rich_help_panel=MEASURE,
         ),
     ] = None,
     stride: Annotated[
@@ -55,8 +116,23 @@ def evaluate(
         typer.Option(
             "--stride",
             metavar="S",
-            help="Windows overlap and move on by S tokens: more context, slower. Default: they do not overlap.",
+            help="Causal models: windows overlap and move on by S tokens, for more context, slower. "
+            "Default: they do not overlap.",
             rich_help_panel=MEASURE,
+        ),
+    ] = None,
+    pseudo_perplexity: Annotated[
+        bool,
+        typer.Option(
+            "--pseudo-perplexity",
+            help="Masked models: also mask every token alone, one forward pass each.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", metavar="N", help="At most so many for --pseudo-perplexity.", rich_help_panel=MEASURE
         ),
     ] = None,
     as_json: Annotated[
@@ -66,132 +142,78 @@ def evaluate(
         str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL)
     ] = "best",
     batch_size: Annotated[
-        int, typer.Option("--batch-size", help="Windows at a time; changes speed alone.", rich_help_panel=MODEL)
-    ] = 32,
+        int | None,
+        typer.Option(
+            "--batch-size",
+            help="Windows or examples at a time; the masks of a masked model depend on it.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
     precision: Annotated[
         str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
     ] = "auto",
 ) -> None:
-    """Loss, perplexity, bits per byte and accuracy over every token of a text.
+    """How good a model is, on the run's validation data or on --data.
 
-    The loss is in nats per token, the same figure as the validation loss during training: windows of the training
-    length that do not overlap, each token predicted once. Without --data it is taken over the run's validation data:
-    several sources together, or the part of the training text that was held out.
+    A causal language model: loss (nats per token), perplexity, bits per byte and accuracy over every token of a text,
+    each predicted once. A masked one: loss and accuracy on masked tokens. A classifier: accuracy with its 95 %
+    interval, F1, Matthews' correlation, calibration error, and each class; a regression: correlations and error.
     """
-    if batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, found {batch_size}")
-    if errors not in (None, "strict", "replace"):
-        raise InputError(f"--errors must be strict or replace, found '{errors}'")
+    request = Request(
+        data=data,
+        text_column=text_column,
+        text2_column=text2_column,
+        label_column=label_column,
+        invalid_utf8=invalid_utf8,
+        errors_file=errors,
+        stride=stride,
+        pseudo_perplexity=pseudo_perplexity,
+        max_tokens=max_tokens,
+        batch_size=batch_size,
+    )
+    _check_usage(request)
     with StopFlag() as flag:
         from tformer.decoding.precision import inference_dtype
         from tformer.loading import load
         from tformer.training.precision import resolve_device
 
         place = resolve_device(device)
-        loaded = load(run, device=place, which=checkpoint, kinds={"lm"})
+        loaded = load(run, device=place, which=checkpoint, kinds=HEADS)
         # As in validation: activations in this format, weights in fp32 and cast on use.
         trained_in = loaded.recipe.training.precision
         loaded.model.compute_dtype = inference_dtype(precision, trained_in=trained_in, device=place)
         for note in loaded.notes:
             console.print(note, style="dim", markup=False)
-        if loaded.model.decoder is None or loaded.model.encoder is not None:
-            raise InputError(f"{loaded.path}: evaluation of a text needs a decoder-only model")
-        seq_len = loaded.recipe.data.seq_len or loaded.model.max_seq_len
-        if stride is not None and not 1 <= stride <= seq_len:
-            raise InputError(f"--stride must be between 1 and the window of {seq_len} tokens, found {stride}")
-        corpora = _read(loaded, data, text_column, errors, flag)
-        result = _evaluate(loaded, corpora, flag, seq_len=seq_len, stride=stride, batch_size=batch_size)
+        family = FAMILIES[loaded.recipe.objectives[0].kind]
+        _check_family(request, family, loaded)
+        try:
+            result = family.evaluate(loaded, request, flag)
+        except InputError as error:  # who reads text names the option of the other commands
+            error.hint = error.hint and error.hint.replace("--errors replace", "--invalid-utf8 replace")
+            raise
         if as_json:
             emit_json(result)
         else:
-            _show(result)
+            family.show(result)
 
 
-def _read(
-    loaded: Loaded, data: str | None, text_column: str | None, errors: str | None, flag: StopFlag
-) -> list[tuple[str, TokenCorpus]]:
-    """The tokens of `--data`, or else those that validated the run, by the name of each text."""
-    from tformer.data.cache import token_corpus
-    from tformer.data.corpus import split_corpus
-    from tformer.data.sources import STANDARD_INPUT, open_sources
-    from tformer.data.tables import parse_column
-    from tformer.recipe.data import Columns, SourceSpec
-
-    recipe = loaded.recipe.data
-    specs = (SourceSpec(path=data),) if data is not None else recipe.valid or recipe.train
-    if data is None and any(spec.path == STANDARD_INPUT for spec in specs):
-        raise InputError(
-            f"{loaded.path} was trained on standard input, which cannot be read again",
-            hint="name the text to evaluate with --data",
-        )
-    chosen = errors or ("strict" if data is not None else recipe.errors)
-    sources = open_sources(
-        specs,
-        columns=recipe.columns if text_column is None else Columns(text=parse_column(text_column)),
-        errors="replace" if chosen == "replace" else "strict",
-    )
-    held_out = data is None and not recipe.valid
-    corpora: list[tuple[str, TokenCorpus]] = []
-    for source in sources:
-        with progress_reporter(f"reading {source.name}") as progress:
-            corpus = token_corpus(source, loaded.tokenizer, progress=progress, should_stop=flag.should_stop)
-        for note in (*source.notes, *corpus.notes):
-            console.print(note, markup=False)
-        name = source.name
-        if held_out:
-            _, corpus = split_corpus(corpus, fraction=recipe.valid_fraction)
-            name = f"the last {recipe.valid_fraction:.0%} of {source.name}"
-        corpora.append((name, corpus))
-    return corpora
+def _check_usage(request: Request) -> None:
+    """What can be refused before anything is loaded."""
+    if request.batch_size is not None and request.batch_size < 1:
+        raise InputError(f"--batch-size must be at least 1, found {request.batch_size}")
+    if request.invalid_utf8 not in (None, "strict", "replace"):
+        raise InputError(f"--invalid-utf8 must be strict or replace, found '{request.invalid_utf8}'")
+    if request.max_tokens is not None and not request.pseudo_perplexity:
+        raise InputError("--max-tokens bounds --pseudo-perplexity, which is not asked for")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise InputError(f"--max-tokens must be at least 1, found {request.max_tokens}")
+    if request.errors_file is not None:
+        check_errors_file(request.errors_file)
 
 
-def _evaluate(
-    loaded: Loaded,
-    corpora: list[tuple[str, TokenCorpus]],
-    flag: StopFlag,
-    *,
-    seq_len: int,
-    stride: int | None,
-    batch_size: int,
-) -> dict[str, Any]:
-    from tformer.evaluation.combine import combine_validation
-    from tformer.evaluation.lm import evaluate_lm, isolates_documents
-
-    parts = []
-    for name, corpus in corpora:
-        with progress_reporter(f"evaluating {name}") as progress:
-            part = evaluate_lm(
-                loaded.model,
-                corpus,
-                seq_len=seq_len,
-                batch_size=batch_size,
-                stride=stride,
-                document_mask=isolates_documents(loaded.recipe.data),
-                progress=progress,
-                should_stop=flag.should_stop,
-            )
-        if flag.should_stop():
-            raise flag.interrupted("interrupted before the whole text was read")
-        parts.append(part)
-    figures = combine_validation(parts)
-    if not math.isfinite(figures["loss"]):
-        raise NonFiniteLossError(
-            f"the loss is {figures['loss']}", hint="the weights are damaged, or --precision fp32 is needed"
-        )
-    return {
-        "run": str(loaded.path),
-        "step": loaded.step,
-        "data": ", ".join(name for name, _ in corpora),
-        **figures,
-        "seq_len": seq_len,
-        "stride": stride or seq_len,
-    }
-
-
-def _show(result: dict[str, Any]) -> None:
-    """One figure a line; a perplexity beyond what a number holds is inf."""
-    for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
-        emit(f"{name} {result[name]:.4f}")
-    emit(f"tokens {result['tokens']}")
-    emit(f"tokens_per_second {result['tokens_per_second']:.0f}")
+def _check_family(request: Request, family: Family, loaded: Loaded) -> None:
+    for option, flag in FLAGS.items():
+        value = getattr(request, option)
+        if value is not None and value is not False and option not in family.options:
+            raise InputError(f"{flag} has no meaning here: {loaded.path} is {family.name}")

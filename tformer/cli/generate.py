@@ -1,31 +1,29 @@
-"""`tformer generate`: text from a trained model."""
+"""`tformer generate`: text from a trained model; a masked language model fills the masks of a prompt."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tformer.cli.common import StopFlag, console, examples
-from tformer.errors import InputError, visible
+from tformer.cli.fill_mask import MaskFiller, refuse_options
+from tformer.cli.generate_session import Session
+from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.decoding.output import Write
-    from tformer.decoding.settings import Generated, GenerationSettings
     from tformer.loading import Loaded
 
 PROMPT, CHOICE, OUTPUT, MODEL = "What to continue", "How tokens are chosen", "Output", "Model and machine"
-SAMPLE_SEPARATOR = "---------------"
 DEFAULT_SEED = 1337
 
 EPILOG = examples(
     "`tformer generate`",
     '`tformer generate runs/gpt-tiny-1 --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3`',
     "`tformer generate --input prompts.txt --output completions.jsonl --greedy --json`",
+    '`tformer generate runs/bert-tiny-1 --prompt "The [MASK] sat." --top-k 10`',
 )
 
 
@@ -57,7 +55,12 @@ def generate(
         float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=CHOICE)
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Keep the K most probable tokens; 0: all.", rich_help_panel=CHOICE)
+        int | None,
+        typer.Option(
+            "--top-k",
+            help="Keep the K most probable tokens; 0: all. For a [MASK]: show so many (5).",
+            rich_help_panel=CHOICE,
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
@@ -123,6 +126,9 @@ def generate(
     What is not given here comes from the model's recipe. A prompt is shown with its continuation, streamed on a
     terminal; lines of --input give completions only, with line ends inside them written as \\\\n. An empty prompt
     starts from the model's start token.
+
+    A masked language model (BERT) fills each [MASK] of the prompt: the most probable tokens, one a line, with their
+    probabilities and the text that each gives.
     """
     _check_usage(prompt, input_path, errors, greedy, temperature, num_samples, batch_size, as_json)
     from tformer.decoding.output import open_output
@@ -134,11 +140,29 @@ def generate(
         from tformer.training.precision import resolve_device
 
         place = resolve_device(device)
-        loaded = load(run, device=place, which=checkpoint, kinds={"lm"})
-        if loaded.model.decoder is None or loaded.model.encoder is not None:
+        loaded = load(run, device=place, which=checkpoint, kinds={"lm", "masked_lm"})
+        fills_masks = loaded.model.decoder is None and "masked_lm" in loaded.model.heads
+        if not fills_masks and (loaded.model.decoder is None or loaded.model.encoder is not None):
             raise InputError(f"{loaded.path}: generation needs a decoder-only model")
         dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
         cast_matrices(loaded.model, dtype)
+        if fills_masks:
+            refuse_options(
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                min_p=min_p,
+                greedy=greedy or None,
+                repetition_penalty=repetition_penalty,
+                no_repeat_ngram=no_repeat_ngram,
+                stop=stop,
+                num_samples=num_samples if num_samples != 1 else None,
+                logprobs=logprobs or None,
+            )
+            on_terminal = output is None and sys.stdout.isatty()
+            filler = MaskFiller(loaded, flag, write, top_k=top_k, as_json=as_json, on_terminal=on_terminal)
+            filler.fill(prompt, input_path, errors)
+            return
         for note in (f"generating with {loaded.path}, seed {seed}", *loaded.notes):
             console.print(note, style="dim", markup=False)
         settings = GenerationSettings.from_recipe(
@@ -157,123 +181,13 @@ def generate(
             logprobs=logprobs,
             context=context,
         )
-        session = _Session(
+        session = Session(
             loaded, settings, flag, write, as_json=as_json, on_terminal=output is None and sys.stdout.isatty()
         )
         if input_path is None:
             session.continue_prompt(prompt or "")
         else:
             session.continue_lines(input_path, errors, batch_size)
-
-
-class _Session:
-    """A loaded model, how to generate with it, and where the text goes."""
-
-    def __init__(
-        self,
-        loaded: Loaded,
-        settings: GenerationSettings,
-        flag: StopFlag,
-        write: Write,
-        *,
-        as_json: bool,
-        on_terminal: bool,
-    ) -> None:
-        self.loaded, self.settings, self.flag, self.as_json = loaded, settings, flag, as_json
-        self.on_terminal = on_terminal
-        self.write = write
-
-    def continue_prompt(self, prompt: str) -> None:
-        """One prompt: the prompt and its continuation, each sample after a line of dashes."""
-        stream = self.on_terminal and not self.as_json and self.settings.num_samples == 1
-        streamed = 0
-        if stream:
-            self._show(prompt)
-
-        def show_piece(row: int, sample: int, token: int, piece: str) -> None:
-            nonlocal streamed
-            streamed += len(piece)
-            self._show(piece)
-
-        [completions] = self._generate([prompt], first_row=0, on_token=show_piece if stream else None)
-        if self.as_json:
-            self._write_document(0, prompt, completions)
-        elif stream:
-            self._show(_text(completions[0])[streamed:] + "\n")
-        else:
-            texts = [prompt + _text(completion) for completion in completions]
-            self._show(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
-        self._tell_logprobs(completions)
-        if self.flag.should_stop():
-            raise self.flag.interrupted("interrupted: the text ends where generation was")
-
-    def continue_lines(self, path: str, errors: str, batch_size: int) -> None:
-        """Each line of a file: one line of output."""
-        from tformer.decoding.prompts import read_lines
-        from tformer.decoding.rendering import as_one_line
-
-        lines = read_lines(path, errors="replace" if errors == "replace" else "strict")
-        done = 0
-        while prompts := list(islice(lines, batch_size)):
-            results = self._generate(prompts, first_row=done)
-            if self.flag.should_stop():
-                raise self.flag.interrupted(f"interrupted after {done} prompts")
-            for prompt, completions in zip(prompts, results, strict=True):
-                if self.as_json:
-                    self._write_document(done, prompt, completions)
-                else:
-                    self._show(as_one_line(_text(completions[0])) + "\n")
-                self._tell_logprobs(completions)
-                done += 1
-
-    def _generate(
-        self, prompts: list[str], *, first_row: int, on_token: Callable[[int, int, int, str], None] | None = None
-    ) -> list[list[Generated]]:
-        from tformer.decoding.generate import generate as run_engine
-        from tformer.decoding.prompts import encode_prompt
-
-        ids = [encode_prompt(self.loaded.tokenizer, prompt) for prompt in prompts]
-        limit = self.loaded.model.max_seq_len
-        for number, prompt_ids in enumerate(ids, start=first_row + 1):
-            if len(prompt_ids) > limit and self.settings.context == "slide":
-                console.print(
-                    f"prompt {number} has {len(prompt_ids)} tokens, the model's context holds {limit}: "
-                    f"only the last {max(1, limit // 2)} are read",
-                    markup=False,
-                )
-        return run_engine(
-            self.loaded.model,
-            ids,
-            self.settings,
-            tokenizer=self.loaded.tokenizer,
-            on_token=on_token,
-            should_stop=self.flag.should_stop,
-            first_row=first_row,
-        )
-
-    def _show(self, text: str) -> None:
-        # A model can write anything, control characters included.
-        self.write(visible(text) if self.on_terminal else text)
-
-    def _write_document(self, index: int, prompt: str, completions: list[Generated]) -> None:
-        import json
-
-        from tformer.checkpoint.logs import finite
-        from tformer.decoding.rendering import as_document
-
-        # ASCII alone on a terminal: JSON leaves some control characters as they are.
-        document = finite(as_document(index, prompt, completions))
-        self.write(json.dumps(document, ensure_ascii=self.on_terminal, allow_nan=False) + "\n")
-
-    def _tell_logprobs(self, completions: list[Generated]) -> None:
-        if self.as_json:
-            return
-        for completion in completions:
-            if completion.logprobs:
-                total, count = sum(completion.logprobs), len(completion.logprobs)
-                console.print(
-                    f"log-probability {total:.3f} of {count} tokens, {total / count:.3f} a token", style="dim"
-                )
 
 
 def _check_usage(
@@ -303,9 +217,4 @@ def _check_usage(
 
 def _eos_id(loaded: Loaded) -> int | None:
     chosen = loaded.recipe.tokenizer.special_ids.eos
-    return loaded.tokenizer.special.eos if chosen is None else chosen
-
-
-def _text(completion: Generated) -> str:
-    assert completion.text is not None
-    return completion.text
+    return loaded.text_tokenizer.special.eos if chosen is None else chosen

@@ -11,7 +11,7 @@ from tformer.cli.common import STARTED, StopFlag, console, emit, emit_json, exam
 
 EPILOG = examples(
     "`tformer train --arch gpt`",
-    "`tformer train --arch gpt --preset char-cpu --data train.txt --valid val.txt`",
+    "`tformer train --arch bert --data train.tsv --valid valid.tsv --label-column label`",
     "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
 )
 
@@ -35,22 +35,31 @@ def train(
     ] = None,
     init_from: Annotated[
         Path | None,
-        typer.Option(help="Start from the weights, model and tokenizer of this run.", rich_help_panel=MODEL),
+        typer.Option(
+            help="Start from the weights, body and tokenizer of this run; heads that do not fit are made anew.",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="File, folder, glob, `-`, builtin:python-docs or builtin:python-stdlib; may be repeated. "
-            "Nothing given: built-in text.",
+            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, `-` or builtin:NAME; "
+            "may be repeated. Nothing given: built-in data.",
             rich_help_panel=DATA,
         ),
     ] = None,
     valid: Annotated[
         list[str] | None,
-        typer.Option(help="Validation text; nothing given: the last tenth of the data.", rich_help_panel=DATA),
+        typer.Option(help="Validation data; nothing given: a tenth of the data.", rich_help_panel=DATA),
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Column of csv, tsv, jsonl or parquet.", rich_help_panel=DATA)
+        str | None, typer.Option(help="Column of the text: its name, or its number from 0.", rich_help_panel=DATA)
+    ] = None,
+    text2_column: Annotated[
+        str | None, typer.Option(help="Column of the second text, for pairs.", rich_help_panel=DATA)
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of the label or score.", rich_help_panel=DATA)
     ] = None,
     errors: Annotated[
         str | None, typer.Option(help="Invalid UTF-8: strict (default) or replace.", rich_help_panel=DATA)
@@ -59,7 +68,14 @@ def train(
         Path | None,
         typer.Option(help="A tokenizer.json; nothing given: one is trained on the data.", rich_help_panel=DATA),
     ] = None,
-    objective: Annotated[str | None, typer.Option(help="Training objective: causal_lm.", rich_help_panel=OPTIM)] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="causal_lm, masked_lm (or masked_lm,next_sentence), replaced_token, classification, multi_label or "
+            "regression; brings its head along.",
+            rich_help_panel=OPTIM,
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory (default runs/ARCH-PRESET-N).", rich_help_panel=RUN)
     ] = None,
@@ -67,6 +83,9 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in --out, or the newest one.", rich_help_panel=RUN)
     ] = False,
     max_steps: Annotated[int | None, typer.Option(help="Optimizer steps in all.", rich_help_panel=RUN)] = None,
+    max_epochs: Annotated[
+        float | None, typer.Option(help="At most so many times the data.", rich_help_panel=RUN)
+    ] = None,
     max_minutes: Annotated[
         float | None,
         typer.Option(help="Save and stop after so long; the learning-rate horizon stays.", rich_help_panel=RUN),
@@ -93,10 +112,13 @@ def train(
 ) -> None:
     """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
     flags: dict[str, Any] = {
-        "data.columns.text": int(text_column) if text_column and text_column.isdecimal() else text_column,
+        "data.columns.text": column(text_column),
+        "data.columns.text2": column(text2_column),
+        "data.columns.label": column(label_column),
         "data.errors": errors,
         "tokenizer.path": None if tokenizer is None else str(tokenizer),
         "training.max_steps": max_steps,
+        "training.max_epochs": max_epochs,
         "training.max_minutes": max_minutes,
         "training.batch_size": batch_size,
         "training.batch_tokens": batch_tokens,
@@ -112,7 +134,7 @@ def train(
         if paths:
             flags[key] = [{"path": path} for path in paths]
     if objective is not None:
-        flags["objectives"] = [{"kind": objective}]
+        flags["objectives"] = [{"kind": kind.strip()} for kind in objective.split(",")]
 
     with StopFlag() as stop:
         from tformer.training.request import TrainRequest
@@ -148,3 +170,8 @@ def train(
             emit(summary["recipe_yaml"].rstrip())
         else:
             emit(summary["run"])
+
+
+def column(text: str | None) -> str | int | None:
+    """A column as a flag names it: its number from 0, or its name."""
+    return int(text) if text is not None and text.isdecimal() else text

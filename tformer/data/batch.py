@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 IGNORED_LABEL = -100
+TARGETS = frozenset({"labels", "next_sentence_label"})  # what is to be predicted, which no model reads
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     input_ids: Tensor | None = None  # [B, T] long
-    labels: Tensor | None = None  # [B, T], [B, U] or [B]; IGNORED_LABEL where nothing is to be predicted
+    labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; IGNORED_LABEL: nothing to predict
     attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None: nothing is padded
     position_ids: Tensor | None = None  # [B, T] long
     document_ids: Tensor | None = None  # [B, T] long: tokens of different documents do not see each other
@@ -28,6 +29,7 @@ class Batch:
     decoder_input_ids: Tensor | None = None  # [B, U] long
     decoder_attention_mask: Tensor | None = None  # [B, U] bool
     pixel_values: Tensor | None = None  # [B, C, Y, X] float
+    next_sentence_label: Tensor | None = None  # [B] long: 0 the second text follows the first, 1 it was drawn at random
     num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
 
     def __post_init__(self) -> None:
@@ -44,7 +46,7 @@ class Batch:
 
     def model_inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
-        return {name: tensor for name, tensor in self._tensors().items() if name != "labels"}
+        return {name: tensor for name, tensor in self._tensors().items() if name not in TARGETS}
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

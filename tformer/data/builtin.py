@@ -3,6 +3,8 @@
 - `builtin:python-docs`: the docstrings of the standard library's modules, classes and functions, with their
   signatures, and the help topics of `pydoc`. One document a module or topic.
 - `builtin:python-stdlib`: the standard library's own source files, one document a file.
+- `builtin:python-packages`: functions and classes of some packages, one document each; with labels for those who ask
+  (`builtin_labelled`).
 
 Sources are parsed, never imported. Tests, IDLE and installed packages are left out.
 """
@@ -24,7 +26,7 @@ from tformer.errors import InputError, did_you_mean
 
 PREFIX = "builtin:"
 LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
-DEFAULTS = {"lm": "python-docs"}  # what a task reads when no data is given
+DEFAULTS = {"lm": "python-docs", "classification": "python-packages"}  # what a task reads when no data is given
 
 
 @cache
@@ -45,12 +47,12 @@ def stdlib_files() -> tuple[Path, ...]:
 
 def _stdlib_sources() -> Iterator[str]:
     for path in stdlib_files():
-        text = _read_source(path)
+        text = read_source(path)
         if text:
             yield text
 
 
-def _read_source(path: Path) -> str:
+def read_source(path: Path) -> str:
     """A source file's text, or nothing for the few that are not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -67,12 +69,12 @@ def _docs() -> tuple[str, ...]:
     for path in stdlib_files():
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        texts[f"module {module}"] = _module_doc(module, _read_source(path))
+        texts[f"module {module}"] = _module_doc(module, read_source(path))
     # Mixed by a hash of the name: the last part, kept for validation, is then like the rest and not all topics.
-    return tuple(texts[name] for name in sorted(texts, key=_name_hash) if texts[name])
+    return tuple(texts[name] for name in sorted(texts, key=name_hash) if texts[name])
 
 
-def _name_hash(name: str) -> bytes:
+def name_hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 
@@ -110,12 +112,20 @@ def _block(docstring: str | None, *, indent: int) -> list[str]:
     return [(" " * indent + line).rstrip() for line in lines] + [""]
 
 
+def _package_texts() -> Iterator[str]:
+    from tformer.data.builtin_labelled import package_rows  # which needs this module
+
+    for row in package_rows():
+        yield f"{row.text}\n"
+
+
 @dataclass(frozen=True)
 class BuiltinText:
     """One built-in source: its documents and a fingerprint of what they are made from."""
 
     name: str
     make: Callable[[], Iterable[str]]
+    labelled: bool = False  # its documents also have labels
 
     def documents(self) -> Iterator[str]:
         yield from self.make()
@@ -131,6 +141,7 @@ class BuiltinText:
 BUILTINS: dict[str, BuiltinText] = {
     "python-docs": BuiltinText("python-docs", _docs),
     "python-stdlib": BuiltinText("python-stdlib", _stdlib_sources),
+    "python-packages": BuiltinText("python-packages", _package_texts, labelled=True),
 }
 
 

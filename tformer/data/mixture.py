@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tformer.data.masked_windows import MaskedWindows
 from tformer.data.permutation import derive_key, permute
 from tformer.data.windows import Example, LmWindows
 from tformer.errors import InputError
@@ -55,13 +56,18 @@ class Mixture:
 
 
 class MixedWindows:
-    """Several `LmWindows` as one, by weight. Its epoch is as many draws as they have windows.
+    """The windows of several corpora as one, by weight. Its epoch is as many draws as they have windows.
 
     Sources keep epochs of their own: a source that is drawn often starts over, with a new order, when it is used up.
     """
 
     def __init__(
-        self, sources: Sequence[LmWindows], weights: Sequence[float], *, seed: int = 0, block: int = DEFAULT_BLOCK
+        self,
+        sources: Sequence[LmWindows | MaskedWindows],
+        weights: Sequence[float],
+        *,
+        seed: int = 0,
+        block: int = DEFAULT_BLOCK,
     ) -> None:
         self.sources = list(sources)
         self.seed, self.seq_len = seed, sources[0].seq_len
@@ -84,11 +90,11 @@ class MixedWindows:
         return list(zip(drawn.tolist(), own_epochs.tolist(), places.tolist(), strict=True))
 
     def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
-        """int64 [n, seq_len + 1]; every source must be packed by "concat"."""
-        rows = np.empty((len(indices), self.seq_len + 1), dtype=np.int64)
+        """int64 [n, t]; every source must be packed by "concat", with windows of one length t."""
+        rows: dict[int, np.ndarray] = {}
         for number, own, places, windows in self._grouped(epoch, indices):
-            rows[places] = self.sources[number].windows(own, windows)
-        return rows
+            rows.update(zip(places, self.sources[number].windows(own, windows), strict=True))
+        return np.stack([rows[place] for place in range(len(indices))])
 
     def window(self, epoch: int, index: int) -> np.ndarray:
         return self.examples(epoch, [index])[0].ids

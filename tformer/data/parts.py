@@ -9,8 +9,11 @@ from typing import Protocol
 
 from tformer.data.builtin import BuiltinText
 from tformer.data.files import Spool, compression_of, file_fingerprint, read_bytes
+from tformer.data.locate import format_ending
 from tformer.data.tables import ROW_FORMATS, Column, parquet_rows
 from tformer.data.text import Errors, Piece, cut_pieces, decode_text, end_last
+
+__all__ = ["BuiltinPart", "FilePart", "Part", "SpoolPart", "format_ending"]
 
 
 class Part(Protocol):
@@ -77,8 +80,3 @@ class BuiltinPart:
 
     def size_bytes(self) -> int | None:
         return None
-
-
-def format_ending(path: Path) -> str:
-    """The ending that tells the format: `.jsonl` of `a.jsonl.gz`."""
-    return (Path(path.stem) if compression_of(path) else path).suffix.lower()

@@ -130,6 +130,12 @@ class BatchPlan:
             return -(-size // self.batch_size)
         return len(self._window_batches(epoch, window))
 
+    def batches_per_epoch(self) -> int:
+        """Global batches of the first epoch (with `batch_tokens`, others may differ by a few)."""
+        if not self._needs_lengths:
+            return self.batches_in_window(0, 0)
+        return sum(self.batches_in_window(0, window) for window in range(self.num_windows))
+
     def epoch_fraction(self, cursor: Cursor) -> float:
         """Epochs done when the batch at `cursor` begins, for progress lines."""
         cursor = self.canonical(cursor)

@@ -6,26 +6,21 @@ Nothing is held whole: documents come as pieces of at most about a megabyte, and
 
 from __future__ import annotations
 
-import codecs
-import glob
 import hashlib
-import os
-import stat
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from tformer.data.builtin import DEFAULTS, PREFIX, find_builtin
-from tformer.data.files import Spool, compression_of, open_input, require_decompressor
-from tformer.data.parts import BuiltinPart, FilePart, Part, SpoolPart, format_ending
-from tformer.data.tables import ROW_FORMATS, Column, require_pyarrow
+from tformer.data.locate import STANDARD_INPUT, format_ending, locate
+from tformer.data.parts import BuiltinPart, FilePart, Part, SpoolPart
+from tformer.data.tables import ROW_FORMATS, Column
 from tformer.data.text import Errors, Piece
 from tformer.errors import InputError
 
-STANDARD_INPUT = "-"
-HEAD_BYTES = 8192  # what tells a binary file in a folder
+__all__ = ["STANDARD_INPUT", "Columns", "SourceSpec", "TextSource", "open_sources"]
+
 TEXT_ENDINGS = frozenset(
     f".{name}"
     for names in (
@@ -101,96 +96,12 @@ def open_sources(
 def _open(path: str, weight: float | None, column: Column, errors: Errors) -> TextSource:
     if path.startswith(PREFIX):
         return TextSource(path, (BuiltinPart(find_builtin(path)),), weight)
-    if path == STANDARD_INPUT:
-        name = "standard input"
-        return TextSource(name, (_spool(name, sys.stdin.buffer, errors),), weight)
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return _open_folder(place, weight, column, errors)
-    if not place.exists() and glob.has_magic(path):
-        matches = sorted(Path(match) for match in glob.glob(str(place), recursive=True) if os.path.isfile(match))
-        if not matches:
-            raise InputError(f"{path}: no file matches this pattern")
-        return TextSource(path, _file_parts(matches, path, column, errors), weight)
-    _require_file(place)
-    if stat.S_ISFIFO(place.stat().st_mode):
-        with open_input(place) as pipe:
-            return TextSource(path, (_spool(path, pipe, errors),), weight)
-    return TextSource(path, _file_parts([place], path, column, errors), weight)
-
-
-def _require_file(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        hint = None if path.is_absolute() else f"looked in {Path.cwd()}"
-        raise InputError(f"{path}: {(error.strerror or str(error)).lower()}", hint=hint) from None
-    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-        raise InputError(f"{path}: expected a file, a folder or a pipe, found a device or socket")
-
-
-def _spool(name: str, stream: IO[bytes], errors: Errors) -> SpoolPart:
-    spool = Spool(stream)
-    if spool.size == 0:
-        raise InputError(f"{name}: is empty", hint="give a file or a pipe with text in it")
-    return SpoolPart(name, spool, errors)
-
-
-def _file_parts(paths: Iterable[Path], name: str, column: Column, errors: Errors) -> tuple[Part, ...]:
-    """Checked before anything long begins: every file opens, needed packages are there, something is not empty."""
-    parts: list[Part] = []
-    size = 0
-    for path in paths:
-        require_decompressor(path)
-        if format_ending(path) == ".parquet":
-            require_pyarrow(path)
-        with open_input(path) as file:
-            size += os.fstat(file.fileno()).st_size
-        parts.append(FilePart(path, column, errors))
-    if size == 0:
-        raise InputError(f"{name}: is empty", hint="give a file with text in it")
-    return tuple(parts)
-
-
-def _open_folder(folder: Path, weight: float | None, column: Column, errors: Errors) -> TextSource:
-    """Every file below with a known ending, sorted by path; hidden and binary ones are left out, and counted."""
-    paths: list[Path] = []
-    skipped: list[Path] = []
-    for place, names, files in os.walk(folder):
-        names[:] = sorted(name for name in names if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(place, name)
-            if name.startswith(".") or not _is_known(path):
-                continue
-            (paths if _is_readable_text(path) else skipped).append(path)
-    if not paths:
-        raise InputError(
-            f"{folder}: no text in this folder ({len(skipped)} files with a known ending cannot be read as text)",
-            hint="known endings: .txt, .md, .py, .jsonl, .csv, .tsv, .parquet and others; also with .gz or .zst",
-        )
-    notes = (f"{folder}: skipped {len(skipped)} unreadable or binary files, {skipped[0]} first",) if skipped else ()
-    paths.sort(key=lambda path: path.relative_to(folder).as_posix())
-    return TextSource(str(folder), _file_parts(paths, str(folder), column, errors), weight, notes)
+    found = locate(path, is_known=_is_known, known=".txt, .md, .py, .jsonl, .csv, .tsv, .parquet and others")
+    if found.spool is not None:
+        return TextSource(found.name, (SpoolPart(found.name, found.spool, errors),), weight)
+    return TextSource(found.name, tuple(FilePart(place, column, errors) for place in found.paths), weight, found.notes)
 
 
 def _is_known(path: Path) -> bool:
     ending = format_ending(path)
     return ending in TEXT_ENDINGS or ending in ROW_FORMATS or ending == ".parquet"
-
-
-def _is_readable_text(path: Path) -> bool:
-    """False for what cannot be opened, and for binary content under a text's name: NUL and no UTF-8."""
-    try:
-        if not path.is_file():
-            return False
-        with open(path, "rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError:
-        return False
-    if compression_of(path) is not None or format_ending(path) == ".parquet" or b"\0" not in head:
-        return True
-    try:
-        codecs.utf_8_decode(head, "strict", False)  # not final: the last character may be cut
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tformer.data.files import open_input
 from tformer.data.text import MAX_ROW_CHARACTERS, Errors, split_lines
@@ -15,6 +16,7 @@ DEFAULT_COLUMN = "text"
 PARQUET_ROWS = 256  # decoded at once
 PARQUET_MAGIC = b"PAR1"
 COLUMN_HINT = "name the column with --text-column (data.columns.text)"
+DIALECTS = {".csv": (",", csv.QUOTE_MINIMAL), ".tsv": ("\t", csv.QUOTE_NONE)}
 
 Column = str | int | None
 
@@ -24,13 +26,10 @@ def parse_column(text: str | None) -> Column:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def jsonl_rows(texts: Iterator[str], *, name: str, column: Column, errors: Errors) -> Iterator[str]:
-    """The text key of each line's object; every other key, nested or not, is ignored."""
-    if isinstance(column, int):
-        raise InputError(
-            f"{name}: jsonl has keys, not numbered columns, found data.columns.text = {column}", hint=COLUMN_HINT
-        )
-    key = column or DEFAULT_COLUMN
+def json_objects(
+    texts: Iterator[str], *, name: str, expected: str = "an object"
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) for every line that is not blank; `expected` is what a message says there should be."""
     for number, line in enumerate(split_lines(texts, name=name), 1):
         if line.isspace():
             continue
@@ -42,68 +41,87 @@ def jsonl_rows(texts: Iterator[str], *, name: str, column: Column, errors: Error
         except RecursionError:
             raise InputError(f"{place}: JSON nested too deeply to be read") from None
         if not isinstance(row, dict):
-            raise InputError(f"{place}: expected an object with the key '{key}', found {type(row).__name__}")
-        if key not in row:
-            raise InputError(f"{place}: no key '{key}'; {did_you_mean(key, row)}", hint=COLUMN_HINT)
-        value = row[key]
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
+            raise InputError(f"{place}: expected {expected}, found {type(row).__name__}")
+        yield number, row
+
+
+def jsonl_rows(texts: Iterator[str], *, name: str, column: Column, errors: Errors) -> Iterator[str]:
+    """The text key of each line's object; every other key, nested or not, is ignored."""
+    if isinstance(column, int):
+        raise InputError(
+            f"{name}: jsonl has keys, not numbered columns, found data.columns.text = {column}", hint=COLUMN_HINT
+        )
+    key = column or DEFAULT_COLUMN
+    for number, row in json_objects(texts, name=name, expected=f"an object with the key '{key}'"):
+        value = json_text(row, key, place=f"{name}:{number}", errors=errors)
         if value:
-            yield _without_surrogates(value, place=place, errors=errors) if "\\u" in line else value
+            yield value
+
+
+def json_text(row: Mapping[str, Any], key: str, *, place: str, errors: Errors) -> str:
+    """The text under a key, empty for null; InputError when the key is missing or holds something else."""
+    if key not in row:
+        raise InputError(f"{place}: no key '{key}'; {did_you_mean(key, row)}", hint=COLUMN_HINT)
+    value = row[key]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
+    return value if value.isascii() else _without_surrogates(value, place=place, errors=errors)
 
 
 def _without_surrogates(text: str, *, place: str, errors: Errors) -> str:
     """JSON can spell half of a UTF-16 pair, which is no character and has no UTF-8."""
-    if errors == "replace":
-        return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
+        if errors == "replace":
+            return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
         found = f"\\u{ord(text[error.start]):04x}"
         raise InputError(f"{place}: {found} is half a character", hint="accept it with --errors replace") from None
     return text
 
 
-def csv_rows(texts: Iterator[str], *, name: str, column: Column) -> Iterator[str]:
-    """csv as spreadsheets write it, with quotes."""
-    yield from _delimited_rows(texts, name=name, column=column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+def table_cells(texts: Iterator[str], *, name: str, ending: str) -> Iterator[tuple[int, list[str]]]:
+    """(line where it ends, cells) of every row of a csv or tsv; a blank line has no cells.
 
-
-def tsv_rows(texts: Iterator[str], *, name: str, column: Column) -> Iterator[str]:
-    """Tabs part columns and newlines part rows; a quote is a quote."""
-    yield from _delimited_rows(texts, name=name, column=column, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def _delimited_rows(texts: Iterator[str], *, name: str, column: Column, delimiter: str, quoting: int) -> Iterator[str]:
-    """A column named by text needs a first row of names; one named by number means that there is no such row."""
+    csv is read as spreadsheets write it, with quotes. In tsv, tabs part columns and newlines part rows: a quote is a
+    quote.
+    """
     csv.field_size_limit(MAX_ROW_CHARACTERS)
+    delimiter, quoting = DIALECTS[ending]
     rows = csv.reader(split_lines(texts, name=name), delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
-    index = column if isinstance(column, int) else None
     try:
         for row in rows:
-            if not row:
-                continue
-            if index is None:
-                index = _find_column(row, column, name=name)
-                continue
-            if index >= len(row):
-                raise InputError(
-                    f"{name}:{rows.line_num}: expected at least {index + 1} columns, found {len(row)}",
-                    hint=COLUMN_HINT,
-                )
-            if row[index]:
-                yield row[index]
+            yield rows.line_num, row
     except csv.Error as error:
         raise InputError(f"{name}:{rows.line_num}: {error}", hint="is a quote left open?") from None
 
 
-def _find_column(header: list[str], column: Column, *, name: str) -> int:
-    wanted = str(column) if column is not None else DEFAULT_COLUMN
+def table_rows(texts: Iterator[str], *, name: str, column: Column, ending: str) -> Iterator[str]:
+    """A column named by text needs a first row of names; one named by number means that there is no such row."""
+    index = column if isinstance(column, int) else None
+    for number, row in table_cells(texts, name=name, ending=ending):
+        if not row:
+            continue
+        if index is None:
+            index = find_column(row, column or DEFAULT_COLUMN, name=name)
+            continue
+        if index >= len(row):
+            raise InputError(
+                f"{name}:{number}: expected at least {index + 1} columns, found {len(row)}", hint=COLUMN_HINT
+            )
+        if row[index]:
+            yield row[index]
+
+
+def find_column(header: Sequence[str], wanted: str | int, *, name: str, hint: str = COLUMN_HINT) -> int:
+    """Where a column stands in the first row; `hint` says how to name another."""
     if wanted in header:
-        return header.index(wanted)
+        return header.index(str(wanted))
     raise InputError(
-        f"{name}:1: no column '{wanted}' in the first row; {did_you_mean(wanted, header)}",
-        hint=f"{COLUMN_HINT}, or give its number from 0 when there is no row of names",
+        f"{name}:1: no column '{wanted}' in the first row; {did_you_mean(str(wanted), header)}",
+        hint=f"{hint}, or give its number from 0 when there is no row of names",
     )
 
 
@@ -120,6 +138,40 @@ def require_pyarrow(path: Path) -> None:
 
 def parquet_rows(path: Path, *, column: Column) -> Iterator[str]:
     """The text column, a few rows at a time."""
+
+    def choose(schema: Any) -> list[str]:
+        import pyarrow as pa
+
+        names = schema.names
+        wanted = names[column] if isinstance(column, int) and column < len(names) else column or DEFAULT_COLUMN
+        if wanted not in names:
+            raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(str(wanted), names)}", hint=COLUMN_HINT)
+        kind = schema.field(wanted).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=COLUMN_HINT)
+        return [str(wanted)]
+
+    for (value,) in parquet_records(path, choose):
+        if value:
+            yield value
+
+
+def parquet_names(path: Path) -> list[str]:
+    """The names of all columns."""
+    names: list[str] = []
+
+    def choose(schema: Any) -> list[str]:
+        names.extend(schema.names)
+        return names
+
+    next(parquet_records(path, choose), None)
+    return names
+
+
+def parquet_records(path: Path, choose: Callable[[Any], list[str]]) -> Iterator[tuple[Any, ...]]:
+    """The values of the columns that `choose` picks from the schema, row by row."""
     require_pyarrow(path)
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
@@ -128,17 +180,10 @@ def parquet_rows(path: Path, *, column: Column) -> Iterator[str]:
     done = 0
     try:
         with ParquetFile(path, memory_map=True) as file:
-            names = file.schema_arrow.names
-            wanted = names[column] if isinstance(column, int) and column < len(names) else column or DEFAULT_COLUMN
-            if wanted not in names:
-                raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(str(wanted), names)}", hint=COLUMN_HINT)
-            kind = file.schema_arrow.field(wanted).type
-            if pa.types.is_dictionary(kind):
-                kind = kind.value_type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=COLUMN_HINT)
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[wanted]):
-                yield from filter(None, batch.column(0).to_pylist())
+            names = choose(file.schema_arrow)
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=names):
+                columns = [batch.column(name).to_pylist() for name in names]
+                yield from zip(*columns, strict=True)
                 done += len(batch)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged Parquet data after row {done}: {str(error).splitlines()[0]}") from error
@@ -161,7 +206,7 @@ TextRows = Callable[[Iterator[str], str, Column, Errors], Iterator[str]]
 
 ROW_FORMATS: dict[str, TextRows] = {  # parquet is no stream of text: it has its own door above
     ".jsonl": lambda texts, name, column, errors: jsonl_rows(texts, name=name, column=column, errors=errors),
-    ".csv": lambda texts, name, column, errors: csv_rows(texts, name=name, column=column),
-    ".tsv": lambda texts, name, column, errors: tsv_rows(texts, name=name, column=column),
+    ".csv": lambda texts, name, column, errors: table_rows(texts, name=name, column=column, ending=".csv"),
+    ".tsv": lambda texts, name, column, errors: table_rows(texts, name=name, column=column, ending=".tsv"),
 }
 ROW_FORMATS[".ndjson"] = ROW_FORMATS[".jsonl"]

@@ -28,10 +28,17 @@ Packing = Literal["concat", "documents", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sample: ids [t], and which document of the sample each id belongs to (0, 1, ...), when that was asked for."""
+    """One sample: ids [t], and what else is known of it.
+
+    `document_ids` [t] tell which document of the sample each id belongs to (0, 1, ...), when that was asked for;
+    `token_type_ids` [t] the first text (0) from the second (1). `label` is a class, a score, an array [L] of zeros and
+    ones (several labels), or whether the second sentence is the next one.
+    """
 
     ids: np.ndarray
     document_ids: np.ndarray | None = None
+    token_type_ids: np.ndarray | None = None
+    label: int | float | np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -67,9 +74,9 @@ class LmWindows:
         if packing == "concat":
             self._count = max(1, len(corpus) // seq_len - 1)
             return
-        cut = _pack_documents if packing == "documents" else _cut_documents
+        cut = pack_documents if packing == "documents" else cut_documents
         sizes = np.diff(corpus.document_offsets)
-        self._starts, self.lengths = cut(corpus.document_offsets, seq_len)
+        self._starts, self.lengths = cut(corpus.document_offsets, seq_len + 1, shared=1)
         self._count = len(self._starts)
         self.split_documents = int((sizes > seq_len + 1).sum())
         if self._count == 0:
@@ -106,14 +113,19 @@ class LmWindows:
             ]
         if not self.document_mask:
             return [Example(ids) for ids in rows]
-        return [Example(ids, self._document_ids(int(start), len(ids))) for start, ids in zip(starts, rows, strict=True)]
+        return [
+            Example(ids, document_ids(self.corpus, int(start), len(ids)))
+            for start, ids in zip(starts, rows, strict=True)
+        ]
 
     def _concat_starts(self, epoch: int, indices: np.ndarray | list[int]) -> np.ndarray:
         return self.offset(epoch) + np.asarray(indices, dtype=np.int64) * self.seq_len
 
-    def _document_ids(self, start: int, length: int) -> np.ndarray:
-        numbers = np.searchsorted(self.corpus.document_offsets, np.arange(start, start + length), side="right")
-        return numbers - numbers[0]
+
+def document_ids(corpus: TokenCorpus, start: int, length: int) -> np.ndarray:
+    """[length]: which document each token from `start` on belongs to, counted from the first one's (0)."""
+    numbers = np.searchsorted(corpus.document_offsets, np.arange(start, start + length), side="right")
+    return numbers - numbers[0]
 
 
 def restarting_positions(document_ids: np.ndarray) -> np.ndarray:
@@ -124,27 +136,34 @@ def restarting_positions(document_ids: np.ndarray) -> np.ndarray:
     return places - np.maximum.accumulate(np.where(begins, places, 0), axis=-1)
 
 
-def _cut_documents(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, lengths) of one or more samples per document; a document of one token has nothing to predict."""
-    sizes = np.diff(offsets)
-    pieces = np.maximum(0, -(-(sizes - 1) // seq_len))
+def cut_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, lengths) of one or more pieces per document, at most `width` tokens each.
+
+    Neighbouring pieces of a document share `shared` tokens (1 where the last one is only a label); a document of no
+    more tokens than that gives no piece.
+    """
+    sizes, step = np.diff(offsets), width - shared
+    pieces = np.maximum(0, -(-(sizes - shared) // step))
     first = np.cumsum(pieces) - pieces
     number = np.arange(int(pieces.sum())) - np.repeat(first, pieces)
-    starts = np.repeat(offsets[:-1], pieces) + number * seq_len
-    return starts, np.minimum(seq_len + 1, np.repeat(offsets[1:], pieces) - starts)
+    starts = np.repeat(offsets[:-1], pieces) + number * step
+    return starts, np.minimum(width, np.repeat(offsets[1:], pieces) - starts)
 
 
-def _pack_documents(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, lengths) of consecutive token ranges that end where a document ends, unless one document fills them."""
+def pack_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, lengths) of consecutive token ranges that end where a document ends, unless one document fills them.
+
+    A document that is split goes on with its last `shared` tokens again; a range of no more tokens is left out.
+    """
     starts: list[int] = []
     lengths: list[int] = []
     start, total = int(offsets[0]), int(offsets[-1])
-    while total - start > 1:
-        limit = start + seq_len + 1
+    while total - start > shared:
+        limit = start + width
         end = next_start = int(offsets[np.searchsorted(offsets, limit, side="right") - 1])
-        if end <= start:  # no document ends in here: split it, and go on from the id that was only a label
-            end, next_start = limit, limit - 1
-        if end - start > 1:  # a document of one token has nothing to predict
+        if end <= start:  # no document ends in here: split it
+            end, next_start = limit, limit - shared
+        if end - start > shared:
             starts.append(start)
             lengths.append(end - start)
         start = next_start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tformer.metrics.bootstrap import bootstrap_interval, paired_difference
 from tformer.metrics.classification import (
     ClassScores,
     accuracy,
@@ -15,6 +16,7 @@ from tformer.metrics.classification import (
 from tformer.metrics.correlation import pearson, spearman
 from tformer.metrics.cost import flops_per_token, forward_flops_per_token
 from tformer.metrics.language import bits_per_byte, perplexity
+from tformer.metrics.multi_label import micro_scores, multi_label_f1_macro, per_label, subset_accuracy
 from tformer.metrics.translation import CorpusScore, bleu, chrf
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "accuracy",
     "bits_per_byte",
     "bleu",
+    "bootstrap_interval",
     "chrf",
     "confusion_matrix",
     "expected_calibration_error",
@@ -31,8 +34,13 @@ __all__ = [
     "flops_per_token",
     "forward_flops_per_token",
     "mcc",
+    "micro_scores",
+    "multi_label_f1_macro",
+    "paired_difference",
     "pearson",
     "per_class",
+    "per_label",
     "perplexity",
     "spearman",
+    "subset_accuracy",
 ]

@@ -7,6 +7,7 @@ Logits over a vocabulary are the largest tensor of a small model, so they exist 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.heads import VocabularyHead
-from tformer.nn.losses import IGNORED_LABEL, CrossEntropy, linear_cross_entropy
+from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, linear_cross_entropy
+
+MASKED = "masked_lm"  # the head whose labels are ignored for the most part
+FEW = 1 / 8  # of the labels: so many ignored ones cost less than leaving them out
 
 
 @dataclass
@@ -53,21 +57,40 @@ class Output:
     def loss_terms(self, name: str, labels_BT: Tensor, **options: Any) -> CrossEntropy:
         """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
 
-        `options` go to `losses.linear_cross_entropy`. Where most labels are ignored (masked LM), only the others are
-        computed.
+        `options` go to `losses.linear_cross_entropy`. Where more than a few labels are ignored (masked LM, padding),
+        the head sees the other positions only.
         """
-        head = self._head(name)
-        if not isinstance(head, VocabularyHead):
-            raise ValueError(f"loss_terms needs a head over the vocabulary, '{name}' is a {type(head).__name__}")
+        head = self._vocabulary_head(name)
         hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
-        if head.dense is not None:
-            kept = labels_N != IGNORED_LABEL
-            hidden_ND, labels_N = hidden_ND[kept], labels_N[kept]
+        kept_N = labels_N != IGNORED_LABEL
+        if options.get("reduction", "sum") == "sum" and _leaves_out(name, kept_N):
+            hidden_ND, labels_N = hidden_ND[kept_N], labels_N[kept_N]
         return linear_cross_entropy(
             head.features(hidden_ND), head.matrix(), labels_N, bias=head.bias, softcap=head.softcap, **options
         )
+
+    def logit_chunks(self, name: str, places_BT: Tensor) -> Iterator[Tensor]:
+        """The fp32 logits of a vocabulary head where `places_BT` is True, in order: parts [n, V] of bounded size."""
+        head = self._vocabulary_head(name)
+        hidden_ND = self.hidden[places_BT]
+        size = max(1, LOGIT_ELEMENTS // head.weight.shape[0])
+        for start in range(0, max(1, len(hidden_ND)), size):
+            yield head(hidden_ND[start : start + size])
+
+    def _vocabulary_head(self, name: str) -> VocabularyHead:
+        head = self._head(name)
+        if not isinstance(head, VocabularyHead):
+            raise ValueError(f"'{name}' is a {type(head).__name__}, expected a head over the vocabulary")
+        return head
 
     def _head(self, name: str) -> nn.Module:
         if name not in self.heads:
             raise ValueError(f"the model has no head '{name}'; it has: {', '.join(self.heads) or 'none'}")
         return self.heads[name]
+
+
+def _leaves_out(name: str, kept_N: Tensor) -> bool:
+    """Whether ignored positions are dropped before the head. Counting them would stall any device but a CPU."""
+    if kept_N.device.type != "cpu":
+        return name == MASKED
+    return int(kept_N.sum()) < (1 - FEW) * len(kept_N)

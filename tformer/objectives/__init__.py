@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tformer.objectives.base import Objective
+from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
-from tformer.tokenizer.special import SpecialIds
+from tformer.objectives.classification import Classification
+from tformer.objectives.combined import Combined
+from tformer.objectives.masked_lm import MaskedLm
+from tformer.objectives.multi_label import MultiLabel
+from tformer.objectives.next_sentence import NextSentence
+from tformer.objectives.options import (
+    ClassificationOptions,
+    MaskedLmOptions,
+    MultiLabelOptions,
+    NextSentenceOptions,
+    RegressionOptions,
+    ReplacedTokenOptions,
+)
+from tformer.objectives.regression import Regression
+from tformer.objectives.replaced_token import ReplacedToken
 
 __all__ = ["OBJECTIVES", "CausalLmOptions", "ObjectiveOptions", "build_objective"]
 
-ObjectiveOptions = CausalLmOptions  # becomes a union with the second kind
+ObjectiveOptions = (
+    CausalLmOptions
+    | MaskedLmOptions
+    | NextSentenceOptions
+    | ReplacedTokenOptions
+    | ClassificationOptions
+    | MultiLabelOptions
+    | RegressionOptions
+)
 
-OBJECTIVES: dict[str, type[CausalLm]] = {"causal_lm": CausalLm}
+
+def _causal_lm(options: CausalLmOptions, context: ObjectiveContext) -> CausalLm:
+    return CausalLm(
+        options, context.special_ids, seq_len=context.seq_len, padding=context.padding, pad_to=context.pad_to
+    )
 
 
-def build_objective(options: ObjectiveOptions, special_ids: SpecialIds, **sizes: Any) -> Objective:
-    """The objective of these options. `sizes`: seq_len, padding and pad_to, from the recipe's `data` section."""
-    return OBJECTIVES[options.kind](options, special_ids, **sizes)
+OBJECTIVES: dict[str, Callable[[Any, ObjectiveContext], Objective]] = {
+    "causal_lm": _causal_lm,
+    "masked_lm": MaskedLm,
+    "next_sentence": NextSentence,
+    "replaced_token": ReplacedToken,
+    "classification": Classification,
+    "multi_label": MultiLabel,
+    "regression": Regression,
+}
+
+
+def build_objective(options: Sequence[ObjectiveOptions], context: ObjectiveContext) -> Objective:
+    """The objective of these options; several share the batches of the first and one forward pass."""
+    built = [OBJECTIVES[one.kind](one, context) for one in options]
+    return built[0] if len(built) == 1 else Combined(built)

@@ -20,7 +20,9 @@ import numpy as np
 from torch import Tensor
 
 from tformer.data.batch import Batch
+from tformer.data.padding import PadTo, Side
 from tformer.data.windows import Example
+from tformer.tokenizer.special import SpecialIds
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,64 @@ class LossResult:
     metrics: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class ImageContext:
+    """How images become numbers: values in [0, 1] minus `mean`, over `std`, per channel; and how training varies them."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ObjectiveContext:
+    """What objectives may know of tokenizer, data and models. Whoever does not need a part leaves its default.
+
+    Attributes:
+        special_ids: ids of the special tokens.
+        seq_len: the most tokens that an example may have, special ones included.
+        padding, pad_to: the recipe's `data.padding` and `data.pad_to`.
+        vocab_size: ids that the tokenizer knows, for random replacements.
+        never_masked: bool [V], True for special tokens.
+        word_starts: bool [V], True for tokens that begin a word; None: not known (every token is a word).
+        label_counts: int [L], how often each class occurs in the training data.
+        generator: ELECTRA's second model.
+        images: None for text.
+    """
+
+    special_ids: SpecialIds
+    seq_len: int
+    padding: Side = "right"
+    pad_to: PadTo = "longest"
+    vocab_size: int = 0
+    never_masked: np.ndarray | None = None
+    word_starts: np.ndarray | None = None
+    label_counts: np.ndarray | None = None
+    generator: Callable[..., Any] | None = None
+    images: ImageContext | None = None
+
+
 class Objective(Protocol):
     """What the training loop and evaluation ask of an objective."""
 
-    def collate(self, samples: Sequence[np.ndarray | Example] | np.ndarray, *, rng: np.random.Generator) -> Batch:
-        """Samples -> one batch on the host; `rng` drives what is random about it, and nothing else does."""
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """Samples -> one batch on the host; `rng` drives what is random about it, and nothing else does.
+
+        `training=False` leaves out what only helps to learn (augmentation, word dropout); masking stays.
+        """
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """How many predictions each term will have on this host batch, known before any forward."""
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """Run the model on the batch and form the terms."""
+
+
+class SharedObjective(Objective, Protocol):
+    """An objective whose loss needs one forward pass, which it can share with others."""
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """The terms of a model's `Output` on the batch."""
 
 
 def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | None = None) -> Tensor:

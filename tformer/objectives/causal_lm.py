@@ -20,9 +20,10 @@ import torch
 
 from tformer.data.batch import IGNORED_LABEL, Batch
 from tformer.data.padding import PadTo, Side, pad_layout
-from tformer.data.windows import Example, restarting_positions
+from tformer.data.windows import Example
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import LossResult, Term
+from tformer.objectives.padded import document_tensors, documents_of
 from tformer.tokenizer.special import SpecialIds
 
 TERM = "lm"
@@ -58,7 +59,9 @@ class CausalLm:
         # Padding is masked and has no label, so without a token of its own any id will do.
         self.pad_id = 0 if special_ids.pad is None else special_ids.pad
 
-    def collate(self, samples: Sequence[np.ndarray | Example] | np.ndarray, *, rng: np.random.Generator) -> Batch:
+    def collate(
+        self, samples: Sequence[np.ndarray | Example] | np.ndarray, *, rng: np.random.Generator, training: bool = True
+    ) -> Batch:
         """Samples of up to seq_len + 1 ids, or one array [B, T + 1] of them, as a batch. `rng`: random padding.
 
         Raises ValueError for a sample with fewer than 2 or more than seq_len + 1 ids.
@@ -77,11 +80,8 @@ class CausalLm:
             max_len=self.seq_len,
             rng=rng,
         )
-        mask, documents, positions = layout.mask(), None, None
-        document_rows = [_documents(example)[:-1] for example in examples]
-        if any((row != row[0]).any() for row in document_rows):  # else each sample is one document
-            documents = torch.from_numpy(layout.fill(document_rows, -1))
-            positions = torch.from_numpy(layout.fill([restarting_positions(row) for row in document_rows], 0))
+        mask = layout.mask()
+        documents, positions = document_tensors([documents_of(example)[:-1] for example in examples], layout)
         return Batch(
             input_ids=torch.from_numpy(layout.fill([example.ids[:-1] for example in examples], self.pad_id)),
             labels=torch.from_numpy(layout.fill([example.ids[1:] for example in examples], IGNORED_LABEL)),
@@ -97,7 +97,10 @@ class CausalLm:
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """One term, in nats. Metrics: nll_sum (never smoothed), correct and count."""
-        output = model(**batch.model_inputs())
+        return self.terms(model(**batch.model_inputs()), batch)
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """The same, of an `Output` that is shared with other objectives."""
         loss_sum, nll_sum, count, correct = output.loss_terms(
             TERM,
             batch.labels,
@@ -112,7 +115,3 @@ class CausalLm:
     def _check(self, num_ids: int) -> None:
         if not 2 <= num_ids <= self.seq_len + 1:
             raise ValueError(f"a sample must have 2 to {self.seq_len + 1} ids, found {num_ids}")
-
-
-def _documents(example: Example) -> np.ndarray:
-    return np.zeros(len(example), dtype=np.int64) if example.document_ids is None else example.document_ids

@@ -8,37 +8,112 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from tformer.nn.heads import (
+    ClassifierHeadOptions,
+    HeadOptions,
+    LmHeadOptions,
+    MaskedLmHeadOptions,
+    NextSentenceHeadOptions,
+    RegressionHeadOptions,
+    ReplacedTokenHeadOptions,
+)
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, SpecialTokens
 
 
-class Needs(NamedTuple):
-    """What an objective asks of the model, and which metrics it yields."""
+# How an objective's examples come: running text cut into windows, sentences, or labelled rows (or images).
+DataKind = Literal["text", "sentences", "labelled"]
 
+DECODING = ("generation.beam_size", "generation.length_penalty", "generation.length_penalty_type")
+PAIRED = ("data.max_length_ratio", "tokenizer.source_path", "tokenizer.target_path", "teacher")
+IMAGES = ("data.image_mean", "data.image_std", "data.augment")
+COLUMNS_OF_LABELLED = ("data.columns.text2", "data.columns.label", "data.label_separator", "data.truncation")
+COLUMNS_OF_PAIRS = ("data.columns.source", "data.columns.target")
+SPECIAL_IDS = tuple(f"tokenizer.special_ids.{name}" for name in SpecialTokens.model_fields)
+WINDOWS = ("data.document_mask",)
+
+
+class Needs(NamedTuple):
+    """What an objective asks of data and model, which metrics it yields, and how its head looks by default."""
+
+    data: DataKind
     parts: tuple[str, ...]  # of the model section; those in `without` must be null
     without: tuple[str, ...]
-    head: str
+    head: HeadOptions
     metrics: tuple[str, ...]
     unused: tuple[str, ...]  # keys that it does not read
 
 
+_TEXT_UNUSED = (*PAIRED, *IMAGES, *COLUMNS_OF_LABELLED, *COLUMNS_OF_PAIRS, *DECODING, "data.valid_split")
+_LABELLED_UNUSED = (*PAIRED, *COLUMNS_OF_PAIRS, *DECODING, *SPECIAL_IDS, *WINDOWS, "generator")
+CLASS_METRICS = ("loss", "accuracy", "f1", "mcc")
+
 OBJECTIVE_NEEDS: dict[str, Needs] = {
     "causal_lm": Needs(
+        data="text",
         parts=("decoder",),
         without=("encoder", "patches"),
-        head="lm",
+        head=LmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(
-            *("data.max_length_ratio", "data.image_mean", "data.image_std", "data.augment"),
-            *(f"data.columns.{name}" for name in ("text2", "label", "source", "target")),
-            *("tokenizer.source_path", "tokenizer.target_path", "generator", "teacher"),
-            *(f"tokenizer.special_ids.{name}" for name in SpecialTokens.model_fields if name != "eos"),
-            *("generation.beam_size", "generation.length_penalty", "generation.length_penalty_type"),
-        ),
-    )
+        unused=(*_TEXT_UNUSED, *(key for key in SPECIAL_IDS if not key.endswith(".eos")), "generator"),
+    ),
+    "masked_lm": Needs(
+        data="text",
+        parts=("encoder",),
+        without=("decoder", "patches"),
+        head=MaskedLmHeadOptions(),
+        metrics=("loss", "accuracy"),
+        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS, "generator"),
+    ),
+    "next_sentence": Needs(
+        data="sentences",
+        parts=("encoder",),
+        without=("decoder", "patches"),
+        head=NextSentenceHeadOptions(),
+        metrics=("loss",),
+        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS, "generator", "data.packing"),
+    ),
+    "replaced_token": Needs(
+        data="text",
+        parts=("encoder",),
+        without=("decoder", "patches"),
+        head=ReplacedTokenHeadOptions(),
+        metrics=("loss", "accuracy"),
+        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS),
+    ),
+    "classification": Needs(
+        data="labelled",
+        parts=("encoder",),
+        without=("decoder",),
+        head=ClassifierHeadOptions(),
+        metrics=CLASS_METRICS,
+        unused=(*_LABELLED_UNUSED, "data.label_separator"),
+    ),
+    "multi_label": Needs(
+        data="labelled",
+        parts=("encoder",),
+        without=("decoder",),
+        head=ClassifierHeadOptions(multi_label=True),
+        metrics=("loss", "accuracy", "f1"),
+        unused=_LABELLED_UNUSED,
+    ),
+    "regression": Needs(
+        data="labelled",
+        parts=("encoder",),
+        without=("decoder",),
+        head=RegressionHeadOptions(),
+        metrics=("loss", "pearson", "spearman"),
+        unused=(*_LABELLED_UNUSED, "data.label_separator", "data.labels"),
+    ),
 }
+
+
+def data_kind(recipe: Recipe) -> DataKind:
+    """How the examples of this recipe come; of several objectives the most demanding decides."""
+    kinds = {OBJECTIVE_NEEDS[objective.kind].data for objective in recipe.objectives}
+    return next(kind for kind in ("labelled", "sentences", "text") if kind in kinds)
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -72,13 +147,41 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
         for part in needs.without:
             if getattr(recipe.model, part) is not None:
                 yield Problem(path, f"{objective.kind} needs a model without model.{part}, found one")
-        if needs.head not in heads:
+        if needs.head.kind not in heads:
             found = ", ".join(heads) or "none"
-            yield Problem(path, f"{objective.kind} needs a head of kind {needs.head}, found {found}")
+            yield Problem(path, f"{objective.kind} needs a head of kind {needs.head.kind}, found {found}")
+        yield from _unfit_head(recipe, index, objective.kind)
+    yield from _odd_company(recipe)
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}
     if recipe.training.best_metric not in metrics:
         best, known = recipe.training.best_metric, ", ".join(sorted(metrics))
         yield Problem(("training", "best_metric"), f"found '{best}', expected what the objectives yield: {known}")
+
+
+def _unfit_head(recipe: Recipe, index: int, kind: str) -> Iterator[Problem]:
+    wants_many = kind == "multi_label"
+    for number, head in enumerate(recipe.model.heads):
+        if isinstance(head, ClassifierHeadOptions) and kind in ("classification", "multi_label"):
+            if head.multi_label != wants_many:
+                found = str(head.multi_label).lower()
+                yield Problem(
+                    ("model", "heads", str(number), "multi_label"),
+                    f"found {found}, expected {str(wants_many).lower()} with the objective {kind}",
+                )
+
+
+def _odd_company(recipe: Recipe) -> Iterator[Problem]:
+    """Only next_sentence shares a model's forward pass, and only with masked_lm, which comes first."""
+    kinds = tuple(objective.kind for objective in recipe.objectives)
+    if len(kinds) > 1 and kinds != ("masked_lm", "next_sentence"):
+        found = ", ".join(kinds)
+        yield Problem(("objectives",), f"found {found}, expected one objective, or masked_lm and next_sentence")
+    elif kinds == ("next_sentence",):
+        yield Problem(("objectives",), "next_sentence stands beside masked_lm: expected masked_lm, next_sentence")
+    if (recipe.generator is None) == ("replaced_token" in kinds):
+        found = "null" if recipe.generator is None else "a model"
+        expected = "the small masked language model that replaces tokens" if recipe.generator is None else "null"
+        yield Problem(("generator",), f"found {found}, expected {expected} with the objective {kinds[0]}")
 
 
 def notes(recipe: Recipe) -> Iterator[str]:
@@ -97,7 +200,7 @@ def notes(recipe: Recipe) -> Iterator[str]:
     waits_for_validation = "training.early_stopping" if training.early_stopping else ""
     if schedule.kind == "plateau":
         waits_for_validation = "schedule.kind plateau"
-    if waits_for_validation and training.eval_every >= training.max_steps:
+    if waits_for_validation and training.eval_every is not None and training.eval_every >= training.max_steps:
         yield (
             f"{waits_for_validation} does nothing: training.eval_every ({training.eval_every}) is not below "
             f"training.max_steps ({training.max_steps})"
@@ -121,9 +224,3 @@ def _unused(recipe: Recipe) -> Iterator[str]:
         if value != type(owner).model_fields[name].default:
             found = f" ({value})" if isinstance(value, (int, float, str)) else ""
             yield f"{key}{found} is not used by {who}"
-    decoder = recipe.model.decoder
-    if decoder is not None and getattr(decoder.positions, "ids", "arange") == "nonpad_cumsum":
-        yield (
-            f"model.decoder.positions.ids (nonpad_cumsum) is not used by {who}: "
-            "positions already count from the first token that is not padding"
-        )

@@ -43,6 +43,10 @@ class Data(Section):
     sort_window: NonNegative = 0  # examples sorted by length inside windows of this many; 0: not sorted
     max_length_ratio: PositiveFloat | None = None
     labels: tuple[str, ...] = ()  # label names in order; empty: found in the data
-    image_mean: tuple[float, ...] = ()
+    label_separator: str = "|"  # between the labels of one example (multi_label)
+    truncation: Literal["head", "tail", "head_tail"] = "head"  # which part of a text longer than seq_len is kept
+    # of labelled examples without data.valid: a fixed drawing with every label's share, or the last ones
+    valid_split: Literal["stratified", "last"] = "stratified"
+    image_mean: tuple[float, ...] = ()  # per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()
     augment: tuple[Literal["shift", "flip", "crop"], ...] = ()

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from tformer.errors import InputError
 from tformer.recipe.base import Base, agree_with_stored, choose_base
-from tformer.recipe.checks import contradictions, notes
+from tformer.recipe.checks import OBJECTIVE_NEEDS, contradictions, notes
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
 from tformer.recipe.presets import list_presets, preset_path
@@ -72,6 +72,8 @@ def load_recipe(
         draft.assign(dotted, value, flag_origin(dotted))
     for text in sets:
         draft.assign_text(text)
+    if "objectives" in flags:
+        _fit_to_objectives(draft, flags)
     recipe = _validate(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
@@ -127,6 +129,27 @@ def _record_choice(draft: Draft, base: Base) -> None:
         draft.assign("preset", base.preset.name, base.preset.origin)
     if base.preset is not None or "arch" not in draft.data:
         draft.assign("arch", base.arch.name, base.arch.origin)
+
+
+def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
+    """`--objective` brings its heads along, where the model has others, and a metric that it can be judged by."""
+    kinds = [entry.get("kind") for entry in flags["objectives"]]
+    needs = [OBJECTIVE_NEEDS[kind] for kind in kinds if kind in OBJECTIVE_NEEDS]
+    if len(needs) < len(kinds) or not isinstance(draft.data.get("model"), dict):
+        return  # validation says what is wrong
+    origin = flag_origin("objectives")
+    heads = draft.data["model"].get("heads", [])
+    have = [(head.get("kind"), head.get("multi_label", False)) for head in heads if isinstance(head, dict)]
+    wanted = [(need.head.kind, getattr(need.head, "multi_label", False)) for need in needs]
+    if not set(wanted) <= set(have):
+        kept = {head["kind"]: head for head in heads if isinstance(head, dict) and "kind" in head}
+        fresh = [{**kept.get(kind, {"kind": kind}), **({"multi_label": many} if kind == "classifier" else {})}
+                 for kind, many in wanted]  # fmt: skip
+        draft.assign("model.heads", fresh, origin)
+    training = draft.data.get("training", {})
+    metrics = {metric for need in needs for metric in need.metrics}
+    if isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
+        draft.assign("training.best_metric", "loss", origin)
 
 
 def _read_config(path: Path) -> Document:

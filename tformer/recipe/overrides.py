@@ -27,6 +27,7 @@ FLAG_NAMES = {
     "data.columns.text2": "--text2-column",
     "data.columns.label": "--label-column",
     "objectives": "--objective",
+    "model.heads": "--objective",
 }
 
 

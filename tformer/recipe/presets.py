@@ -12,6 +12,10 @@ from tformer.errors import InputError, did_you_mean
 DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "gpt": {"cpu": "tiny", "cuda": "small"},
     "llama": {"cpu": "tiny", "cuda": "tiny"},
+    "bert": {"cpu": "classify", "cuda": "classify"},
+    "roberta": {"cpu": "tiny", "cuda": "small"},
+    "electra": {"cpu": "tiny", "cuda": "small"},
+    "vit": {"cpu": "mnist", "cuda": "mnist"},
 }
 DEFAULT_ARCH = "gpt"
 DEVICE_NAMES = {"cpu": "a CPU", "cuda": "a GPU"}

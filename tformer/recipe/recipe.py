@@ -56,7 +56,7 @@ class Recipe(Section):
     model: Model
     generator: Model | None = None  # ELECTRA's second model
     teacher: Teacher | None = None
-    objectives: tuple[Annotated[ObjectiveOptions, Field()], ...] = (CausalLmOptions(),)
+    objectives: tuple[Annotated[ObjectiveOptions, Field(discriminator="kind")], ...] = (CausalLmOptions(),)
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     training: Training = Training()

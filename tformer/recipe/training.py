@@ -38,6 +38,7 @@ class Schedule(Section):
 
     kind: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"] = "cosine"
     warmup_steps: NonNegative = 0
+    warmup_ratio: Probability = 0.0  # of the steps, where warmup_steps is 0
     decay_steps: Positive | None = None  # null: training.max_steps
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd; of plateau too
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the last part, which decays
@@ -52,19 +53,20 @@ class EarlyStopping(Section):
 
 class Training(Section):
     max_steps: Positive = 10000
+    max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
     max_minutes: PositiveFloat | None = None
     batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
     batch_tokens: Positive | None = None  # instead of batch_size
     grad_accum: Positive = 1
-    eval_every: Positive = 500
-    save_every: Positive = 500
+    eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
+    save_every: Positive | None = 500  # null: with every validation
     save_every_minutes: PositiveFloat | None = None
     keep_last: Positive = 2
     log_every: Positive = 10
     sample_every: NonNegative | None = None  # null: with every validation; 0: never
     sample_prompt: str = ""
     early_stopping: EarlyStopping | None = None
-    best_metric: Literal["loss", "accuracy", "f1", "bleu", "chrf"] = "loss"
+    best_metric: Literal["loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf"] = "loss"
     ema_decay: Probability | None = None
     activation_checkpointing: bool = False
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

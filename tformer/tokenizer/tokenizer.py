@@ -163,6 +163,11 @@ class Tokenizer:
             raise ValueError(f"id {token_id} is not in the vocabulary of {self.vocab_size}")
         return token
 
+    @property
+    def tokens(self) -> list[str]:
+        """The spelling of every id; empty where an id has none."""
+        return [token or "" for token in self._tokens]
+
     def token_id(self, token: str) -> int | None:
         return self._rust.token_to_id(token)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -12,12 +15,17 @@ from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.hardware import has_bf16_instructions
 from tformer.nn.positions.base import Positions
 from tformer.nn.projections import block_matrices
+from tformer.nn.tying import tie_embeddings
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
+from tformer.training.material import Material
+
+GENERATOR = "generator."
+"""How the names of the second model's parameters begin, in the optimizer's state."""
 
 
 def vocabulary_size(recipe: Recipe, tokenizer: Tokenizer) -> int:
@@ -31,41 +39,61 @@ def vocabulary_size(recipe: Recipe, tokenizer: Tokenizer) -> int:
     return rows
 
 
-def make_model(recipe: Recipe, device: torch.device) -> Transformer:
-    """A fresh model, drawn from the recipe's seed. On the CPU first: every device starts from the same weights."""
+class Models(nn.Module):
+    """What is trained together: the model, and ELECTRA's generator beside it. One switch to train or evaluate both."""
+
+    def __init__(self, main: Transformer, generator: Transformer | None = None) -> None:
+        super().__init__()
+        self.main, self.generator = main, generator
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter once: the model's under its own names, the generator's under `generator.`."""
+        yield from self.main.named_parameters()
+        if self.generator is not None:
+            shared = {id(parameter) for parameter in self.main.parameters()}
+            for name, parameter in self.generator.named_parameters():
+                if id(parameter) not in shared:
+                    yield f"{GENERATOR}{name}", parameter
+
+
+def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> Models:
+    """Fresh models, drawn from the recipe's seed. On the CPU first: every device starts from the same weights."""
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model, device="cpu")
-    for stack in (model.encoder, model.decoder):
-        if stack is not None:
-            stack.checkpointing = recipe.training.activation_checkpointing
-    return model.to(device)
+    labels = len(recipe.data.labels) or None
+    main = build_model(recipe.model, num_labels=labels, device="cpu")
+    generator = None if recipe.generator is None else build_model(recipe.generator, device="cpu")
+    for model in (main, generator):
+        if model is None:
+            continue
+        model.compute_dtype = dtype
+        for stack in (model.encoder, model.decoder):
+            if stack is not None:
+                stack.checkpointing = recipe.training.activation_checkpointing
+        model.to(device)
+    if generator is not None:
+        tie_embeddings(generator, main)
+    return Models(main, generator)
 
 
-def make_objective(recipe: Recipe, tokenizer: Tokenizer, seq_len: int) -> Objective:
-    """The recipe's objective. Errors: more than one, which no objective so far can share a model with."""
-    if len(recipe.objectives) != 1:
-        raise InputError(f"objectives: {len(recipe.objectives)} objectives, but causal_lm stands alone")
-    data = recipe.data
-    return build_objective(
-        recipe.objectives[0],
-        tokenizer.special,
-        seq_len=seq_len,
-        padding=data.padding,
-        pad_to=data.pad_to,
-    )
+def make_objective(recipe: Recipe, material: Material, models: Models | None = None) -> Objective:
+    """The recipe's objective; without `models`, one that can make batches but not look at them."""
+    generator = None if models is None else models.generator
+    return build_objective(recipe.objectives, replace(material.context, generator=generator))
 
 
 def make_schedule(recipe: Recipe) -> Schedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
 
-def make_optimizer(recipe: Recipe, model: Transformer, device: torch.device) -> NamedOptimizer:
+def make_optimizer(recipe: Recipe, models: Models, device: torch.device) -> NamedOptimizer:
     """The optimizer over the model's own names. Muon gets the matrices inside the stacks, split into projections."""
     options = recipe.optimizer
-    rows = {f"{name}.weight": rows for name, _, rows in block_matrices(model)}
+    rows = {f"{name}.weight": rows for name, _, rows in block_matrices(models.main)}
+    if models.generator is not None:
+        rows |= {f"{GENERATOR}{name}.weight": rows for name, _, rows in block_matrices(models.generator)}
     layers = [stack.num_layers for stack in (recipe.model.encoder, recipe.model.decoder) if stack is not None]
     return build_optimizer(
-        model.named_parameters(),
+        models.trained_parameters(),
         kind=options.kind,
         lr=options.lr,
         adam_lr=options.adam_lr,
@@ -86,7 +114,7 @@ def make_optimizer(recipe: Recipe, model: Transformer, device: torch.device) -> 
 
 def layer_of(name: str) -> int | None:
     """Depth for layer-wise decay: 0 for embeddings and positions, i + 1 for block i, None for heads and final norms."""
-    parts = name.split(".")
+    parts = name.removeprefix(GENERATOR).split(".")
     if len(parts) > 2 and parts[1] == "blocks":
         return int(parts[2]) + 1
     is_input = parts[0] in ("embedding", "decoder_embedding") or (len(parts) > 1 and "positions" in parts[1])

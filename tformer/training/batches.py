@@ -14,22 +14,19 @@ import numpy as np
 import torch
 
 from tformer.data.batch import Batch
-from tformer.data.mixture import MixedWindows
 from tformer.data.plan import BatchPlan, Cursor
 from tformer.data.prefetch import Prefetcher
-from tformer.data.windows import LmWindows
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
+from tformer.training.material import Material, Samples
 
-Samples = LmWindows | MixedWindows
 
-
-class WindowBatches:
-    """The loop's `Batches` over token windows. On a GPU a thread prepares batches ahead, in page-locked memory."""
+class PlannedBatches:
+    """The loop's `Batches` over any samples. On a GPU a thread prepares batches ahead, in page-locked memory."""
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Any,
         plan: BatchPlan,
         objective: Objective,
         *,
@@ -85,36 +82,39 @@ class WindowBatches:
         return batches
 
 
+def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int = 1) -> BatchPlan:
+    """Which samples form which global batch, for one of `world_size` processes."""
+    training = recipe.training
+    return BatchPlan(
+        seed=recipe.seed,
+        num_samples=len(samples),
+        lengths=samples.lengths if samples.lengths is not None else samples.seq_len,
+        batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
+        batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
+        sort_window=recipe.data.sort_window,
+        rank=rank,
+        world=world_size,
+    )
+
+
 def make_batches(
     recipe: Recipe,
-    samples: Samples,
+    material: Material,
     objective: Objective,
     *,
     cursor: dict[str, Any] | None,
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
-) -> WindowBatches:
+) -> PlannedBatches:
     """The batches of a run from `cursor` on (None: from the start), for one of `world_size` processes."""
-    training, data = recipe.training, recipe.data
-    lengths: np.ndarray | int = samples.lengths if samples.lengths is not None else samples.seq_len
-    plan = BatchPlan(
-        seed=recipe.seed,
-        num_samples=len(samples),
-        lengths=lengths,
-        batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
-        batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
-        sort_window=data.sort_window,
-        rank=rank,
-        world=world_size,
-    )
-    return WindowBatches(
-        samples,
-        plan,
+    return PlannedBatches(
+        material.samples,
+        plan_of(recipe, material.samples, rank=rank, world_size=world_size),
         objective,
-        grad_accum=training.grad_accum,
+        grad_accum=recipe.training.grad_accum,
         seed=recipe.seed,
-        packed=data.packing == "concat" and not data.document_mask,
+        packed=material.packed,
         cursor=cursor,
         device=device,
     )

@@ -1,10 +1,9 @@
-"""From the recipe's data section to a tokenizer and token corpora: read once, cached, bounded in memory."""
+"""From the recipe's data section to token corpora: read once, cached, bounded in memory."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from tformer.data.sources import TextSource, open_sources
 from tformer.errors import InputError
 from tformer.recipe.data import Data, SourceSpec
 from tformer.recipe.recipe import Recipe
-from tformer.tokenizer import Tokenizer, train_tokenizer
-
-Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
-ShouldStop = Callable[[], bool]
+from tformer.tokenizer import Tokenizer
+from tformer.training.material import Progress, ShouldStop
 
 BUILTIN_TEXT = "builtin:python-docs"
 
@@ -36,26 +33,6 @@ def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
     """The sources, checked to exist; without any, the built-in text."""
     chosen = list(specs) or [SourceSpec(path=BUILTIN_TEXT)]
     return open_sources(chosen, columns=data.columns, errors=data.errors)
-
-
-def prepare_tokenizer(
-    recipe: Recipe, sources: Sequence[TextSource], *, progress: Progress, should_stop: ShouldStop
-) -> Tokenizer:
-    """The tokenizer that the recipe names, or one trained on the training text."""
-    if recipe.tokenizer.path is not None:
-        return Tokenizer.load(Path(recipe.tokenizer.path))
-
-    def documents() -> Iterator[str]:
-        for source in sources:
-            for piece in source.documents():
-                yield piece.text
-
-    sizes = [source.size_bytes() for source in sources]
-    size = None if None in sizes else sum(size for size in sizes if size is not None)
-    with progress("training the tokenizer", total=size) as report:
-        return train_tokenizer(
-            documents, recipe.tokenizer.train, size_bytes=size, progress=report, should_stop=should_stop
-        )
 
 
 def prepare_corpora(
@@ -107,12 +84,3 @@ def check_validation(corpora: Corpora) -> None:
     for corpus in corpora.valid:
         if len(corpus) < 2:
             raise InputError(f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed")
-
-
-def check_fingerprint(corpora: Corpora, recorded: str) -> None:
-    """A resumed run must read the data it began with. Errors: InputError when it changed."""
-    if recorded and recorded != corpora.fingerprint:
-        raise InputError(
-            "the training or validation data has changed since this run began",
-            hint="restore the data, or start a new run from these weights with --init-from",
-        )

@@ -18,6 +18,16 @@ from tformer.errors import visible
 PLAIN_INTERVAL_SECONDS = 2.0
 """In a pipe at most one training line per log interval, and not more often than this."""
 
+SHOWN = {
+    "perplexity": "perplexity {:,.2f}",
+    "bits_per_byte": "{:.3f} bits per byte",
+    "accuracy": "accuracy {:.4f}",
+    "f1": "F1 {:.4f}",
+    "pearson": "Pearson {:.4f}",
+    "spearman": "Spearman {:.4f}",
+}
+"""What a validation line shows beside the loss, where it was measured."""
+
 
 class TrainingDisplay:
     """The loop's observer: shows every record and hands it to `write` (metrics.jsonl) or `write_sample`."""
@@ -30,9 +40,10 @@ class TrainingDisplay:
         write: Callable[[dict[str, Any]], None],
         write_sample: Callable[[int, str], None],
         first_step: int = 0,
+        unit: str = "tok",
     ) -> None:
         self.console = console
-        self.max_steps = max_steps
+        self.max_steps, self.unit = max_steps, unit
         self._write, self._write_sample = write, write_sample
         self._began = time.monotonic()
         self._first_step = first_step
@@ -71,10 +82,7 @@ class TrainingDisplay:
     def validated(self, record: dict[str, Any]) -> None:
         self._write(record)
         parts = [f"valid loss {record['loss']:.4f}"]
-        if record.get("perplexity") is not None:
-            parts.append(f"perplexity {record['perplexity']:,.2f}")
-        if record.get("bits_per_byte") is not None:
-            parts.append(f"{record['bits_per_byte']:.3f} bits per byte")
+        parts += [form.format(record[name]) for name, form in SHOWN.items() if record.get(name) is not None]
         best = "  (best)" if record["is_best"] else ""
         self.console.print(f"[bold]step {record['step']}[/]  {', '.join(parts)}{best}")
 
@@ -93,7 +101,7 @@ class TrainingDisplay:
     def _status(self, record: dict[str, Any]) -> str:
         loss = "n/a" if record["loss"] is None else f"{record['loss']:.4f}"
         rate = record["tokens_per_second"]
-        parts = [f"loss {loss}", f"lr {record['lr']:.2e}", f"{_short(rate)} tok/s"]
+        parts = [f"loss {loss}", f"lr {record['lr']:.2e}", f"{_short(rate)} {self.unit}/s"]
         if record.get("peak_share"):
             parts.append(f"{100 * record['peak_share']:.0f} % of matmul peak")
         done = record["step"] - self._first_step

@@ -14,8 +14,8 @@ from tformer.training.prepare import Prepared
 def describe(prepared: Prepared) -> dict[str, Any]:
     """What would be trained: recipe_yaml, parameters, memory (bytes by purpose), a batch's shapes and first text."""
     recipe = prepared.recipe
-    objective = make_objective(recipe, prepared.tokenizer, prepared.seq_len)
-    batches = make_batches(recipe, prepared.samples, objective, cursor=None, device=prepared.device)
+    objective = make_objective(recipe, prepared.material)
+    batches = make_batches(recipe, prepared.material, objective, cursor=None, device=prepared.device)
     [batch, *_] = batches.next()
     batches.close()
     memory = estimate_memory(
@@ -28,10 +28,11 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         ema=recipe.training.ema_decay is not None,
     )
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
-    first = batch.input_ids[0].tolist() if batch.input_ids is not None else []
+    tokenizer = prepared.material.tokenizer
+    first = "" if batch.input_ids is None or tokenizer is None else tokenizer.decode(batch.input_ids[0].tolist())
     return {
         "recipe_yaml": recipe_to_yaml(recipe),
         "parameters": prepared.num_parameters,
         "memory": memory.to_json(),
-        "batch": {**shapes, "tokens": batch.num_tokens, "first": prepared.tokenizer.decode(first)},
+        "batch": {**shapes, "tokens": batch.num_tokens, "first": first},
     }

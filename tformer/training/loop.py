@@ -40,7 +40,7 @@ MAX_SKIPPED_IN_A_ROW = 3
 STEPS_BEFORE_FREEZE = 2
 """After so many steps of this process everything that lives long has been made."""
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "bleu", "chrf"})
+HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf"})
 
 
 class Batches(Protocol):
@@ -106,6 +106,8 @@ class Trainer:
     ) -> None:
         self.parts, self.hooks, self.observer = components, hooks, observer
         self.training, self.seed, self.state = training, seed, state
+        assert training.eval_every is not None and training.save_every is not None  # settled with the data
+        self.eval_every, self.save_every = training.eval_every, training.save_every
         self.clip_grad_norm = clip_grad_norm
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
         self._skipped_in_a_row = 0
@@ -136,7 +138,7 @@ class Trainer:
             last = state.step >= training.max_steps
             if state.step % training.log_every == 0 or last:
                 self._log()
-            if state.step % training.eval_every == 0 or last:
+            if state.step % self.eval_every == 0 or last:
                 state.validated = False
                 if not self._validate():
                     return self._leave()
@@ -286,7 +288,7 @@ class Trainer:
 
     def _save_is_due(self) -> bool:
         minutes = self.training.save_every_minutes
-        due = self.state.step % self.training.save_every == 0
+        due = self.state.step % self.save_every == 0
         due = due or self.state.best_step == self.state.step
         return due or (minutes is not None and time.monotonic() - self._last_save >= 60 * minutes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +12,33 @@ import torch
 from tformer.build import count_parameters, resolve_sizes
 from tformer.checkpoint.lock import LOCK_NAME
 from tformer.checkpoint.probe import require_writable
-from tformer.data.mixture import MixedWindows
-from tformer.data.windows import LmWindows
 from tformer.errors import InputError
 from tformer.metrics import flops_per_token
+from tformer.recipe.checks import data_kind
 from tformer.recipe.recipe import Recipe
-from tformer.tokenizer import Tokenizer
 from tformer.training.assemble import vocabulary_size
-from tformer.training.batches import Samples
-from tformer.training.corpora import (
-    Corpora,
-    Progress,
-    check_fingerprint,
-    check_validation,
-    open_text,
-    prepare_corpora,
-    prepare_tokenizer,
-)
+from tformer.training.batches import plan_of
+from tformer.training.image_material import image_material
+from tformer.training.labelled_material import labelled_material
+from tformer.training.material import Material, Progress, Samples, Sources
 from tformer.training.precision import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.training.request import RUNS, Start
+from tformer.training.sentence_material import sentence_material
+from tformer.training.text_material import text_material
+
+
+MATERIALS: dict[str, Callable[[Sources], Material]] = {
+    "text": text_material,
+    "sentences": sentence_material,
+    "labelled": labelled_material,
+    "images": image_material,
+}
+
+DEFAULT_EVERY = 500
+"""Steps between validations and checkpoints where neither the recipe nor its number of epochs says."""
+
+MOST_VALIDATIONS = 20
+"""So many at most, spread evenly, where they come with epochs."""
 
 
 @dataclass
@@ -38,9 +47,7 @@ class Prepared:
 
     recipe: Recipe
     start: Start
-    tokenizer: Tokenizer
-    corpora: Corpora
-    samples: Samples
+    material: Material
     device: torch.device
     precision: Precision
     num_parameters: int
@@ -48,13 +55,9 @@ class Prepared:
     notes: list[str]
 
     @property
-    def seq_len(self) -> int:
-        return self.recipe.data.seq_len or self.recipe.model.max_seq_len
-
-    @property
     def tokens_per_micro_batch(self) -> int:
         training = self.recipe.training
-        return training.batch_tokens or (training.batch_size or 1) * self.seq_len
+        return training.batch_tokens or (training.batch_size or 1) * self.material.tokens_per_sample
 
 
 def check_target(start: Start) -> None:
@@ -81,62 +84,61 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
     device = resolve_device(recipe.training.device)
     if recipe.training.threads is not None:
         torch.set_num_threads(recipe.training.threads)
-    train_sources = open_text(recipe.data.train, recipe.data)
-    valid_sources = open_text(recipe.data.valid, recipe.data) if recipe.data.valid else []
-    checkpoint = start.resumed or start.weights
-    if checkpoint is not None:
-        tokenizer = _same_tokenizer(recipe, Tokenizer.from_json(checkpoint.tokenizer_json))
-    elif start.tokenizer_file is not None:
-        tokenizer = _same_tokenizer(recipe, Tokenizer.load(start.tokenizer_file))
-    else:
-        tokenizer = prepare_tokenizer(recipe, train_sources, progress=progress, should_stop=should_stop)
-    corpora = prepare_corpora(
-        recipe,
-        train_sources,
-        valid_sources,
-        tokenizer,
-        cache_dir=cache_dir,
-        progress=progress,
-        should_stop=should_stop,
-    )
+    kind = "images" if recipe.model.patches is not None else data_kind(recipe)
+    material = MATERIALS[kind](Sources(start, cache_dir, progress, should_stop))
     if start.resumed is not None:
-        check_fingerprint(corpora, str(start.resumed.trainer.get("data_fingerprint", "")))
-    notes = [note for corpus in (*corpora.train, *corpora.valid) for note in corpus.notes]
-    notes = list(dict.fromkeys([*(note for source in train_sources for note in source.notes), *notes]))
-    if not recipe.data.train:
-        notes.append("no --data: training on the documentation that comes with Python (builtin:python-docs)")
-    if len(corpora.train) > 1:
-        total = sum(corpora.weights)
-        pairs = zip(corpora.train, corpora.weights, strict=True)
-        notes.append("mixture: " + ", ".join(f"{corpus.name} {weight / total:.1%}" for corpus, weight in pairs))
-    recipe, precision = freeze(recipe, tokenizer, device)
-    samples = cut_samples(recipe, corpora)
-    check_validation(corpora)
-    num_parameters = count_parameters(recipe.model)
-    tokens = sum(len(corpus) for corpus in corpora.train)
-    held_out = sum(len(corpus) for corpus in corpora.valid)
+        _check_fingerprint(material, str(start.resumed.trainer.get("data_fingerprint", "")))
+    recipe, precision = freeze(material, device)
+    labels = len(recipe.data.labels) or None
+    num_parameters = count_parameters(recipe.model, num_labels=labels)
+    tokenizer = material.tokenizer
+    notes = [*material.notes]
+    if tokenizer is not None:
+        notes.append(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids")
+    if recipe.training.max_epochs is not None:
+        notes.append(f"{recipe.training.max_epochs:g} epochs: {recipe.training.max_steps:,} steps at most")
     notes += [
-        f"data: {tokens:,} training tokens, {held_out:,} validation tokens; "
-        f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids",
         f"model: {num_parameters:,} parameters",
         f"{precision.name} on {device}, {torch.get_num_threads()} threads: {precision.reason}",
     ]
-    return Prepared(recipe, start, tokenizer, corpora, samples, device, precision, num_parameters, minutes, notes)
+    return Prepared(recipe, start, material, device, precision, num_parameters, minutes, notes)
 
 
-def _same_tokenizer(recipe: Recipe, own: Tokenizer) -> Tokenizer:
-    """The run's own tokenizer. Errors: the recipe or the command line names a file with another one."""
-    named = recipe.tokenizer.path
-    if named is not None and Path(named).exists() and Tokenizer.load(Path(named)).sha256 != own.sha256:
-        raise InputError(f"{named} is not the tokenizer that this model was trained with", hint="leave --tokenizer out")
-    return own
+def _check_fingerprint(material: Material, recorded: str) -> None:
+    """A resumed run must read the data it began with. Errors: InputError when it changed."""
+    if recorded and recorded != material.fingerprint:
+        raise InputError(
+            "the training or validation data has changed since this run began",
+            hint="restore the data, or start a new run from these weights with --init-from",
+        )
 
 
-def freeze(recipe: Recipe, tokenizer: Tokenizer, device: torch.device) -> tuple[Recipe, Precision]:
+def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
+    """The recipe with steps where it says epochs, null or a share: they follow from the number of batches."""
+    training, schedule = recipe.training, recipe.schedule
+    per_epoch = plan_of(recipe, samples).batches_per_epoch()
+    max_steps = training.max_steps
+    if training.max_epochs is not None:
+        max_steps = min(max_steps, max(1, math.ceil(training.max_epochs * per_epoch)))
+    every = DEFAULT_EVERY if training.max_epochs is None else max(per_epoch, math.ceil(max_steps / MOST_VALIDATIONS))
+    eval_every = training.eval_every or min(every, max_steps)
+    updates = {"max_steps": max_steps, "eval_every": eval_every, "save_every": training.save_every or eval_every}
+    if schedule.warmup_ratio and not schedule.warmup_steps:
+        warmup_steps = round(schedule.warmup_ratio * max_steps)
+        schedule = schedule.model_copy(update={"warmup_steps": warmup_steps, "warmup_ratio": 0.0})
+    return recipe.model_copy(update={"training": training.model_copy(update=updates), "schedule": schedule})
+
+
+def freeze(material: Material, device: torch.device) -> tuple[Recipe, Precision]:
     """The recipe with every `auto` replaced by what was chosen, so that a resumed run chooses nothing anew."""
-    model = recipe.model.model_copy(update={"vocab_size": vocabulary_size(recipe, tokenizer)})
+    recipe = settle_steps(material.recipe, material.samples)
+    model, generator = recipe.model, recipe.generator
+    if material.tokenizer is not None:
+        rows = {"vocab_size": vocabulary_size(recipe, material.tokenizer)}
+        model = model.model_copy(update=rows)
+        generator = None if generator is None else generator.model_copy(update=rows)
     training = recipe.training
-    rows, d_model, d_ff = product_shape(recipe)
+    rows, d_model, d_ff = product_shape(recipe, material.tokens_per_sample)
     precision = resolve_precision(training.precision, device, rows=rows, d_model=d_model, d_ff=d_ff)
     updates: dict[str, object] = {"precision": precision.name, "max_minutes": None}
     if training.compile == "auto":
@@ -145,44 +147,33 @@ def freeze(recipe: Recipe, tokenizer: Tokenizer, device: torch.device) -> tuple[
     if device.type == "cpu":
         updates["threads"] = torch.get_num_threads()
     training = training.model_copy(update=updates)
-    return recipe.model_copy(update={"model": model, "training": training}), precision
+    return recipe.model_copy(update={"model": model, "generator": generator, "training": training}), precision
 
 
-def product_shape(recipe: Recipe) -> tuple[int, int, int]:
+def product_shape(recipe: Recipe, tokens_per_sample: int) -> tuple[int, int, int]:
     """(rows, d_model, d_ff) of the model's largest ordinary matrix product, for measurements."""
     side = "decoder" if recipe.model.decoder is not None else "encoder"
     stack = recipe.model.decoder or recipe.model.encoder
     assert stack is not None
     d_model = resolve_sizes(recipe.model, side).d_model
-    seq_len = recipe.data.seq_len or recipe.model.max_seq_len
-    rows = recipe.training.batch_tokens or (recipe.training.batch_size or 1) * seq_len
+    rows = recipe.training.batch_tokens or (recipe.training.batch_size or 1) * tokens_per_sample
     return rows, d_model, stack.feedforward.d_ff or 4 * d_model
 
 
 def measure_peak(prepared: Prepared) -> float:
     """FLOP/s of the model's own feed-forward product in its compute dtype: what throughput is compared with."""
-    rows, d_model, d_ff = product_shape(prepared.recipe)
+    rows, d_model, d_ff = product_shape(prepared.recipe, prepared.material.tokens_per_sample)
     return matmul_flops_per_second(
         prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
     )
 
 
 def training_flops_per_token(prepared: Prepared, matmul_parameters: int) -> float:
-    """6 N + 12 L d T: forward and backward of every matrix product and of attention."""
+    """6 N + 12 L d T: forward and backward of every matrix product and of attention; of an image's, all its patches."""
     stack = prepared.recipe.model.decoder or prepared.recipe.model.encoder
     assert stack is not None
     side = "decoder" if prepared.recipe.model.decoder is not None else "encoder"
     sizes = resolve_sizes(prepared.recipe.model, side)
-    return flops_per_token(matmul_parameters, stack.num_layers, sizes.num_heads * sizes.head_dim, prepared.seq_len)
-
-
-def cut_samples(recipe: Recipe, corpora: Corpora) -> Samples:
-    """The training windows. Errors: a corpus shorter than one window."""
-    seq_len = recipe.data.seq_len or recipe.model.max_seq_len
-    cut = [
-        LmWindows(
-            corpus, seq_len, packing=recipe.data.packing, seed=recipe.seed, document_mask=recipe.data.document_mask
-        )
-        for corpus in corpora.train
-    ]
-    return cut[0] if len(cut) == 1 else MixedWindows(cut, corpora.weights, seed=recipe.seed)
+    length = prepared.material.tokens_per_sample
+    flops = flops_per_token(matmul_parameters, stack.num_layers, sizes.num_heads * sizes.head_dim, length)
+    return flops * (length if prepared.recipe.model.patches is not None else 1)

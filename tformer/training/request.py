@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,17 @@ from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.errors import InputError
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.checks import OBJECTIVE_NEEDS, data_kind
+from tformer.recipe.data import Columns
 from tformer.recipe.recipe import Recipe
 from tformer.training.precision import resolve_device
 
 RUNS = Path("runs")
+FINE_TUNING = "bert/finetune"
+"""How a pre-trained body learns from labels unless somebody says otherwise."""
+
+REGULARISERS = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
+"""What of a stack belongs to the training, not to the architecture."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,13 @@ class Start:
     tokenizer_file: Path | None = None  # of a run that stopped before its first checkpoint
     resumed: Checkpoint | None = None
     weights: Checkpoint | None = None
+
+    def keeps_heads(self, recipe: Recipe) -> bool:
+        """Whether the heads of `weights` mean the same in `recipe`: the same objectives and the same labels."""
+        assert self.weights is not None
+        stored = recipe_from_yaml(self.weights.recipe_text, name=str(self.weights.path / "recipe.yaml"))
+        kinds = ([objective.kind for objective in one.objectives] for one in (stored, recipe))
+        return len({tuple(kind) for kind in kinds}) == 1 and stored.data.labels == recipe.data.labels
 
 
 def find_start(request: TrainRequest) -> Start:
@@ -115,37 +129,85 @@ def _newest_run(request: TrainRequest) -> Path | None:
 
 
 def _init_from(request: TrainRequest) -> Start:
-    """The checkpoint's model and tokenizer; data and machine anew; the rest as it was, changed by file and flags."""
+    """The checkpoint's body and tokenizer under new data, and perhaps another recipe for the training."""
     assert request.init_from is not None
     checkpoint = read_checkpoint(resolve_checkpoint(request.init_from, "best"))
-    if request.arch is not None or request.preset is not None:
-        raise InputError(
-            "--init-from takes the model of the run it names; --arch and --preset would choose another",
-            hint="leave them out; change the training with --config, flags and --set",
-        )
     name = str(checkpoint.path / "recipe.yaml")
     stored = recipe_from_yaml(checkpoint.recipe_text, name=name)
-    fresh = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
-    base = stored.model_copy(
+    extra: list[str] = []
+    if not any(_named(request)) and request.config is None and _turns_to_labels(request, stored):
+        request = replace(request, preset=FINE_TUNING)
+        extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
+    if any(_named(request)):
+        resolved = _load(request)
+        recipe, taken = _with_body(resolved.recipe, stored), "weights, body and tokenizer"
+    else:
+        resolved = load_recipe(
+            base_yaml=recipe_to_yaml(_with_new_data(stored, request)),
+            base_name=name,
+            config=request.config,
+            flags=dict(request.flags),
+            sets=list(request.sets),
+        )
+        recipe, taken = resolved.recipe, "weights, model and tokenizer"
+    note = f"{taken} from {checkpoint.path} (step {checkpoint.step})"
+    return Start(recipe, (note, *extra, *resolved.notes), request.out, weights=checkpoint)
+
+
+def _asked_objectives(request: TrainRequest) -> list[str]:
+    return [str(entry["kind"]) for entry in request.flags.get("objectives", ())]
+
+
+def _turns_to_labels(request: TrainRequest, stored: Recipe) -> bool:
+    """Whether a model that was pre-trained on text is now to learn from labels."""
+    asked = [OBJECTIVE_NEEDS[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVE_NEEDS]
+    return "labelled" in asked and data_kind(stored) != "labelled"
+
+
+def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
+    """The stored recipe for other data on another machine: what those decided is open again."""
+    objectives = _asked_objectives(request) or [objective.kind for objective in stored.objectives]
+    opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
+    machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
+    return stored.model_copy(
         update={
-            "data": stored.data.model_copy(update={"train": (), "valid": ()}),
-            "training": stored.training.model_copy(update=fresh),
+            "data": stored.data.model_copy(update=opened),
+            "training": stored.training.model_copy(update=machine),
+            "tokenizer": stored.tokenizer.model_copy(update={"path": None}),
+            "generator": stored.generator if "replaced_token" in objectives else None,
         }
     )
-    resolved = load_recipe(
-        base_yaml=recipe_to_yaml(base),
-        base_name=name,
-        config=request.config,
-        flags=dict(request.flags),
-        sets=list(request.sets),
+
+
+def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
+    """`recipe` over the stored body: sizes and kinds are the checkpoint's, dropouts and heads are the recipe's."""
+    body = stored.model
+    stacks = {}
+    for side in ("encoder", "decoder"):
+        old, new = getattr(body, side), getattr(recipe.model, side)
+        if (old is None) != (new is None):
+            raise InputError(
+                f"--init-from: the checkpoint has {'no ' if old is None else 'a '}{side}, "
+                f"{recipe.arch}/{recipe.preset} has {'none' if new is None else 'one'}"
+            )
+        if old is not None:
+            stacks[side] = old.model_copy(update={name: getattr(new, name) for name in REGULARISERS})
+    embedding = body.embedding.model_copy(update={"dropout": recipe.model.embedding.dropout})
+    model = body.model_copy(update={**stacks, "embedding": embedding, "heads": recipe.model.heads})
+    seq_len = min(recipe.data.seq_len or recipe.model.max_seq_len, body.max_seq_len)
+    return recipe.model_copy(
+        update={
+            "arch": stored.arch,
+            "model": model,
+            "data": recipe.data.model_copy(update={"seq_len": seq_len}),
+            "tokenizer": stored.tokenizer.model_copy(update={"path": recipe.tokenizer.path}),
+        }
     )
-    note = f"weights, model and tokenizer from {checkpoint.path} (step {checkpoint.step})"
-    return Start(resolved.recipe, (note, *resolved.notes), request.out, weights=checkpoint)
 
 
 def _load(request: TrainRequest) -> Resolved:
     arch = request.arch
-    if arch is None and request.config is None:
+    if arch is None and request.config is None and "/" not in (request.preset or ""):
         arch = "gpt"
     device = request.flags.get("training.device", "auto")
     return load_recipe(

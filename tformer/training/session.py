@@ -18,19 +18,17 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError, Interrupted
-from tformer.evaluation.combine import combine_validation
-from tformer.evaluation.lm import evaluate_lm, isolates_documents
-from tformer.loading import load_weights
+from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.training import assemble
 from tformer.training.batches import make_batches
-from tformer.training.corpora import Progress
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.dry_run import describe
 from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.material import Progress
 from tformer.training.parallel import SingleProcess
 from tformer.training.precision import LossScaler
 from tformer.training.prepare import Prepared, check_target, measure_peak, prepare, training_flops_per_token
@@ -85,34 +83,50 @@ class Session:
         self.prepared, self.console, self.should_stop, self.began = prepared, console, should_stop, began
         recipe, device = prepared.recipe, prepared.device
         self.recipe_yaml = recipe_to_yaml(recipe)
-        self.tokenizer_json = prepared.tokenizer.to_json()
+        tokenizer = prepared.material.tokenizer
+        self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
         training = recipe.training
         self.state = TrainerState(
-            data_fingerprint=prepared.corpora.fingerprint,
+            data_fingerprint=prepared.material.fingerprint,
             global_batch=[size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)],
         )
-        self.model: Transformer = assemble.make_model(recipe, device)
-        self.model.compute_dtype = prepared.precision.dtype
-        start = prepared.start
-        if start.weights is not None:
-            load_weights(self.model, start.weights, ema=start.weights.has("ema"))
-        self.objective = assemble.make_objective(recipe, prepared.tokenizer, prepared.seq_len)
-        self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.model, device)
+        self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+        self.model: Transformer = self.models.main
+        self._start_weights()
+        self.objective = assemble.make_objective(recipe, prepared.material, self.models)
+        self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.models, device)
         self.schedule = assemble.make_schedule(recipe)
         self.scaler = LossScaler(enabled=prepared.precision.name == "fp16")
         self.ema: Ema | None = None
-        if start.resumed is not None:
-            load_weights(self.model, start.resumed)
         if recipe.training.ema_decay is not None:
             self.ema = Ema(self.model.named_parameters(), decay=recipe.training.ema_decay)
-        if start.resumed is not None:
+        if prepared.start.resumed is not None:
             self._restore()
         self.batches = make_batches(
-            recipe, prepared.samples, self.objective, cursor=self.state.cursor or None, device=device
+            recipe, prepared.material, self.objective, cursor=self.state.cursor or None, device=device
         )
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
         self.run = self._open_run()
+
+    def _start_weights(self) -> None:
+        """Weights to resume or to fine-tune from; a new regression head starts at the mean of the scores."""
+        start, material = self.prepared.start, self.prepared.material
+        fresh_heads = True
+        if start.resumed is not None:
+            load_weights(self.model, start.resumed)
+            if self.models.generator is not None:
+                load_generator(self.models.generator, start.resumed)
+            fresh_heads = False
+        elif start.weights is not None:
+            fresh = load_body(self.model, start.weights, keep_heads=start.keeps_heads(self.prepared.recipe))
+            fresh_heads = any(name.startswith("heads.") for name in fresh)
+            if fresh_heads:
+                heads = ", ".join(dict.fromkeys(name.split(".")[1] for name in fresh))
+                self.console.print(f"new head: {heads}", markup=False)
+        if fresh_heads and material.label_mean is not None:
+            with torch.no_grad():
+                self.model.heads["regression"].project.bias.fill_(material.label_mean)  # type: ignore[union-attr]
 
     def _restore(self) -> None:
         checkpoint = self.prepared.start.resumed
@@ -153,7 +167,8 @@ class Session:
             run.rewind(self.state.step)
             if not self.state.validated:
                 forget_validation(run, self.state.step)
-            run.write_tokenizer(self.tokenizer_json)
+            if self.tokenizer_json is not None:
+                run.write_tokenizer(self.tokenizer_json)
             run.write_recipe(self.recipe_yaml)
             run.write_environment(
                 device=device_words(self.prepared.device), data_fingerprint=self.state.data_fingerprint
@@ -178,10 +193,11 @@ class Session:
             write=self.run.append_metrics,
             write_sample=self.run.append_sample,
             first_step=self.state.step,
+            unit="tok" if self.prepared.material.tokenizer is not None else "img",
         )
         parallel = SingleProcess()
         components = Components(
-            model=self.model,
+            model=self.models,
             forward=parallel.wrap(forward),
             objective=self.objective,
             batches=self.batches,
@@ -242,22 +258,10 @@ class Session:
     # The loop's hooks.
 
     def _validate(self) -> dict[str, Any] | None:
-        parts = []
-        for corpus in self.prepared.corpora.valid:
-            values = evaluate_lm(
-                self.model,
-                corpus,
-                seq_len=self.prepared.seq_len,
-                batch_size=max(1, min(64, 16384 // self.prepared.seq_len)),
-                document_mask=isolates_documents(self.prepared.recipe.data),
-                should_stop=self.should_stop,
-            )
-            if self.should_stop():
-                return None
-            parts.append(values)
-        values = combine_validation(parts)
-        values.pop("tokens_per_second", None)
-        self.last_values = values
+        self.models.eval()
+        values = self.prepared.material.validate(self.model, self.objective, self.should_stop)
+        if values is not None:
+            self.last_values = values
         return values
 
     def _sample(self, step: int) -> str | None:
@@ -265,7 +269,9 @@ class Session:
         every = training.sample_every
         if every == 0 or (every is not None and step % every and step < training.max_steps):
             return ""
-        tokenizer, generation = self.prepared.tokenizer, self.prepared.recipe.generation
+        tokenizer, generation = self.prepared.material.tokenizer, self.prepared.recipe.generation
+        if tokenizer is None or self.model.decoder is None:
+            return ""
         settings = GenerationSettings.from_recipe(
             generation,
             max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens),
@@ -277,6 +283,7 @@ class Session:
         return text
 
     def _save(self, state: TrainerState, score: float | None) -> None:
+        tokenizer = self.prepared.material.tokenizer
         save_checkpoint(
             self.run,
             state.step,
@@ -288,7 +295,8 @@ class Session:
             optimizer=self.optimizer.state_by_name(),
             ema=None if self.ema is None else self.ema.state(),
             score=score,
-            tokenizer_sha256=self.prepared.tokenizer.sha256,
+            generator=None if self.models.generator is None else self.models.generator.state_dict(),
+            tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
             keep_last=self.prepared.recipe.training.keep_last,
         )
 

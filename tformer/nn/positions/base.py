@@ -24,6 +24,7 @@ class Positions(nn.Module):
     has_bias: ClassVar[bool] = False
     has_score: ClassVar[bool] = False
     has_mix: bool = False
+    padding_position: int | None = None  # where padding stands; None: where counting has come to
 
     def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
         """The stack's input with positions added, in x's dtype."""

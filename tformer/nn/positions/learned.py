@@ -1,6 +1,8 @@
 """A learned vector per position, added to the embeddings (GPT, BERT, BART).
 
 `offset` rows at the start belong to no position: BART's and OPT's tables begin at 2, RoBERTa's after its padding id.
+`ids` says where padding stands: arange at the position that counting has come to, nonpad_cumsum (RoBERTa, 1907.11692)
+in the row before the first position, so that row = cumsum(non-pad) · non-pad + offset − 1.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class LearnedPositions(Positions):
         super().__init__()
         self.options = options
         self.max_seq_len = max_seq_len
+        if options.ids == "nonpad_cumsum":
+            self.padding_position = max(-1, -options.offset)  # without an offset there is no row before the first
         self.weight = nn.Parameter(torch.empty(max_seq_len + options.offset, d_model))
         nn.init.normal_(self.weight, std=0.02)
 

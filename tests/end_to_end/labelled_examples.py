@@ -1,0 +1,55 @@
+"""Small labelled data that a tiny model learns: texts have words of their label alone, images its brightness."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+WORDS = {
+    "animal": ("cat", "dog", "cow", "hen", "fox", "owl"),
+    "tool": ("saw", "axe", "nail", "drill", "file", "hammer"),
+}
+
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    """(label, text): a text has words of its label alone."""
+    draw = random.Random(seed)
+    labels = [draw.choice(sorted(WORDS)) for _ in range(count)]
+    return [(label, "the " + " and the ".join(draw.choices(WORDS[label], k=draw.randint(1, 5)))) for label in labels]
+
+
+def write_table(path: Path, header: tuple[str, ...], rows: list[tuple[object, ...]]) -> Path:
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in [header, *rows]), encoding="utf-8")
+    return path
+
+
+def write_images(folder: Path, count: int) -> Path:
+    draw = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("light", 200)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.clip(draw.normal(level, 10, (8, 8)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def pairs(count: int) -> list[tuple[object, ...]]:
+    """Do the two texts speak of the same kind of thing?"""
+    both = zip(sentences(count, 1), sentences(count, 2), strict=True)
+    return [("same" if label == other else "other", text, text2) for (label, text), (other, text2) in both]
+
+
+def many(count: int) -> list[tuple[object, ...]]:
+    both = zip(sentences(count, 4), sentences(count, 5), strict=True)
+    return [("|".join(sorted({label, other})), f"{text} with {text2}") for (label, text), (other, text2) in both]
+
+
+def documents(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(12):
+        lines = (f"{text} ." for _, text in sentences(20, number))
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder

@@ -1,0 +1,206 @@
+"""`tformer evaluate` for encoders: figures as in validation, mistakes, pseudo-perplexity; `generate` fills masks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.labelled_examples import WORDS, sentences, write_images, write_table
+
+Cli = Callable[..., Any]
+Runs = Callable[[str], Path]
+
+
+@pytest.fixture
+def figures(cli: Cli) -> Callable[..., dict[str, Any]]:
+    """`figures(run, *arguments)`: the JSON report of an evaluation that must succeed."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        outcome = cli("evaluate", *arguments, "--json")
+        assert outcome.code == 0, outcome.err
+        [line] = outcome.out.splitlines()
+        document: dict[str, Any] = json.loads(line)
+        return document
+
+    return run
+
+
+def last_validation(run: Path) -> dict[str, Any]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found: dict[str, Any] = [record for record in records if record["split"] == "valid"][-1]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
+def test_without_data_the_figures_are_those_of_the_last_validation(
+    kind: str, figures: Callable[..., dict[str, Any]], encoder_run: Runs
+) -> None:
+    run = encoder_run(kind)
+    found, trained = figures(run, "--checkpoint", "latest"), last_validation(run)
+    shared = trained.keys() & found.keys() - {"step"}
+    assert "loss" in shared and len(shared) >= 2
+    for name in shared:
+        assert found[name] == pytest.approx(trained[name], abs=1e-4), name
+
+
+def test_a_classifiers_report(
+    cli: Cli, figures: Callable[..., dict[str, Any]], encoder_run: Runs, tmp_path: Path
+) -> None:
+    data = write_table(tmp_path / "test.tsv", ("label", "text"), [*sentences(60, 21), ("tool", "the cat")])
+    report = figures(encoder_run("single"), "--data", data)
+    assert report["accuracy"] == pytest.approx(60 / 61) and report["examples"] == 61
+    low, high = report["intervals"]["accuracy"]
+    assert low <= report["accuracy"] <= high
+    assert {"f1_macro", "mcc", "ece", "loss"} <= report.keys()
+    assert sum(map(sum, report["confusion"])) == 61
+    shown = cli("evaluate", encoder_run("single"), "--data", data).out
+    assert "accuracy 0.98" in shown and "[" in shown.splitlines()[0]
+    lines = shown.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("class"))
+    assert lines[place].split() == ["class", "precision", "recall", "f1", "support"]
+    assert [line.split()[0] for line in lines[place + 1 : place + 3]] == ["animal", "tool"]
+    assert len({line.rstrip()[-1:].isdigit() and len(line) for line in lines[place + 1 : place + 3]}) == 1  # aligned
+    heading = next(number for number, line in enumerate(lines) if line.startswith("confusion"))
+    assert [row.split()[1:] for row in lines[heading + 2 : heading + 4]] == [
+        list(map(str, row)) for row in report["confusion"]
+    ]
+
+
+def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
+    rows = [*sentences(20, 22), ("tool", "the cat and the dog"), ("animal", 'the saw, "loud"')]
+    data = write_table(tmp_path / "test.tsv", ("label", "text"), rows)
+    table, lines = tmp_path / "wrong.tsv", tmp_path / "wrong.jsonl"
+    for path in (table, lines):
+        outcome = cli("evaluate", encoder_run("single"), "--data", data, "--errors", path)
+        assert outcome.code == 0 and f"{path}: 2 examples" in outcome.err, outcome.err
+    with table.open(newline="") as file:
+        found = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    documents = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert {(row["label"], row["prediction"], row["text"]) for row in found} == {
+        ("tool", "animal", "the cat and the dog"),
+        ("animal", "tool", 'the saw, "loud"'),
+    }
+    assert [one["text"] for one in documents] == [row["text"] for row in found]
+    probabilities = [one["probability"] for one in documents]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert documents[0]["probabilities"][documents[0]["prediction"]] == pytest.approx(probabilities[0])
+
+
+def test_mistakes_of_several_labels_scores_and_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
+    many = write_table(tmp_path / "many.tsv", ("labels", "text"), [(label, "the saw with the axe") for label in WORDS])
+    out = tmp_path / "wrong.jsonl"
+    assert cli("evaluate", encoder_run("multi"), "--data", many, "--errors", out).code == 0
+    [mistake] = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (mistake["label"], mistake["prediction"]) == (["animal"], ["tool"])
+
+    scores = write_table(tmp_path / "scores.tsv", ("score", "text"), [(1, "the cow"), (9, "the saw"), (3, "the saw")])
+    assert cli("evaluate", encoder_run("score"), "--data", scores, "--errors", out).code == 0
+    documents = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(documents) == 3 and documents[0]["label"] == 9.0
+    assert documents[0]["error"] == pytest.approx(9 - documents[0]["prediction"])
+
+    images = write_images(tmp_path / "images", 3)
+    (images / "dark" / "0.png").rename(images / "light" / "wrong.png")
+    assert cli("evaluate", encoder_run("image"), "--data", images, "--errors", out).code == 0
+    [mistake] = [json.loads(line) for line in out.read_text().splitlines()]
+    assert mistake["image"].endswith("wrong.png") and mistake["label"] == "light"
+
+
+def test_a_regressions_report(cli: Cli, encoder_run: Runs) -> None:
+    shown = cli("evaluate", encoder_run("score"))
+    names = [line.split()[0] for line in shown.out.splitlines()]
+    assert names == ["pearson", "spearman", "mae", "loss", "examples"]
+    assert "[" in shown.out
+
+
+def test_pseudo_perplexity(cli: Cli, figures: Callable[..., dict[str, Any]], encoder_run: Runs) -> None:
+    run = encoder_run("masked")
+    report = figures(run, "--pseudo-perplexity", "--max-tokens", 40)
+    assert report["pseudo_tokens"] == 40 and 1 < report["pseudo_perplexity"] < 60
+    shown = cli("evaluate", run, "--pseudo-perplexity", "--max-tokens", 40).out
+    assert {"loss", "accuracy", "pseudo_perplexity"} <= {line.split()[0] for line in shown.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        ("single", ["--data", "unknown.tsv"], ["unknown.tsv:3", "plant", "animal, tool"]),
+        ("single", ["--data", "pairs.tsv", "--text2-column", "text2"], ["pairs.tsv", "two texts", "single texts"]),
+        ("pair", ["--data", "unknown.tsv"], ["unknown.tsv", "text_a", "--text-column"]),
+        ("single", ["--data", "unlabelled.tsv"], ["unlabelled.tsv", "words"]),
+        ("single", ["--data", "uneven.tsv"], ["uneven.tsv:3", "2 fields", "3"]),
+        ("single", ["--data", "latin.tsv"], ["latin.tsv:2", "--invalid-utf8 replace"]),
+        ("single", ["--stride", "4"], ["--stride"]),
+        ("single", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
+        ("single", ["--errors", "replace"], [".tsv", "--invalid-utf8 replace"]),
+        ("single", ["--errors", "nowhere/wrong.tsv"], ["nowhere"]),
+        ("score", ["--data", "unknown.tsv", "--label-column", "label"], ["unknown.tsv:2", "animal"]),
+        ("masked", ["--errors", "wrong.tsv"], ["--errors", "masked language model"]),
+        ("masked", ["--max-tokens", "4"], ["--max-tokens"]),
+        ("electra", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(
+    kind: str,
+    arguments: list[str],
+    words: list[str],
+    cli: Cli,
+    encoder_run: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_table(tmp_path / "unknown.tsv", ("label", "text"), [("animal", "the cat"), ("plant", "the oak")])
+    write_table(tmp_path / "pairs.tsv", ("label", "text", "text2"), [("animal", "the cat", "the dog")])
+    write_table(tmp_path / "unlabelled.tsv", ("words", "text"), [("a", "the cat")])
+    write_table(tmp_path / "uneven.tsv", ("label", "text"), [("animal", "the cat"), ("animal", "the cat", "more")])
+    (tmp_path / "latin.tsv").write_bytes(b"label\ttext\nanimal\tb\xe9te\n")
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("evaluate", encoder_run(kind), *arguments)
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    message = outcome.err[outcome.err.index("error: ") :]
+    assert all(word in message for word in words), message
+    assert "Traceback" not in message and len(message.splitlines()) <= 2
+
+
+def test_a_mask_is_filled(cli: Cli, encoder_run: Runs) -> None:
+    run = encoder_run("masked")
+    outcome = cli("generate", run, "--prompt", "the [MASK] and the dog")
+    assert outcome.code == 0, outcome.err
+    rows = [line.split("\t") for line in outcome.out.splitlines()]
+    assert len(rows) == 5 and all(len(row) == 3 for row in rows)
+    chances = [float(row[1]) for row in rows]
+    assert chances == sorted(chances, reverse=True)
+    known = {word for words in WORDS.values() for word in words} | {"the", "and"}
+    assert rows[0][0] in known and rows[0][0] in rows[0][2]
+    assert len(cli("generate", run, "--prompt", "the [MASK]", "--top-k", 2).out.splitlines()) == 2
+    document = json.loads(cli("generate", run, "--prompt", "[MASK] [MASK]", "--json").out)
+    assert len(document["masks"]) == 2 and document["masks"][0][0].keys() == {"token", "id", "probability", "text"}
+
+
+def test_each_line_with_masks_is_one_line_of_answers(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the [MASK]\n[MASK] cat and [MASK] dog\n")
+    lines = cli("generate", encoder_run("masked"), "--input", prompts, "--top-k", 2).out.splitlines()
+    assert len(lines) == 2 and len(lines[0].split("\t")) == 4 and lines[1].split("\t")[4] == "|"
+    prompts.write_text("the [MASK]\nno mask\n")
+    outcome = cli("generate", encoder_run("masked"), "--input", prompts)
+    assert outcome.code == 2 and f"{prompts}:2" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--prompt", "no mask here"], "[MASK]"),
+        ([], "--prompt"),
+        (["--prompt", "[MASK]", "--temperature", "0.5"], "--temperature"),
+        (["--prompt", "[MASK]", "--top-k", "0"], "--top-k"),
+    ],
+)
+def test_what_cannot_be_filled(arguments: list[str], word: str, cli: Cli, encoder_run: Runs) -> None:
+    outcome = cli("generate", encoder_run("masked"), *arguments)
+    assert (outcome.code, outcome.out) == (2, "") and word in outcome.err

@@ -1,0 +1,163 @@
+"""Batches of labelled examples: padding, token types, labels, and what training changes about texts and images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tformer.data.images import ImageExample
+from tformer.data.windows import Example
+from tformer.errors import InputError
+from tformer.objectives.base import ImageContext, ObjectiveContext
+from tformer.objectives.examples import ExampleCollator, drop_words, swap_pair
+from tformer.tokenizer.special import SpecialIds
+
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+CLS, SEP, MASK, VOCAB = 2, 3, 4, 30
+
+
+def context(**options: Any) -> ObjectiveContext:
+    return ObjectiveContext(**{"special_ids": SPECIAL, "seq_len": 12, "vocab_size": VOCAB, **options})
+
+
+def single(*words: int, label: Any = None) -> Example:
+    return Example(np.array([CLS, *words, SEP]), label=label)
+
+
+def pair(first: list[int], second: list[int], label: Any = None) -> Example:
+    ids = np.array([CLS, *first, SEP, *second, SEP])
+    types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
+    return Example(ids, token_type_ids=types, label=label)
+
+
+def collate(samples: list[Any], *, training: bool = False, seed: int = 0, dtype: torch.dtype = torch.long, **options):
+    noise = {name: options.pop(name) for name in ("word_dropout", "swap_pairs") if name in options}
+    collator = ExampleCollator(context(**options), dtype, **noise)
+    return collator(samples, rng=np.random.default_rng(seed), training=training)
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "random"])
+@pytest.mark.parametrize("pad_to", ["longest", "max"])
+def test_every_text_is_whole_where_the_mask_says(padding: str, pad_to: str) -> None:
+    samples = [single(*range(5, 5 + count)) for count in (3, 1, 6)]
+    batch = collate(samples, padding=padding, pad_to=pad_to)
+    assert batch.input_ids.shape == (3, 12 if pad_to == "max" else 8)
+    for row, mask, sample in zip(batch.input_ids, batch.attention_mask, samples, strict=True):
+        assert row[mask].tolist() == sample.ids.tolist()
+        assert (row[~mask] == SPECIAL.pad).all()
+
+
+def test_nothing_padded_means_no_mask_and_no_types_mean_no_types() -> None:
+    batch = collate([single(5, 6), single(7, 8)])
+    assert batch.attention_mask is None and batch.token_type_ids is None and batch.labels is None
+    assert batch.num_tokens == 8
+
+
+def test_token_types_are_padded_like_the_ids_and_stand_for_singles_too() -> None:
+    batch = collate([pair([5, 6], [7]), single(8)], padding="left")
+    assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]]
+
+
+def test_labels_are_classes_scores_or_rows() -> None:
+    classes = collate([single(5, label=1), single(6, label=0)])
+    assert classes.labels.tolist() == [1, 0] and classes.labels.dtype == torch.long
+    scores = collate([single(5, label=1.5), single(6, label=np.float32(2))], dtype=torch.float32)
+    assert scores.labels.tolist() == [1.5, 2.0] and scores.labels.dtype == torch.float32
+    rows = [single(5, label=np.array([True, False])), single(6, label=np.array([True, True]))]
+    assert collate(rows, dtype=torch.float32).labels.tolist() == [[1.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_text_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="13 tokens, more than the maximum of 12"):
+        collate([single(*range(5, 16))])
+
+
+def test_empty_texts_without_a_template_are_padding() -> None:
+    batch = collate([Example(np.zeros(0, dtype=np.int64))] * 2)
+    assert batch.input_ids.tolist() == [[0], [0]] and not batch.attention_mask.any()
+
+
+def test_word_dropout_hides_the_asked_share_of_words_only_while_training() -> None:
+    samples = [single(*range(5, 15)) for _ in range(200)]
+    still, dropped = (collate(samples, training=training, word_dropout=0.3) for training in (False, True))
+    assert (still.input_ids == torch.from_numpy(np.stack([sample.ids for sample in samples]))).all()
+    changed = dropped.input_ids != still.input_ids
+    assert (dropped.input_ids[changed] == MASK).all()
+    assert not changed[:, 0].any() and not changed[:, -1].any()
+    assert float(changed.float().mean()) == pytest.approx(0.3 * 10 / 12, abs=0.03)
+
+
+def test_word_dropout_writes_unk_without_a_mask_and_padding_as_the_last_resort() -> None:
+    for special, expected in ((SpecialIds(pad=0, unk=1), 1), (SpecialIds(pad=0), 0)):
+        batch = collate([Example(np.arange(5, 15))] * 9, special_ids=special, training=True, word_dropout=0.5)
+        changed = batch.input_ids != torch.arange(5, 15)
+        assert changed.any() and (batch.input_ids[changed] == expected).all()
+    with pytest.raises(InputError, match="word_dropout needs a tokenizer"):
+        collate([single(5)], special_ids=SpecialIds(), word_dropout=0.1)
+
+
+def test_drop_words_keeps_what_it_must() -> None:
+    kept = np.arange(VOCAB) < 5
+    ids = np.array([[2, 7, 8, 3, 0]])
+    assert drop_words(ids, kept, 0.999999, MASK, np.random.default_rng(0)).tolist() == [[2, 4, 4, 3, 0]]
+
+
+@pytest.mark.parametrize(("first", "second"), [([5, 6, 7], [8]), ([], [8, 9]), ([5], []), ([1, 5], [1, 6])])
+def test_a_swapped_pair_is_the_pair_of_the_swapped_texts(first: list[int], second: list[int]) -> None:
+    swapped, expected = swap_pair(pair(first, second, label=1), SPECIAL), pair(second, first)
+    assert swapped.ids.tolist() == expected.ids.tolist()
+    assert swapped.token_type_ids.tolist() == expected.token_type_ids.tolist()
+    assert swapped.label == 1
+
+
+def test_swapping_leaves_singles_and_untyped_examples_alone() -> None:
+    typed = Example(np.array([CLS, 5, SEP]), token_type_ids=np.zeros(3, dtype=np.int64))
+    for example in (single(5, 6), typed):
+        assert swap_pair(example, SPECIAL) is example
+
+
+def test_swap_pairs_turns_half_of_the_pairs_while_training() -> None:
+    samples = [pair([5, 6], [7])] * 400
+    straight, other = [CLS, 5, 6, SEP, 7, SEP], [CLS, 7, SEP, 5, 6, SEP]
+    rows = collate(samples, training=True, swap_pairs=True).input_ids.tolist()
+    assert all(row in (straight, other) for row in rows)
+    assert 150 < rows.count(other) < 250
+    assert collate(samples, swap_pairs=True).input_ids.tolist() == [straight] * 400
+
+
+def test_one_seed_gives_one_batch() -> None:
+    samples = [pair([5, 6, 7], [8, 9]), pair([5], [6])] * 5
+    options = {"training": True, "word_dropout": 0.3, "swap_pairs": True, "padding": "random"}
+    first, again, other = (collate(samples, seed=seed, **options).input_ids for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def images(count: int = 6) -> list[ImageExample]:
+    pixels = np.random.default_rng(0).integers(0, 256, size=(count, 3, 8, 8), dtype=np.uint8)
+    return [ImageExample(image, index % 2) for index, image in enumerate(pixels)]
+
+
+def test_images_become_normalised_pixels() -> None:
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.1, 0.3)
+    batch = collate(images(), images=ImageContext(mean, std))
+    raw = torch.from_numpy(np.stack([image.pixels for image in images()])).float() / 255
+    expected = (raw - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+    torch.testing.assert_close(batch.pixel_values, expected)
+    assert batch.labels.tolist() == [0, 1] * 3 and batch.input_ids is None and batch.num_tokens == 6
+
+
+def test_images_are_augmented_only_while_training() -> None:
+    given = ImageContext((0.0,) * 3, (1.0,) * 3, augment=("shift", "flip"))
+    plain = collate(images(), images=ImageContext((0.0,) * 3, (1.0,) * 3), training=True).pixel_values
+    assert torch.equal(collate(images(), images=given).pixel_values, plain)
+    varied = collate(images(), images=given, training=True).pixel_values
+    assert varied.shape == plain.shape and not torch.equal(varied, plain)
+    assert torch.equal(collate(images(), images=given, training=True).pixel_values, varied)
+
+
+def test_word_dropout_of_images_is_refused() -> None:
+    with pytest.raises(InputError, match="for texts"):
+        collate(images(), images=ImageContext((0.0,) * 3, (1.0,) * 3), word_dropout=0.1)

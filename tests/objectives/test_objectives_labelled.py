@@ -1,0 +1,176 @@
+"""Classification, multi-label and regression: their losses against the definitions, and their sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tformer.data.batch import Batch
+from tformer.data.windows import Example
+from tformer.errors import InputError
+from tformer.objectives import build_objective
+from tformer.objectives.base import Objective, ObjectiveContext, total_loss
+from tformer.objectives.classification import class_weights
+from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
+from tformer.tokenizer.special import SpecialIds
+
+CLASSES = 3
+HEAD = {"classification": "classifier", "multi_label": "classifier", "regression": "regression"}
+LABELS: dict[str, Any] = {
+    "classification": [0, 2, 1, 2, 0],
+    "multi_label": [np.array(row) for row in ([1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1])],
+    "regression": [1.5, -2.0, 0.0, 3.25, 4.0],
+}
+OPTIONS = {"classification": ClassificationOptions, "multi_label": MultiLabelOptions, "regression": RegressionOptions}
+KINDS = sorted(OPTIONS)
+
+
+def make(kind: str, counts: list[int] | None = None, **options: Any) -> Objective:
+    label_counts = None if counts is None else np.array(counts)
+    context = ObjectiveContext(SpecialIds(pad=0), seq_len=8, vocab_size=20, label_counts=label_counts)
+    return build_objective([OPTIONS[kind](**options)], context)
+
+
+def examples(kind: str) -> list[Example]:
+    return [Example(np.arange(1, 3 + index), label=label) for index, label in enumerate(LABELS[kind])]
+
+
+def collate(kind: str, chosen: slice = slice(None)) -> Batch:
+    return make(kind).collate(examples(kind)[chosen], rng=np.random.default_rng(0))
+
+
+class FakeOutput:
+    """Scores that depend on the number of real tokens alone, so that batches may be cut anywhere."""
+
+    def __init__(self, lengths: Tensor, width: int) -> None:
+        table = torch.randn(9, width, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        self.scores = table[lengths]
+
+    def head(self, name: str) -> Tensor:
+        assert name in HEAD.values()
+        return self.scores
+
+
+def model_of(kind: str) -> Any:
+    def forward(input_ids: Tensor, attention_mask: Tensor | None = None) -> FakeOutput:
+        full = torch.full((len(input_ids),), input_ids.shape[1])
+        lengths = full if attention_mask is None else attention_mask.sum(dim=1)
+        return FakeOutput(lengths, 1 if kind == "regression" else CLASSES)
+
+    return forward
+
+
+def scores_of(kind: str) -> Tensor:
+    return model_of(kind)(**collate(kind).model_inputs()).scores
+
+
+def test_classification_is_cross_entropy() -> None:
+    result = make("classification").loss(model_of("classification"), collate("classification"))
+    labels, scores = torch.tensor(LABELS["classification"]), scores_of("classification")
+    torch.testing.assert_close(total_loss(result.terms), F.cross_entropy(scores, labels))
+    assert int(result.metrics["correct"]) == int((scores.argmax(1) == labels).sum())
+    assert int(result.metrics["count"]) == result.terms["classifier"].count == 5
+
+
+def test_multi_label_is_binary_cross_entropy_of_every_decision() -> None:
+    result = make("multi_label").loss(model_of("multi_label"), collate("multi_label"))
+    labels, scores = torch.tensor(np.stack(LABELS["multi_label"])).float(), scores_of("multi_label")
+    torch.testing.assert_close(total_loss(result.terms), F.binary_cross_entropy_with_logits(scores, labels))
+    assert int(result.metrics["correct"]) == int(((scores > 0) == labels.bool()).sum())
+    assert result.terms["classifier"].count == 15
+
+
+def test_regression_is_squared_error_of_the_raw_scores() -> None:
+    result = make("regression").loss(model_of("regression"), collate("regression"))
+    labels, scores = torch.tensor(LABELS["regression"]), scores_of("regression").squeeze(1)
+    torch.testing.assert_close(total_loss(result.terms), F.mse_loss(scores, labels))
+    torch.testing.assert_close(result.metrics["absolute_error_sum"], (scores - labels).abs().sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_batch_has_the_loss_of_the_whole(kind: str) -> None:
+    objective, model = make(kind), model_of(kind)
+    whole = total_loss(objective.loss(model, collate(kind)).terms)
+    parts = [collate(kind, slice(2)), collate(kind, slice(2, None))]
+    counts = {
+        name: sum(objective.label_count(part)[name] for part in parts) for name in objective.label_count(parts[0])
+    }
+    torch.testing.assert_close(sum(total_loss(objective.loss(model, part).terms, counts) for part in parts), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_are_known_before_the_forward_and_the_model_sees_no_labels(kind: str) -> None:
+    batch, objective = collate(kind), make(kind)
+    term = objective.loss(model_of(kind), batch).terms[HEAD[kind]]
+    assert objective.label_count(batch) == {HEAD[kind]: term.count}
+    assert "labels" not in batch.model_inputs()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weight_is_the_terms_and_the_sum_has_a_gradient(kind: str) -> None:
+    term = make(kind, weight=0.25).loss(model_of(kind), collate(kind)).terms[HEAD[kind]]
+    assert term.weight == 0.25 and term.sum.requires_grad
+
+
+def test_label_smoothing_reaches_the_loss_but_not_the_reported_likelihood() -> None:
+    plain, smoothed = (
+        make("classification", label_smoothing=eps).loss(model_of("classification"), collate("classification"))
+        for eps in (0.0, 0.1)
+    )
+    labels, scores = torch.tensor(LABELS["classification"]), scores_of("classification")
+    torch.testing.assert_close(total_loss(smoothed.terms), F.cross_entropy(scores, labels, label_smoothing=0.1))
+    torch.testing.assert_close(smoothed.metrics["nll_sum"], plain.metrics["nll_sum"])
+
+
+def test_class_weights_multiply_the_loss_of_each_example_and_average_to_one() -> None:
+    counts = [2, 1, 2]
+    objective = make("classification", counts, class_weights=(1.0, 4.0, 1.0))
+    result = objective.loss(model_of("classification"), collate("classification"))
+    labels = torch.tensor(LABELS["classification"])
+    weights = torch.tensor([1.0, 4.0, 1.0]) / (8 / 5)
+    each = F.cross_entropy(scores_of("classification"), labels, reduction="none")
+    torch.testing.assert_close(total_loss(result.terms), (each * weights[labels]).mean())
+    assert float(weights[labels].mean()) == pytest.approx(1.0)
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    counts = np.array([70, 20, 10])
+    weights = class_weights("balanced", counts)
+    np.testing.assert_allclose(weights, counts.sum() / (3 * counts))
+    assert (weights * counts).sum() / counts.sum() == pytest.approx(1.0)
+    assert class_weights("none", counts) is None
+    absent = class_weights("balanced", np.array([3, 0, 1]))
+    assert absent.tolist() == [4 / 6, 0.0, 2.0] and not math.isinf(absent.max())
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts", "message"),
+    [
+        ((1.0, 2.0), [1, 1, 1], "expected 3, one per class, found 2"),
+        ((0.0, 1.0), [3, 0], "has weight 0"),
+        ("balanced", None, "need the labels"),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_refused(weights: Any, counts: list[int] | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make("classification", counts, class_weights=weights)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_real_model_speaks_the_same_contract(kind: str) -> None:
+    from tformer.build import build_model
+    from tformer.recipe.model import Model
+
+    head = {"kind": HEAD[kind]} | ({"multi_label": True} if kind == "multi_label" else {})
+    section = Model(d_model=8, max_seq_len=8, vocab_size=20, encoder={"num_layers": 1, "num_heads": 2}, heads=[head])
+    torch.manual_seed(0)
+    model = build_model(section, num_labels=CLASSES).eval()
+    whole = make(kind).loss(model, collate(kind)).terms[HEAD[kind]]
+    alone = sum(make(kind).loss(model, collate(kind, slice(i, i + 1))).terms[HEAD[kind]].sum for i in range(5))
+    torch.testing.assert_close(whole.sum, alone, rtol=1e-5, atol=1e-5)

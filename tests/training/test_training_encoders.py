@@ -1,0 +1,272 @@
+"""Every encoder objective trains, resumes and fine-tunes by the command a user types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tformer
+
+Cli = Callable[..., Any]
+
+ENCODER = """\
+arch: bert
+tokenizer: {train: {model: word, template: bert, vocab_size: 200, min_frequency: 1}}
+data: {sort_window: 64}
+model:
+  d_model: 16
+  max_seq_len: 24
+  embedding: {token_types: 2}
+  encoder: {num_layers: 2, num_heads: 2, feedforward: {d_ff: 32}, dropout: 0.1}
+  heads: [{kind: classifier, pooling: mean}]
+objectives: [{kind: classification}]
+optimizer: {lr: 0.01}
+training: {max_steps: 40, batch_size: 8, eval_every: 20, save_every: 20, log_every: 5,
+           precision: fp32, device: cpu, threads: 1, best_metric: accuracy}
+"""
+WORDS = {"animal": "cat dog cow hen fox owl".split(), "tool": "saw axe nail drill file hammer".split()}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "encoder.yaml"
+    path.write_text(ENCODER)
+    return path
+
+
+def write_rows(path: Path, rows: list[list[object]]) -> Path:
+    path.write_text("\n".join("\t".join(map(str, row)) for row in rows) + "\n")
+    return path
+
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    draw = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        label = ["animal", "tool"][draw.integers(2)]
+        words = [str(draw.choice(WORDS[label])) for _ in range(draw.integers(1, 6))]
+        found.append((label, "the " + " and the ".join(words)))
+    return found
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "train.tsv", [["label", "text"], *map(list, sentences(80, 0))])
+
+
+def metrics(run: Path, split: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["split"] == split]
+
+
+@pytest.fixture
+def train(cli: Cli, recipe: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`train(*flags)`: a run that must succeed; gives its folder."""
+    runs = iter(range(100))
+
+    def run(*flags: object, base: bool = True) -> Path:
+        out = tmp_path / f"run-{next(runs)}"
+        outcome = cli("train", *(("--config", recipe) if base else ()), "--out", out, *flags)
+        assert outcome.code == 0, outcome.err
+        return out
+
+    return run
+
+
+def test_classification_learns_and_keeps_the_label_names(train: Callable[..., Path], labelled: Path) -> None:
+    run = train("--data", labelled)
+    found = metrics(run, "valid")[-1]
+    assert found["accuracy"] == 1.0 and found["f1"] == 1.0
+    loaded = tformer.load(run)
+    assert loaded.recipe.data.labels == ("animal", "tool")
+    assert loaded.recipe.data.columns.text2 is None
+
+
+def test_validation_takes_its_share_of_every_label(train: Callable[..., Path], tmp_path: Path) -> None:
+    rows = sorted(sentences(80, 0))  # by label, as many files are
+    data = write_rows(tmp_path / "sorted.tsv", [["label", "text"], *map(list, rows)])
+    assert metrics(train("--data", data), "valid")[-1]["accuracy"] == 1.0
+
+
+def test_epochs_become_steps_and_validations(train: Callable[..., Path], labelled: Path) -> None:
+    run = train("--data", labelled, "--max-epochs", "3", "--set", "training.eval_every=null")
+    assert [record["step"] for record in metrics(run, "valid")] == [9, 18, 27]  # 72 examples in batches of 8
+
+
+def test_max_steps_ends_earlier_than_epochs(train: Callable[..., Path], labelled: Path) -> None:
+    run = train("--data", labelled, "--max-epochs", "3", "--max-steps", "5")
+    assert metrics(run, "valid")[-1]["step"] == 5
+
+
+def test_resumed_classification_equals_the_uninterrupted_one(
+    train: Callable[..., Path], cli: Cli, labelled: Path
+) -> None:
+    flags = ("--data", labelled, "--set", "schedule.kind=constant")  # the same rates, whatever the horizon
+    whole = train(*flags)
+    part = train(*flags, "--max-steps", "20")
+    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
+    first, second = (tformer.load(run, which="latest").model.state_dict() for run in (whole, part))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_pairs_carry_token_types(train: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [[label == other, text, text2] for (label, text), (other, text2) in zip(
+        sentences(120, 1), sentences(120, 2), strict=True)]  # fmt: skip
+    data = write_rows(tmp_path / "pairs.tsv", [["label", "text_a", "text_b"], *rows])
+    run = train("--data", data, "--max-steps", "60")
+    loaded = tformer.load(run)
+    assert loaded.recipe.data.columns.text2 == "text_b" and loaded.recipe.data.labels == ("False", "True")
+
+
+def test_regression_starts_at_the_mean_and_learns(train: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [[100 + 2 * (label == "tool"), text] for label, text in sentences(80, 3)]
+    data = write_rows(tmp_path / "scores.tsv", [["score", "text"], *rows])
+    run = train("--data", data, "--objective", "regression", "--max-steps", "60")
+    found = metrics(run, "valid")[-1]
+    assert found["pearson"] > 0.9 and found["loss"] < 1.0
+
+
+def test_multi_label(train: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [[f"{label}|{other}" if label != other else label, f"{text} with {text2}"]
+            for (label, text), (other, text2) in zip(sentences(120, 4), sentences(120, 5), strict=True)]  # fmt: skip
+    data = write_rows(tmp_path / "many.tsv", [["labels", "text"], *rows])
+    run = train("--data", data, "--objective", "multi_label", "--max-steps", "160")
+    assert metrics(run, "valid")[-1]["f1"] > 0.9
+    assert tformer.load(run).recipe.model.heads[0].multi_label  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(text for _, text in sentences(400, 6)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("packing", ["concat", "documents", "none"])
+def test_masked_lm_learns(train: Callable[..., Path], text: Path, packing: str) -> None:
+    run = train("--data", text, "--objective", "masked_lm", "--set", f"data.packing={packing}")
+    found = [record["loss"] for record in metrics(run, "train")]
+    assert found[-1] < found[0]
+    assert {"loss", "accuracy", "perplexity"} <= metrics(run, "valid")[-1].keys()
+
+
+def test_masked_lm_reads_the_text_column_of_a_table(train: Callable[..., Path], labelled: Path) -> None:
+    run = train("--data", labelled, "--text-column", "text", "--objective", "masked_lm",
+                "--set", "data.packing=none")  # fmt: skip
+    assert metrics(run, "valid")
+
+
+def test_next_sentence_beside_masked_lm(train: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for number in range(12):
+        lines = (text for _, text in sentences(20, number))
+        (folder / f"{number}.txt").write_text("\n".join(f"{line} ." for line in lines))
+    run = train("--data", folder, "--objective", "masked_lm,next_sentence")
+    assert {"masked_lm_loss", "next_sentence_loss", "next_sentence_accuracy"} <= metrics(run, "valid")[-1].keys()
+
+
+def test_electra_trains_both_models_and_fine_tunes_the_second(
+    train: Callable[..., Path], recipe: Path, text: Path, labelled: Path, tmp_path: Path, cli: Cli
+) -> None:
+    generator = """
+generator:
+  d_model: 8
+  max_seq_len: 24
+  embedding: {token_types: 2, size: 16}
+  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
+  heads: [{kind: masked_lm}]
+"""
+    path = tmp_path / "electra.yaml"
+    path.write_text(ENCODER + generator)
+    run = train("--config", path, "--data", text, "--objective", "replaced_token", base=False)
+    assert {"generator_loss", "replaced_token_loss"} <= metrics(run, "valid")[-1].keys()
+    names = {file.name for file in (run / "checkpoints" / "step-00000040").iterdir()}
+    assert "generator.safetensors" in names
+    outcome = cli("train", "--resume", "--out", run, "--max-steps", "44")
+    assert outcome.code == 0, outcome.err
+    tuned = train("--init-from", run, "--objective", "classification", "--data", labelled, "--lr", "0.01",
+                  "--max-epochs", "8", base=False)  # fmt: skip
+    assert metrics(tuned, "valid")[-1]["accuracy"] > 0.9
+
+
+def test_init_from_takes_the_body_and_makes_a_new_head(
+    train: Callable[..., Path], text: Path, labelled: Path, cli: Cli, tmp_path: Path
+) -> None:
+    pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none")
+    out = tmp_path / "tuned"
+    outcome = cli("train", "--init-from", pretrained, "--objective", "classification", "--data", labelled,
+                  "--out", out, "--max-steps", "1", "--lr", "1e-9")  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "new head: classifier" in outcome.err
+    before, after = (tformer.load(run).model for run in (pretrained, out))
+    for name, tensor in before.state_dict().items():
+        if not name.startswith("heads."):
+            assert torch.allclose(tensor, after.state_dict()[name], atol=1e-6), name
+
+
+def test_layer_decay_and_frozen_layers(train: Callable[..., Path], text: Path, labelled: Path) -> None:
+    pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none", "--max-steps", "2")
+    tuned = train("--init-from", pretrained, "--objective", "classification", "--data", labelled, "--set",
+                  "optimizer.layer_decay=0.5", "--set", "optimizer.groups.0={match: 'embedding.*', frozen: true}",
+                  base=False)  # fmt: skip
+    before, after = (tformer.load(run).model.state_dict() for run in (pretrained, tuned))
+    assert torch.equal(before["embedding.weight"], after["embedding.weight"])
+    assert not torch.equal(before["encoder.blocks.1.feedforward.up.weight"],
+                           after["encoder.blocks.1.feedforward.up.weight"])  # fmt: skip
+
+
+VIT = """\
+arch: vit
+model:
+  d_model: 16
+  patches: {image_size: 8, size: 4, channels: 1}
+  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}}
+  heads: [{kind: classifier, pooler: false}]
+objectives: [{kind: classification}]
+optimizer: {lr: 0.01}
+training: {max_steps: 40, batch_size: 8, eval_every: 20, save_every: 20, precision: fp32, device: cpu, threads: 1}
+"""
+
+
+def write_images(folder: Path, count: int) -> Path:
+    draw = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("light", 200)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.clip(draw.normal(level, 10, (8, 8)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_images_train_without_a_tokenizer(train: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "vit.yaml"
+    path.write_text(VIT)
+    data = write_images(tmp_path / "images", 30)
+    flags = ("--set", "data.augment=[shift, flip, crop]")
+    run = train("--config", path, "--data", data, *flags, base=False)
+    assert metrics(run, "valid")[-1]["accuracy"] == 1.0
+    loaded = tformer.load(run)
+    assert loaded.tokenizer is None and loaded.recipe.data.labels == ("dark", "light")
+    assert len(loaded.recipe.data.image_mean) == 1
+    assert not (run / "tokenizer.json").exists()
+
+
+def test_class_weights_and_label_smoothing_are_options(train: Callable[..., Path], labelled: Path) -> None:
+    flags = ("--set", "objectives.0={kind: classification, class_weights: balanced, label_smoothing: 0.1}")
+    assert metrics(train("--data", labelled, *flags), "valid")[-1]["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("cut", ["head", "tail", "head_tail"])
+def test_truncation_is_counted_and_said(cut: str, cli: Cli, recipe: Path, labelled: Path, tmp_path: Path) -> None:
+    outcome = cli("train", "--config", recipe, "--data", labelled, "--out", tmp_path / "run", "--max-steps", "2",
+                  "--set", "data.seq_len=8", "--set", f"data.truncation={cut}")  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "longer than 8 tokens" in outcome.err

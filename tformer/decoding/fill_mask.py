@@ -1,0 +1,145 @@
+"""What a masked language model would write where a text says [MASK] (Cloze; BERT, arXiv 1810.04805).
+
+Each mask is answered by itself: p(token | text with every mask left in), a softmax over the vocabulary. With several
+masks the answers are not a joint choice.
+"""
+
+# Shapes: T tokens, M masks, V vocabulary.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tformer.data.template import pair_template
+from tformer.decoding.generate import inference
+from tformer.errors import InputError
+from tformer.model import Transformer
+from tformer.tokenizer import Tokenizer
+
+HEAD = "masked_lm"
+SPELLINGS = ("[MASK]", "<mask>")  # understood whatever the tokenizer calls its mask
+SPACE_BEFORE_WORD = ("byte-bpe", "bpe", "unigram")  # there a word's token begins with the space before it
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token for a mask: how it reads, its id and probability, and the text with it (other masks stay)."""
+
+    token: str
+    id: int
+    probability: float
+    text: str
+
+
+@dataclass(frozen=True)
+class _Cloze:
+    """A text in ids, without the template; `places` are its masks, `spaces` what was taken away before each."""
+
+    ids: list[int]
+    places: list[int]
+    spaces: list[str]
+
+
+def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) -> list[list[Candidate]]:
+    """The `top` most probable tokens for each mask of `text`, masks in order, tokens by falling probability.
+
+    `[MASK]`, `<mask>` and the tokenizer's own name all mean its mask token. Special tokens count in the softmax but are
+    no candidates.
+
+    Raises InputError for a text without a mask or longer than the model reads, for a model without a masked_lm head,
+    and for a tokenizer without a mask token.
+    """
+    if HEAD not in model.heads:
+        found = ", ".join(model.heads) or "none"
+        raise InputError(
+            f"filling masks needs a masked language model (a head of kind {HEAD}), this one's heads: {found}",
+            hint="pre-train one with `tformer train --arch bert --objective masked_lm`",
+        )
+    mask_id = tokenizer.special.mask
+    if mask_id is None:
+        raise InputError(
+            f"the tokenizer ({tokenizer.kind}) has no mask token",
+            hint="train one with --template bert or --template roberta",
+        )
+    cloze = _read(tokenizer, text, mask_id)
+    template = pair_template(tokenizer)
+    prefix, suffix = [int(i) for i in template.prefix], [int(i) for i in template.suffix]
+    length = len(prefix) + len(cloze.ids) + len(suffix)
+    if length > model.max_seq_len:
+        raise InputError(f"the text has {length} tokens with its special ones, but the model reads {model.max_seq_len}")
+    with inference(model):
+        device = next(model.parameters()).device
+        ids_1T = torch.tensor([[*prefix, *cloze.ids, *suffix]], device=device)
+        places_1T = torch.zeros_like(ids_1T, dtype=torch.bool)
+        places_1T[0, [len(prefix) + place for place in cloze.places]] = True
+        logits_MV = torch.cat(list(model(ids_1T).logit_chunks(HEAD, places_1T)))
+        # A vocabulary that was rounded up has rows without a token.
+        probabilities_MV = logits_MV[:, : tokenizer.vocab_size].softmax(dim=-1)
+        best = probabilities_MV.sort(dim=-1, descending=True, stable=True)
+        values, order = best.values.tolist(), best.indices.tolist()
+    return [
+        [
+            Candidate(_spelling(tokenizer, token_id), token_id, probability, _filled(tokenizer, cloze, mask, token_id))
+            for token_id, probability in _allowed(tokenizer, order[mask], values[mask], top)
+        ]
+        for mask in range(len(cloze.places))
+    ]
+
+
+def _read(tokenizer: Tokenizer, text: str, mask_id: int) -> _Cloze:
+    """Encode what lies between the masks. Where tokens begin with a space, the mask stands for that space too."""
+    names = {*SPELLINGS, tokenizer.token(mask_id)}
+    pieces = re.split("|".join(re.escape(name) for name in sorted(names)), text)
+    if len(pieces) == 1:
+        expected = tokenizer.token(mask_id)
+        raise InputError(
+            f"found no mask in the text, expected {expected} at least once", hint=f'for example "The {expected} sat."'
+        )
+    ids: list[int] = []
+    places: list[int] = []
+    spaces: list[str] = []
+    for piece in pieces[:-1]:
+        space = " " if tokenizer.kind in SPACE_BEFORE_WORD and piece.endswith(" ") else ""
+        ids += tokenizer.encode(piece.removesuffix(space))
+        places.append(len(ids))
+        spaces.append(space)
+        ids.append(mask_id)
+    return _Cloze([*ids, *tokenizer.encode(pieces[-1])], places, spaces)
+
+
+def _allowed(tokenizer: Tokenizer, order: Sequence[int], values: Sequence[float], top: int) -> list[tuple[int, float]]:
+    """The first `top` ids that stand for text."""
+    found: list[tuple[int, float]] = []
+    for token_id, probability in zip(order, values, strict=True):
+        if len(found) == top:
+            break
+        if not tokenizer.is_special(token_id) and _has_token(tokenizer, token_id):
+            found.append((token_id, probability))
+    return found
+
+
+def _has_token(tokenizer: Tokenizer, token_id: int) -> bool:
+    try:
+        tokenizer.token(token_id)
+    except ValueError:  # a hole in the vocabulary
+        return False
+    return True
+
+
+def _spelling(tokenizer: Tokenizer, token_id: int) -> str:
+    """The token as it reads; as the vocabulary spells it where that would be nothing, or half a character."""
+    text = tokenizer.decode([token_id]).strip()
+    return text if text and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.token(token_id)
+
+
+def _filled(tokenizer: Tokenizer, cloze: _Cloze, mask: int, token_id: int) -> str:
+    ids = list(cloze.ids)
+    mask_name = tokenizer.token(ids[cloze.places[mask]])
+    ids[cloze.places[mask]] = token_id
+    others = iter(space for number, space in enumerate(cloze.spaces) if number != mask)
+    text = tokenizer.decode(ids, skip_special=False)
+    return re.sub(re.escape(mask_name), lambda found: next(others) + found.group(), text)

@@ -1,0 +1,172 @@
+"""The engine behind `tformer classify`: texts, pairs of texts or images in, scores and probabilities out.
+
+Inputs go through the same steps as in training (template, truncation, token types, image statistics), are batched by
+length, and come back in their order.
+"""
+
+# Shapes: N inputs, L labels.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tformer.data.image_files import read_image
+from tformer.data.images import ImageExample, ImageSet, open_images
+from tformer.data.labelled_tables import LabelledRow
+from tformer.data.labelled_tokens import tokenise_labelled
+from tformer.evaluation.predict import Samples, predict_scores
+from tformer.loading import Loaded
+from tformer.objectives import build_objective
+from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
+from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
+from tformer.recipe.data import Columns
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer.special import SpecialIds
+
+HEADS = {"classifier", "regression"}
+
+Kind = Literal["classes", "labels", "score"]
+"""One class of several; any number of labels; or a score."""
+
+
+def kind_of(recipe: Recipe) -> Kind:
+    """What the recipe's head says of an example."""
+    head = next(head for head in recipe.model.heads if head.kind in HEADS)
+    if head.kind == "regression":
+        return "score"
+    return "labels" if getattr(head, "multi_label", False) else "classes"
+
+
+def plain_objective(loaded: Loaded) -> Objective:
+    """The run's objective without what only shapes training (class weights, smoothing, word dropout)."""
+    recipe = loaded.recipe
+    options = {"classes": ClassificationOptions, "labels": MultiLabelOptions, "score": RegressionOptions}
+    context = ObjectiveContext(
+        special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
+        seq_len=seq_len_of(recipe),
+        padding=recipe.data.padding,
+        pad_to=recipe.data.pad_to,
+        vocab_size=0 if loaded.tokenizer is None else loaded.tokenizer.vocab_size,
+        images=None
+        if recipe.model.patches is None
+        else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
+    )
+    return build_objective([options[kind_of(recipe)]()], context)
+
+
+def seq_len_of(recipe: Recipe) -> int:
+    """The most positions that an example takes."""
+    patches = recipe.model.patches
+    if patches is not None:
+        return (patches.image_size // patches.size) ** 2 + patches.cls
+    return recipe.data.seq_len or recipe.model.max_seq_len
+
+
+class Classifier:
+    """A loaded model with a head for labels or a score."""
+
+    def __init__(
+        self, loaded: Loaded, *, batch_size: int | None = None, should_stop: Callable[[], bool] | None = None
+    ) -> None:
+        """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch,
+        after which the scores are of no use."""
+        self._loaded, self._batch_size = loaded, batch_size
+        self._should_stop = should_stop or (lambda: False)
+        self._objective = plain_objective(loaded)
+        self.kind = kind_of(loaded.recipe)
+        self.path: Path = loaded.path
+        self.columns: Columns = loaded.recipe.data.columns
+        self.reads_images = loaded.recipe.model.patches is not None
+        self.reads_pairs = self.columns.text2 is not None
+        self.labels: tuple[str, ...] = loaded.recipe.data.labels
+
+    def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
+        """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""
+        recipe = self._loaded.recipe
+        tokens = tokenise_labelled(
+            [_Given([LabelledRow(text, text2, None, "") for text, text2 in texts])],
+            self._loaded.text_tokenizer,
+            seq_len=seq_len_of(recipe),
+            index=None,
+            numeric=False,
+            truncation=recipe.data.truncation,
+            token_types=recipe.model.embedding.token_types > 1,
+        )
+        return self.scores(tokens)
+
+    def classify_images(self, paths: Sequence[Path]) -> np.ndarray:
+        """fp32 [N, L] scores of image files, in their order. Raises InputError for a file that is no image."""
+        patches = self._loaded.recipe.model.patches
+        assert patches is not None
+        pixels = [read_image(path, size=patches.image_size, channels=patches.channels) for path in paths]
+        return self.scores(_Pictures([ImageExample(image) for image in pixels], seq_len_of(self._loaded.recipe)))
+
+    def open_image_set(self, path: str) -> ImageSet:
+        """The images of a folder, zip or IDX file, without their labels. Raises InputError for what is no image."""
+        patches = self._loaded.recipe.model.patches
+        assert patches is not None
+        images = open_images(
+            path,
+            size=patches.image_size,
+            channels=patches.channels,
+            needs_label=False,
+            should_stop=self._should_stop,
+        )
+        images.seq_len = seq_len_of(self._loaded.recipe)
+        return images
+
+    def scores(self, samples: Samples, *, progress: Callable[..., None] | None = None) -> np.ndarray:
+        """fp32 [N, L] scores of samples that are ready for the model."""
+        return predict_scores(
+            self._loaded.model,
+            samples,
+            self._objective.collate,
+            head="regression" if self.kind == "score" else "classifier",
+            batch_size=self._batch_size,
+            should_stop=self._should_stop,
+            progress=progress,
+        )
+
+    def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:
+        """fp64 [N, L]: of each class (they sum to 1) or of each label alone; a score stays what it is."""
+        scores_NL = scores_NL.astype(np.float64)
+        if self.kind == "score":
+            return scores_NL
+        if self.kind == "labels":
+            return np.exp(-np.logaddexp(0.0, -scores_NL))
+        shifted_NL = np.exp(scores_NL - scores_NL.max(axis=1, keepdims=True))
+        return shifted_NL / shifted_NL.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Texts that are already here, as a source of rows."""
+
+    texts: Sequence[LabelledRow]
+    name: str = "the given texts"
+
+    def rows(self) -> Iterator[LabelledRow]:
+        return iter(self.texts)
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """Images that were just read, as samples."""
+
+    images: Sequence[ImageExample]
+    seq_len: int
+    lengths: None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def examples(self, epoch: int, indices: np.ndarray) -> list[ImageExample]:
+        return [self.images[index] for index in indices]

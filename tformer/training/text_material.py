@@ -1,0 +1,160 @@
+"""Running text as material: token corpora cut into windows, for causal and masked language models and ELECTRA."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tformer.data.corpus import TokenCorpus
+from tformer.data.masked_windows import MaskedWindows
+from tformer.data.mixture import MixedWindows
+from tformer.data.template import single_template
+from tformer.data.windows import LmWindows
+from tformer.evaluation.combine import combine_validation
+from tformer.evaluation.lm import evaluate_lm, isolates_documents
+from tformer.evaluation.objective import evaluate_objective
+from tformer.objectives.base import Objective
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer import Tokenizer
+from tformer.training.corpora import Corpora, check_validation, open_text, prepare_corpora
+from tformer.training.material import Material, ShouldStop, Sources
+from tformer.training.tokenizers import obtain_tokenizer, require_mask, text_context
+
+VALIDATION_TOKENS = 16384  # in a batch
+
+
+def text_material(sources: Sources) -> Material:
+    """Tokenise the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
+    recipe = sources.recipe
+    train = open_text(recipe.data.train, recipe.data)
+    valid = open_text(recipe.data.valid, recipe.data) if recipe.data.valid else []
+
+    def documents() -> Iterator[str]:
+        for source in train:
+            for piece in source.documents():
+                yield piece.text
+
+    sizes = [source.size_bytes() for source in train]
+    size = None if None in sizes else sum(size for size in sizes if size is not None)
+    tokenizer = obtain_tokenizer(sources, documents, size_bytes=size)
+    kind = recipe.objectives[0].kind
+    if kind != "causal_lm":
+        require_mask(tokenizer, kind)
+    corpora = prepare_corpora(
+        recipe,
+        train,
+        valid,
+        tokenizer,
+        cache_dir=sources.cache_dir,
+        progress=sources.progress,
+        should_stop=sources.should_stop,
+    )
+    samples = _cut(recipe, corpora.train, tokenizer)
+    check_validation(corpora)
+    notes = [note for corpus in (*corpora.train, *corpora.valid) for note in corpus.notes]
+    notes = list(dict.fromkeys([*(note for source in train for note in source.notes), *notes]))
+    if not recipe.data.train:
+        notes.append("no --data: training on the documentation that comes with Python (builtin:python-docs)")
+    if len(corpora.train) > 1:
+        total = sum(corpora.weights)
+        pairs = zip(corpora.train, corpora.weights, strict=True)
+        notes.append("mixture: " + ", ".join(f"{corpus.name} {weight / total:.1%}" for corpus, weight in pairs))
+    tokens, held_out = (sum(len(corpus) for corpus in part) for part in (corpora.train, corpora.valid))
+    notes.append(f"data: {tokens:,} training tokens, {held_out:,} validation tokens")
+    mixed = samples[0] if len(samples) == 1 else MixedWindows(samples, corpora.weights, seed=recipe.seed)
+    return Material(
+        recipe=recipe,
+        tokenizer=tokenizer,
+        samples=mixed,
+        validate=functools.partial(VALIDATIONS.get(kind, _validate_masked), recipe, corpora, tokenizer),
+        context=text_context(recipe, tokenizer),
+        fingerprint=corpora.fingerprint,
+        notes=tuple(notes),
+        packed=recipe.data.packing == "concat" and not recipe.data.document_mask,
+        tokens_per_sample=_seq_len(recipe),
+    )
+
+
+def _seq_len(recipe: Recipe) -> int:
+    return recipe.data.seq_len or recipe.model.max_seq_len
+
+
+def _cut(recipe: Recipe, corpora: tuple[TokenCorpus, ...], tokenizer: Tokenizer) -> list[Any]:
+    """One set of windows per corpus. Errors: a corpus shorter than one window."""
+    data, seq_len = recipe.data, _seq_len(recipe)
+    if recipe.objectives[0].kind == "causal_lm":
+        return [
+            LmWindows(corpus, seq_len, packing=data.packing, seed=recipe.seed, document_mask=data.document_mask)
+            for corpus in corpora
+        ]
+    prefix, suffix = _around(tokenizer)
+    return [
+        MaskedWindows(corpus, seq_len, packing=data.packing, seed=recipe.seed, prefix=prefix, suffix=suffix)
+        for corpus in corpora
+    ]
+
+
+def _around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """The special tokens before and after one text."""
+    template = single_template(tokenizer)
+    return np.array(template.prefix, dtype=np.int64), np.array(template.suffix, dtype=np.int64)
+
+
+def _validate_causal(
+    recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, model: Any, objective: Objective, should_stop: ShouldStop
+) -> dict[str, Any] | None:
+    parts = []
+    for corpus in corpora.valid:
+        values = evaluate_lm(
+            model,
+            corpus,
+            seq_len=_seq_len(recipe),
+            batch_size=max(1, min(64, VALIDATION_TOKENS // _seq_len(recipe))),
+            document_mask=isolates_documents(recipe.data),
+            should_stop=should_stop,
+        )
+        if should_stop():
+            return None
+        parts.append(values)
+    values = combine_validation(parts)
+    values.pop("tokens_per_second", None)
+    return values
+
+
+def _validate_masked(
+    recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, model: Any, objective: Objective, should_stop: ShouldStop
+) -> dict[str, Any] | None:
+    """The objective's own loss on every validation text, under masks that stay the same."""
+    values = evaluate_objective(
+        model,
+        objective,
+        _Joined(_cut(recipe, corpora.valid, tokenizer)),
+        batch_size=max(1, min(64, VALIDATION_TOKENS // _seq_len(recipe))),
+        seed=recipe.seed,
+        should_stop=should_stop,
+    )
+    return None if should_stop() else values
+
+
+VALIDATIONS = {"causal_lm": _validate_causal}
+
+
+class _Joined:
+    """Several sets of samples one after the other."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts, self.seq_len = parts, parts[0].seq_len
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        lengths = [np.full(len(part), part.seq_len) if part.lengths is None else part.lengths for part in parts]
+        self.lengths = np.concatenate(lengths)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def examples(self, epoch: int, indices: np.ndarray | list[int]) -> list[Any]:
+        part_of = np.searchsorted(self._starts, np.asarray(indices), side="right") - 1
+        pairs = zip(indices, part_of, strict=True)
+        return [self.parts[part].examples(epoch, [int(index - self._starts[part])])[0] for index, part in pairs]
