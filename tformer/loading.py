@@ -143,8 +143,7 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: bool = Tr
     fresh = {
         name
         for name, target in state.items()
-        if name.startswith(HEADS)
-        and (not keep_heads or name not in weights or weights[name].shape != target.shape)
+        if name.startswith(HEADS) and (not keep_heads or name not in weights or weights[name].shape != target.shape)
     }
     # A head is taken whole or not at all.
     partly = {".".join(name.split(".")[:2]) + "." for name in fresh}

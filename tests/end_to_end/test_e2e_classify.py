@@ -66,6 +66,7 @@ def test_the_scores_are_those_of_a_plain_loop(kind: str, encoder_run: Runs) -> N
     assert loaded.tokenizer is not None
     texts = [(first, second if kind == "pair" else None) for (_, first), (_, second) in zip(
         sentences(40, 14), sentences(40, 15), strict=True)]  # fmt: skip
+    texts = [(first, second) for first, second in texts if len(f"{first} {second}".split()) <= 20]  # none is cut
     texts[7] = ("", "" if kind == "pair" else None)
     found = Classifier(loaded, batch_size=9).classify(texts)
     for (first, second), scores in zip(texts, found, strict=True):

@@ -31,7 +31,10 @@ optimizer: {lr: 0.01}
 training: {max_steps: 40, batch_size: 8, eval_every: 20, save_every: 20, log_every: 5,
            precision: fp32, device: cpu, threads: 1, best_metric: accuracy}
 """
-WORDS = {"animal": "cat dog cow hen fox owl".split(), "tool": "saw axe nail drill file hammer".split()}
+WORDS = {
+    "animal": ["cat", "dog", "cow", "hen", "fox", "owl"],
+    "tool": ["saw", "axe", "nail", "drill", "file", "hammer"],
+}
 
 
 @pytest.fixture

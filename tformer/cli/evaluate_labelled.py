@@ -137,11 +137,7 @@ def _read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Imag
 
 def _held_out(loaded: Loaded, samples: Any) -> np.ndarray:
     """The examples that training set aside, which are always the same."""
-    import numpy as np
+    from tformer.data.labelled_tokens import hold_out
 
-    from tformer.data.labelled_tokens import stratified_split
-
-    data, total = loaded.recipe.data, len(samples)
-    if data.valid_split == "last":
-        return np.arange(int(total * (1 - data.valid_fraction)), total)
-    return stratified_split(samples.labels, fraction=data.valid_fraction)[1]
+    data = loaded.recipe.data
+    return hold_out(samples.labels, fraction=data.valid_fraction, split=data.valid_split, name=samples.name)[1]

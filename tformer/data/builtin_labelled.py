@@ -55,7 +55,8 @@ def package_rows() -> tuple[LabelledRow, ...]:
     kept: dict[str, LabelledRow] = {}
     for rows in found.values():
         kept.update((name, rows[name]) for name in sorted(rows, key=name_hash)[:MAX_PER_PACKAGE])
-    return tuple(kept[name] for name in sorted(kept, key=name_hash))
+    # Another hash than the one that drew them: by the same, large packages would stand first.
+    return tuple(kept[name] for name in sorted(kept, key=lambda name: name_hash(f"order {name}")))
 
 
 def _definitions(

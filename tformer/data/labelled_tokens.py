@@ -9,7 +9,7 @@ import hashlib
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -193,10 +193,8 @@ def _fingerprint(
 def _truncation_note(name: str, truncated: int, total: int, seq_len: int, what: str) -> tuple[str, ...]:
     if not truncated:
         return ()
-    return (
-        f"{name}: {truncated:,} of {total:,} {what}s are longer than {seq_len} tokens and were cut "
-        f"({truncated / total:.1%})",
-    )
+    share = f"{truncated / total:.1%}" if truncated / total >= 0.001 else "less than 0.1%"
+    return (f"{name}: {truncated:,} of {total:,} {what}s are longer than {seq_len} tokens and were cut ({share})",)
 
 
 def stratified_split(labels: np.ndarray, *, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -216,3 +214,24 @@ def stratified_split(labels: np.ndarray, *, fraction: float, seed: int = 0) -> t
         chosen.append(group[order[:count]])
     held_out = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
+
+
+def hold_out(
+    labels: np.ndarray, *, fraction: float, split: Literal["stratified", "last"], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(indices to train on, indices to validate on), always the same: every label's share, or the last examples.
+
+    Raises InputError when one of the two would be empty.
+    """
+    total = len(labels)
+    if split == "last":
+        cut = int(total * (1 - fraction))
+        kept, held_out = np.arange(cut), np.arange(cut, total)
+    else:
+        kept, held_out = stratified_split(labels, fraction=fraction)
+    if not len(kept) or not len(held_out):
+        raise InputError(
+            f"{name}: {total} examples are too few to keep {fraction:g} of them for validation",
+            hint="give more examples, or a validation file of its own (--valid)",
+        )
+    return kept, held_out

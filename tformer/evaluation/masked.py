@@ -19,7 +19,7 @@ from tformer.tokenizer import Tokenizer
 class Joined:
     """Several sets of samples, one after the other."""
 
-    def __init__(self, parts: Sequence[MaskedWindows]) -> None:
+    def __init__(self, parts: list[MaskedWindows]) -> None:
         self.parts, self.seq_len = parts, parts[0].seq_len
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
         lengths = [np.full(len(part), part.seq_len) if part.lengths is None else part.lengths for part in parts]

@@ -25,7 +25,8 @@ ACCELERATOR_BATCH_TOKENS = 32768
 class Samples(Protocol):
     """What predictions are made of. `lengths` in tokens; None: each has `seq_len`."""
 
-    seq_len: int
+    @property
+    def seq_len(self) -> int: ...
 
     @property
     def lengths(self) -> np.ndarray | None: ...

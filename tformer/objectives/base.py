@@ -21,7 +21,6 @@ from torch import Tensor
 
 from tformer.data.batch import Batch
 from tformer.data.padding import PadTo, Side
-from tformer.data.windows import Example
 from tformer.tokenizer.special import SpecialIds
 
 
@@ -44,7 +43,7 @@ class LossResult:
 
 @dataclass(frozen=True)
 class ImageContext:
-    """How images become numbers: values in [0, 1] minus `mean`, over `std`, per channel; and how training varies them."""
+    """How images become numbers: (value in [0, 1] - mean) / std, per channel; and how training varies them."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -33,9 +33,7 @@ class Combined:
             )
         self.objectives: list[SharedObjective] = list(objectives)  # type: ignore[arg-type]
 
-    def collate(
-        self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True
-    ) -> Batch:
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """The first objective's batch."""
         return self.objectives[0].collate(samples, rng=rng, training=training)
 

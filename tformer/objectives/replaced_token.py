@@ -60,7 +60,9 @@ class ReplacedToken:
         return {TERM: batch.num_tokens, GENERATOR: self.masked_lm.label_count(batch)[MASKED_LM]}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """Two terms, in nats. Metrics: nll_sum, correct and count of the detection; the generator's own with prefix."""
+        """Two terms, in nats. Metrics: nll_sum, correct and count of the detection; generator.nll_sum and so on of the
+        masked LM; replaced.correct and .count of the tokens that were replaced, for most tokens are original.
+        """
         assert self.generator is not None and batch.input_ids is not None and batch.labels is not None
         inputs = batch.model_inputs()
         masked_BT = batch.labels != IGNORED_LABEL
@@ -78,13 +80,17 @@ class ReplacedToken:
                 TERM: Term(detection["nll_sum"], detection["count"], self.options.weight),
                 GENERATOR: Term(loss_sum, count, self.options.generator_weight),
             },
-            metrics={name: value.detach() for name, value in detection.items()}
+            metrics={name: value.detach() for name, value in detection.items() if name != "found"}
+            | {"replaced.correct": detection["found"], "replaced.count": replaced_BT.sum()}
             | {f"{GENERATOR}.{name}": value for name, value in own.items()},
         )
 
 
 def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | None) -> dict[str, Tensor]:
-    """nll_sum (with gradient), correct and count of telling replaced tokens from original ones, padding left out."""
+    """nll_sum (with gradient), correct and count of telling replaced tokens from original ones, padding left out.
+
+    `found`: how many of the replaced tokens were taken for such.
+    """
     real_BT = torch.ones_like(replaced_BT) if mask_BT is None else mask_BT.bool()
     nll_BT = F.binary_cross_entropy_with_logits(logits_BT, replaced_BT.to(logits_BT.dtype), reduction="none")
     right_BT = (logits_BT > 0) == replaced_BT
@@ -92,6 +98,7 @@ def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | No
         "nll_sum": nll_BT.where(real_BT, 0.0).sum(),
         "correct": (right_BT & real_BT).sum(),
         "count": real_BT.sum(),
+        "found": (right_BT & replaced_BT).sum(),
     }
 
 

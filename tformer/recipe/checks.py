@@ -22,7 +22,6 @@ from tformer.nn.heads import (
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, SpecialTokens
 
-
 # How an objective's examples come: running text cut into windows, sentences, or labelled rows (or images).
 DataKind = Literal["text", "sentences", "labelled"]
 
@@ -150,7 +149,7 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
         if needs.head.kind not in heads:
             found = ", ".join(heads) or "none"
             yield Problem(path, f"{objective.kind} needs a head of kind {needs.head.kind}, found {found}")
-        yield from _unfit_head(recipe, index, objective.kind)
+        yield from _unfit_head(recipe, objective.kind)
     yield from _odd_company(recipe)
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}
     if recipe.training.best_metric not in metrics:
@@ -158,16 +157,15 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("training", "best_metric"), f"found '{best}', expected what the objectives yield: {known}")
 
 
-def _unfit_head(recipe: Recipe, index: int, kind: str) -> Iterator[Problem]:
+def _unfit_head(recipe: Recipe, kind: str) -> Iterator[Problem]:
+    if kind not in ("classification", "multi_label"):
+        return
     wants_many = kind == "multi_label"
     for number, head in enumerate(recipe.model.heads):
-        if isinstance(head, ClassifierHeadOptions) and kind in ("classification", "multi_label"):
-            if head.multi_label != wants_many:
-                found = str(head.multi_label).lower()
-                yield Problem(
-                    ("model", "heads", str(number), "multi_label"),
-                    f"found {found}, expected {str(wants_many).lower()} with the objective {kind}",
-                )
+        if isinstance(head, ClassifierHeadOptions) and head.multi_label != wants_many:
+            found, expected = str(head.multi_label).lower(), str(wants_many).lower()
+            path = ("model", "heads", str(number), "multi_label")
+            yield Problem(path, f"found {found}, expected {expected} with the objective {kind}")
 
 
 def _odd_company(recipe: Recipe) -> Iterator[Problem]:

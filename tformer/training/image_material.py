@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tformer.data.images import ImageSet, channel_statistics, open_images
-from tformer.data.labelled_tokens import stratified_split
+from tformer.data.labelled_tokens import hold_out
 from tformer.errors import InputError
 from tformer.evaluation.labelled import evaluate_labelled
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
@@ -52,6 +52,7 @@ def image_material(sources: Sources) -> Material:
     data = data.model_copy(update={"labels": train.label_names, "image_mean": mean, "image_std": std})
     recipe = recipe.model_copy(update={"data": data})
     train.seq_len = held_out.seq_len = (patches.image_size // patches.size) ** 2 + patches.cls
+    assert train.labels is not None
     context = ObjectiveContext(
         special_ids=SpecialIds(),
         seq_len=train.seq_len,
@@ -82,14 +83,10 @@ def _only(specs: tuple[Any, ...], read: Any, names: tuple[str, ...]) -> ImageSet
 
 
 def _hold_out(recipe: Recipe, images: ImageSet) -> tuple[ImageSet, ImageSet]:
-    fraction, total = recipe.data.valid_fraction, len(images)
-    if recipe.data.valid_split == "last":
-        cut = int(total * (1 - fraction))
-        kept, held_out = np.arange(cut), np.arange(cut, total)
-    else:
-        kept, held_out = stratified_split(images.labels, fraction=fraction)
-    if not len(kept) or not len(held_out):
-        raise InputError(f"{images.name}: {total} images are too few to keep {fraction:g} of them for validation")
+    assert images.labels is not None
+    kept, held_out = hold_out(
+        images.labels, fraction=recipe.data.valid_fraction, split=recipe.data.valid_split, name=images.name
+    )
     return images.subset(kept), images.subset(held_out)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tformer.data.labelled import LabelledSource, open_labelled
-from tformer.data.labelled_tokens import LabelledTokens, stratified_split, tokenise_labelled
+from tformer.data.labelled_tokens import LabelledTokens, hold_out, tokenise_labelled
 from tformer.data.labels import LabelIndex, collect_labels
 from tformer.errors import InputError
 from tformer.evaluation.labelled import evaluate_labelled
@@ -55,6 +55,7 @@ def labelled_material(sources: Sources) -> Material:
     notes.append(f"data: {len(rows):,} training examples, {len(held_out):,} validation examples")
     if index is not None:
         notes.append(f"labels: {_listing(index.names)}")
+    assert rows.labels is not None
     counts = np.bincount(rows.labels, minlength=len(index.names)) if index and kind == "classification" else None
     return Material(
         recipe=recipe,
@@ -72,9 +73,16 @@ def labelled_material(sources: Sources) -> Material:
 def _open(recipe: Recipe, specs: tuple[SourceSpec, ...]) -> list[LabelledSource]:
     if not specs:
         return []
-    data = recipe.data
-    regression = recipe.objectives[0].kind == "regression"
-    return open_labelled(specs, columns=data.columns, errors=data.errors, needs_label=True, numeric_label=regression)
+    data, kind = recipe.data, recipe.objectives[0].kind
+    return open_labelled(
+        specs,
+        columns=data.columns,
+        errors=data.errors,
+        needs_label=True,
+        numeric_label=kind == "regression",
+        multi_label=kind == "multi_label",
+        separator=data.label_separator,
+    )
 
 
 def _pairs_agree(sources: list[LabelledSource]) -> bool:
@@ -118,18 +126,10 @@ def _tokenise(
 
 
 def _hold_out(recipe: Recipe, rows: LabelledTokens) -> tuple[LabelledTokens, LabelledTokens]:
-    """The part that validates: drawn with every label's share, always the same; or the last rows."""
-    fraction, total = recipe.data.valid_fraction, len(rows)
-    if recipe.data.valid_split == "last":
-        cut = int(total * (1 - fraction))
-        kept, held_out = np.arange(cut), np.arange(cut, total)
-    else:
-        kept, held_out = stratified_split(rows.labels, fraction=fraction)
-    if not len(kept) or not len(held_out):
-        raise InputError(
-            f"{rows.name}: {total} examples are too few to keep {fraction:g} of them for validation",
-            hint="give more examples, or a validation file of its own (--valid)",
-        )
+    assert rows.labels is not None
+    kept, held_out = hold_out(
+        rows.labels, fraction=recipe.data.valid_fraction, split=recipe.data.valid_split, name=rows.name
+    )
     return rows.subset(kept), rows.subset(held_out)
 
 

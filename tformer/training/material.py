@@ -26,7 +26,8 @@ ShouldStop = Callable[[], bool]
 class Samples(Protocol):
     """Training samples: `examples(epoch, indices)` is a pure function."""
 
-    seq_len: int
+    @property
+    def seq_len(self) -> int: ...
 
     @property
     def lengths(self) -> np.ndarray | None:

@@ -26,7 +26,6 @@ from tformer.training.request import RUNS, Start
 from tformer.training.sentence_material import sentence_material
 from tformer.training.text_material import text_material
 
-
 MATERIALS: dict[str, Callable[[Sources], Material]] = {
     "text": text_material,
     "sentences": sentence_material,
@@ -134,9 +133,9 @@ def freeze(material: Material, device: torch.device) -> tuple[Recipe, Precision]
     recipe = settle_steps(material.recipe, material.samples)
     model, generator = recipe.model, recipe.generator
     if material.tokenizer is not None:
-        rows = {"vocab_size": vocabulary_size(recipe, material.tokenizer)}
-        model = model.model_copy(update=rows)
-        generator = None if generator is None else generator.model_copy(update=rows)
+        vocabulary = {"vocab_size": vocabulary_size(recipe, material.tokenizer)}
+        model = model.model_copy(update=vocabulary)
+        generator = None if generator is None else generator.model_copy(update=vocabulary)
     training = recipe.training
     rows, d_model, d_ff = product_shape(recipe, material.tokens_per_sample)
     precision = resolve_precision(training.precision, device, rows=rows, d_model=d_model, d_ff=d_ff)

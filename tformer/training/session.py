@@ -126,7 +126,7 @@ class Session:
                 self.console.print(f"new head: {heads}", markup=False)
         if fresh_heads and material.label_mean is not None:
             with torch.no_grad():
-                self.model.heads["regression"].project.bias.fill_(material.label_mean)  # type: ignore[union-attr]
+                self.model.get_parameter("heads.regression.project.bias").fill_(material.label_mean)
 
     def _restore(self) -> None:
         checkpoint = self.prepared.start.resumed

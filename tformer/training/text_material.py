@@ -6,15 +6,12 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tformer.data.corpus import TokenCorpus
-from tformer.data.masked_windows import MaskedWindows
 from tformer.data.mixture import MixedWindows
-from tformer.data.template import single_template
 from tformer.data.windows import LmWindows
 from tformer.evaluation.combine import combine_validation
 from tformer.evaluation.lm import evaluate_lm, isolates_documents
+from tformer.evaluation.masked import masked_samples
 from tformer.evaluation.objective import evaluate_objective
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
@@ -84,23 +81,13 @@ def _seq_len(recipe: Recipe) -> int:
 
 def _cut(recipe: Recipe, corpora: tuple[TokenCorpus, ...], tokenizer: Tokenizer) -> list[Any]:
     """One set of windows per corpus. Errors: a corpus shorter than one window."""
-    data, seq_len = recipe.data, _seq_len(recipe)
-    if recipe.objectives[0].kind == "causal_lm":
-        return [
-            LmWindows(corpus, seq_len, packing=data.packing, seed=recipe.seed, document_mask=data.document_mask)
-            for corpus in corpora
-        ]
-    prefix, suffix = _around(tokenizer)
+    if recipe.objectives[0].kind != "causal_lm":
+        return masked_samples(recipe, corpora, tokenizer).parts
+    data = recipe.data
     return [
-        MaskedWindows(corpus, seq_len, packing=data.packing, seed=recipe.seed, prefix=prefix, suffix=suffix)
+        LmWindows(corpus, _seq_len(recipe), packing=data.packing, seed=recipe.seed, document_mask=data.document_mask)
         for corpus in corpora
     ]
-
-
-def _around(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """The special tokens before and after one text."""
-    template = single_template(tokenizer)
-    return np.array(template.prefix, dtype=np.int64), np.array(template.suffix, dtype=np.int64)
 
 
 def _validate_causal(
@@ -131,7 +118,7 @@ def _validate_masked(
     values = evaluate_objective(
         model,
         objective,
-        _Joined(_cut(recipe, corpora.valid, tokenizer)),
+        masked_samples(recipe, corpora.valid, tokenizer),
         batch_size=max(1, min(64, VALIDATION_TOKENS // _seq_len(recipe))),
         seed=recipe.seed,
         should_stop=should_stop,
@@ -140,21 +127,3 @@ def _validate_masked(
 
 
 VALIDATIONS = {"causal_lm": _validate_causal}
-
-
-class _Joined:
-    """Several sets of samples one after the other."""
-
-    def __init__(self, parts: list[Any]) -> None:
-        self.parts, self.seq_len = parts, parts[0].seq_len
-        self._starts = np.cumsum([0, *(len(part) for part in parts)])
-        lengths = [np.full(len(part), part.seq_len) if part.lengths is None else part.lengths for part in parts]
-        self.lengths = np.concatenate(lengths)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def examples(self, epoch: int, indices: np.ndarray | list[int]) -> list[Any]:
-        part_of = np.searchsorted(self._starts, np.asarray(indices), side="right") - 1
-        pairs = zip(indices, part_of, strict=True)
-        return [self.parts[part].examples(epoch, [int(index - self._starts[part])])[0] for index, part in pairs]

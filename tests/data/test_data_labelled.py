@@ -1,0 +1,305 @@
+"""Labelled rows: csv, tsv, jsonl, Parquet, plain text, folders and pipes; and what is refused, with file and line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer.data.labelled import LabelledRow, LabelledSource, open_labelled
+from tformer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Spec:
+    path: str
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    text: str | int | None = None
+    text2: str | int | None = None
+    label: str | int | None = None
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def open_one(path: Path | str, columns: Columns | None = None, **options: object) -> LabelledSource:
+    return open_labelled([Spec(str(path))], columns=columns, **options)[0]  # type: ignore[arg-type]
+
+
+def read(path: Path | str, columns: Columns | None = None, **options: object) -> list[tuple[str, str | None]]:
+    return [(row.text, row.label) for row in open_one(path, columns, **options).rows()]
+
+
+def refusal(action: Callable[[], object]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        action()
+    assert "\n" not in caught.value.message and caught.value.exit_code == 2
+    return caught.value
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content.encode())))
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def test_tsv_rows_have_text_label_and_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", 'label\tid\ttext\npos\t1\tgood "film\nneg\t2\tbad, film\n')
+    source = open_one(path)
+    assert list(source.rows()) == [
+        LabelledRow('good "film', None, "pos", f"{path}:2"),
+        LabelledRow("bad, film", None, "neg", f"{path}:3"),
+    ]
+    assert list(source.rows()) == list(source.rows()), "rows can be read again"
+    assert (source.has_text2, source.has_label) == (False, True)
+    assert (source.text_column, source.text2_column, source.label_column) == ("text", None, "label")
+    assert source.notes == ("a.tsv: text in column 'text', label in column 'label'",)
+    assert source.size_bytes() == path.stat().st_size
+
+
+def test_csv_quotes_hold_commas_and_line_breaks(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", '\ufefftext, label\r\n"one, two\r\nthree", a \r\n\r\nfour,b\r\n')
+    assert read(path) == [("one, two\nthree", "a"), ("four", "b")]
+
+
+def test_jsonl_labels_of_every_type(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "s", "label": "x"}',
+        '{"text": "i", "label": 3}',
+        "",
+        '{"label": 0.5, "text": "f"}',
+        '{"text": "b", "label": true, "more": {"deep": [1]}}',
+        '{"text": "l", "label": ["one"]}',
+        '{"text": null, "label": "empty"}',
+    ]
+    path = write(tmp_path / "a.jsonl", "\n".join(lines))
+    expected = [("s", "x"), ("i", "3"), ("f", "0.5"), ("b", "true"), ("l", "one"), ("", "empty")]
+    assert read(path) == expected
+    assert list(open_one(path).rows())[2].place == f"{path}:4"
+
+
+def test_lists_of_labels_are_joined_for_multi_label_and_refused_else(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "t", "labels": ["a", "b"]}\n{"text": "u", "labels": []}\n')
+    assert read(path, multi_label=True) == [("t", "a|b"), ("u", "")]
+    assert read(path, multi_label=True, separator=";")[0] == ("t", "a;b")
+    error = refusal(lambda: read(path))
+    assert error.message == f"{path}:1: expected one label, found 2" and "multi_label" in str(error.hint)
+    odd = write(tmp_path / "odd.jsonl", '{"text": "t", "labels": ["a|b"]}\n')
+    assert "holds the separator of labels, '|'" in refusal(lambda: read(odd, multi_label=True)).message
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    table = pa.table({"n": [[1]] * 3, "label": [2, 0, 1], "sentence": ["a", None, "c"]})
+    parquet.write_table(table, path)
+    assert read(path) == [("a", "2"), ("", "0"), ("c", "1")]
+    assert [row.place for row in open_one(path).rows()] == [f"{path}:{n}" for n in (1, 2, 3)]
+    parquet.write_table(pa.table({"text": ["a"], "label": [None]}), path)
+    assert refusal(lambda: read(path)).message == f"{path}:1: the label is empty"
+
+
+def test_compressed_tables_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv.gz", gzip.compress(b"text\tlabel\na\tx\n"))
+    assert read(path) == [("a", "x")]
+    assert open_one(path).size_bytes() is None
+    zstandard = pytest.importorskip("zstandard")
+    other = write(tmp_path / "a.jsonl.zst", zstandard.ZstdCompressor().compress(b'{"text": "a", "label": "x"}'))
+    assert read(other) == [("a", "x")]
+
+
+def test_folder_and_glob_are_read_in_order(tmp_path: Path) -> None:
+    write(tmp_path / "b.tsv", "text\tlabel\nb\tx\n")
+    write(tmp_path / "a.csv", "label,text\ny,a\n")
+    write(tmp_path / "SOURCE.md", "no data")
+    write(tmp_path / "empty.csv", "")
+    source = open_one(tmp_path)
+    assert [(row.text, row.label) for row in source.rows()] == [("a", "y"), ("b", "x")]
+    assert source.notes == ("a.csv: text in column 'text', label in column 'label'",)
+    assert read(tmp_path / "*.tsv") == [("b", "x")]
+    write(tmp_path / "c.tsv", "text_a\ttext_b\tlabel\na\tb\tx\n")
+    assert "one text a row, but" in refusal(lambda: open_one(tmp_path)).message
+
+
+def test_sources_must_agree_on_pairs_and_have_no_weights(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.tsv", "text\tlabel\na\tx\n")
+    two = write(tmp_path / "two.tsv", "text_a\ttext_b\tlabel\na\tb\tx\n")
+    assert f"{one}: one text a row" in refusal(lambda: open_labelled([Spec(str(two)), Spec(str(one))])).message
+    both = [Spec(str(one), 2.0), Spec(str(one))]
+    assert "no weights" in refusal(lambda: open_labelled(both)).message
+    assert len(open_labelled([Spec(str(one)), Spec(str(one))])) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"text": "a", "label": "x"}\n', [("a", "x")]),
+        ("label\ttext\nx\ta\ny\tb\n", [("a", "x"), ("b", "y")]),
+        ("x\ta long text\ny\tanother\nx\tthird\n", [("a long text", "x"), ("another", "y"), ("third", "x")]),
+        ('text,label\n"a, b",x\n', [("a, b", "x")]),
+    ],
+)
+def test_standard_input_is_told_by_its_first_lines(
+    monkeypatch: pytest.MonkeyPatch, content: str, expected: list[tuple[str, str]]
+) -> None:
+    pipe(monkeypatch, content)
+    source = open_one("-")
+    assert [(row.text, row.label) for row in source.rows()] == expected
+    assert list(source.rows())[0].place.startswith("standard input:")
+    assert source.size_bytes() == len(content)
+
+
+def test_plain_text_is_one_text_a_line_and_empty_lines_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = "first, one\n\nthird\tline\n  \nlast"
+    pipe(monkeypatch, content)
+    expected = [(line, None) for line in content.split("\n")]
+    assert read("-", needs_label=False) == expected
+    path = write(tmp_path / "a.txt", content)
+    source = open_one(path, needs_label=False)
+    assert [(row.text, row.label) for row in source.rows()] == expected
+    assert (source.has_label, source.has_text2, source.text_column, source.notes) == (False, False, None, ())
+    error = refusal(lambda: open_one(path))
+    assert error.message == f"{path}: plain text has no labels" and ".tsv" in str(error.hint)
+
+
+def test_empty_lines_of_tables_are_answered_only_where_no_label_is_needed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "text\tlabel\n\na\tx\n\n")
+    assert read(path) == [("a", "x")]
+    assert read(path, needs_label=False) == [("", None), ("a", "x"), ("", None)]
+
+
+def test_missing_labels_are_no_error_where_none_is_needed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "id,text\n1,a\n2,b\n")
+    source = open_one(path, Columns(text="text", label="label"), needs_label=False)
+    assert [(row.text, row.label) for row in source.rows()] == [("a", None), ("b", None)]
+    assert not source.has_label
+    keys = write(tmp_path / "a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n')
+    assert read(keys, needs_label=False) == [("a", "x"), ("b", None)]
+    one = write(tmp_path / "one.csv", "just text\nmore\n")
+    assert read(one, needs_label=False) == [("just text", None), ("more", None)]
+
+
+@given(rows=st.lists(st.tuples(st.text('ab",\n\t x', max_size=8), st.sampled_from("xyz")), min_size=1, max_size=20))
+def test_csv_round_trip(rows: list[tuple[str, str]]) -> None:
+    import csv
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+        assert read(path) == rows
+
+
+def test_builtin_without_labels_and_scores_of_classes_are_refused() -> None:
+    error = refusal(lambda: open_one("builtin:python-docs"))
+    assert error.message == "builtin:python-docs: is text without labels" and "python-packages" in str(error.hint)
+    assert "no such built-in" in refusal(lambda: open_one("builtin:nothing")).message
+    assert "no scores" in refusal(lambda: open_one("builtin:python-packages", numeric_label=True)).message
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "text\tn\tlabel\na\t1\tx\nb\ty\n", ":3: expected 3 fields, found 2"),
+        ("a.tsv", "text\tlabel\na\tx\nb\tc\ty\n", ":3: expected 2 fields, found 3"),
+        ("a.csv", 'text,label\n"a\nb",x\nc,d,y\n', ":4: expected 2 fields, found 3"),
+        ("a.csv", "text,label\na,x\nb, \n", ":3: the label is empty"),
+        ("a.tsv", "text\tlabel\n", ": no rows under the names of its columns"),
+        ("a.tsv", "\n\n", ": no rows"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n["b", "y"]\n', ":2: expected an object, found list"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": \n', ":2: not JSON: Expecting value at character"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', ":2: no key 'label'"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": 5, "label": "y"}\n', ":2: 'text' should be text, found int"),
+        ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', ":1: the label should be text or a number, found dict"),
+        ("a.jsonl", '{"text": "a", "label": [1]}\n', ":1: the labels in a list should be text, found int"),
+        ("a.jsonl", '{"text": "a", "label": null}\n', ":1: the label is empty"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = write(tmp_path / name, content)
+    assert refusal(lambda: read(path)).message.startswith(f"{path}{message}")
+
+
+def test_scores_must_be_finite_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "text\tscore\na\t1.5\nb\t-2e3\n")
+    assert read(path, numeric_label=True) == [("a", "1.5"), ("b", "-2e3")]
+    for wrong in ("high", "nan", "inf"):
+        path = write(tmp_path / "b.tsv", f"text\tscore\na\t1.5\nb\t{wrong}\n")
+        message = refusal(lambda path=path: read(path, numeric_label=True)).message
+        assert message == f"{path}:3: the label '{wrong}' is not a finite number, which a score must be"
+
+
+def test_invalid_utf8_is_an_error_or_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", b"text\tlabel\ncaf\xe9\tx\n")
+    assert f"{path}:2: invalid UTF-8" in refusal(lambda: read(path)).message
+    assert read(path, errors="replace") == [("caf\ufffd", "x")]
+    half = write(tmp_path / "a.jsonl", '{"text": "\\ud800", "label": "x"}')
+    assert "half a character" in refusal(lambda: read(half)).message
+    assert read(half, errors="replace") == [("\ufffd", "x")]
+
+
+def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    assert "no such file" in refusal(lambda: open_one(tmp_path / "no.tsv")).message
+    assert "is empty" in refusal(lambda: open_one(write(tmp_path / "e.tsv", ""))).message
+    write(tmp_path / "folder" / "readme.md", "text")
+    error = refusal(lambda: open_one(tmp_path / "folder"))
+    assert "no text in this folder" in error.message and ".parquet" in str(error.hint)
+
+
+def test_fingerprint_follows_the_rows_and_the_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "text\tlabel\tscore\na\tx\t1\n")
+    first = open_one(path).fingerprint()
+    assert open_one(path).fingerprint() == first
+    assert open_one(path, Columns(label="score")).fingerprint() != first
+    assert open_one(write(path, "text\tlabel\tscore\na\ty\t1\n")).fingerprint() != first
+
+
+# -- real data ---------------------------------------------------------------------------------------------------------
+
+DATA = os.environ.get("TFORMER_DATA")
+
+
+@pytest.mark.skipif(DATA is None, reason="TFORMER_DATA names no folder of data sets")
+@pytest.mark.parametrize(
+    ("name", "count", "labels", "pair"),
+    [
+        ("trec/train.tsv", 5179, 6, False),
+        ("sst2/valid.tsv", 350, 2, False),
+        ("mrpc/train.tsv", 3576, 2, True),
+        ("sick/train.tsv", 4500, 3, True),
+        ("r8/train.tsv.gz", 5211, 8, False),
+        ("imdb/valid.tsv.gz", 5000, 2, False),
+    ],
+)
+def test_real_sets_are_read_without_naming_columns(name: str, count: int, labels: int, pair: bool) -> None:
+    source = open_one(Path(str(DATA), name))
+    rows = list(source.rows())
+    assert (len(rows), len({row.label for row in rows}), source.has_text2) == (count, labels, pair)
+
+
+@pytest.mark.skipif(DATA is None, reason="TFORMER_DATA names no folder of data sets")
+def test_a_real_score_is_found() -> None:
+    assert open_one(Path(str(DATA), "sick/train.tsv"), numeric_label=True).label_column == "relatedness"

@@ -1,0 +1,177 @@
+"""Rows as token ids: examples, labels of every kind, subsets, notes, interruption, and the fixed split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer.data import labelled_tokens
+from tformer.data.labelled import LabelledRow
+from tformer.data.labelled_tokens import LabelledTokens, stratified_split, tokenise_labelled
+from tformer.data.labels import LabelIndex
+from tformer.errors import InputError, Interrupted
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source that is a list."""
+
+    items: tuple[LabelledRow, ...]
+    name: str = "a.tsv"
+
+    def rows(self) -> Iterator[LabelledRow]:
+        yield from self.items
+
+    def fingerprint(self) -> str:
+        return repr(self.items)
+
+
+@cache
+def bert() -> Tokenizer:
+    options = TokenizerOptions(model="word", vocab_size=50, template="bert")
+    return train_tokenizer(lambda: iter([" ".join(WORDS * 9)]), options)
+
+
+def source(
+    texts: Sequence[str], labels: Sequence[str | None] | None = None, seconds: Sequence[str] | None = None
+) -> Rows:
+    labels = labels or [None] * len(texts)
+    others = seconds or [None] * len(texts)  # type: ignore[list-item]
+    triples = zip(texts, others, labels, strict=True)
+    return Rows(tuple(LabelledRow(a, b, label, f"a.tsv:{n}") for n, (a, b, label) in enumerate(triples, 1)))
+
+
+def tokenise(rows: Rows, seq_len: int = 16, index: LabelIndex | None = None, **options: object) -> LabelledTokens:
+    return tokenise_labelled([rows], bert(), seq_len=seq_len, index=index, **options)  # type: ignore[arg-type]
+
+
+def test_examples_have_template_and_class() -> None:
+    tokens = tokenise(source(["the cat", "", "sat on a mat"], ["x", "y", "x"]), index=LabelIndex(("x", "y")))
+    assert (len(tokens), tokens.lengths.tolist(), tokens.labels.tolist()) == (3, [4, 2, 6], [0, 1, 0])
+    examples = tokens.examples(0, [2, 0, 1])
+    assert [bert().decode(each.ids.tolist(), skip_special=False) for each in examples] == [
+        "[CLS] sat on a mat [SEP]",
+        "[CLS] the cat [SEP]",
+        "[CLS] [SEP]",
+    ]
+    assert [each.label for each in examples] == [0, 0, 1]
+    assert all(each.token_type_ids is None and each.ids.dtype == np.int64 for each in examples)
+    assert tokens.row(2).text == "sat on a mat"
+    assert [list(a.ids) for a in tokens.examples(7, [0])] == [list(examples[1].ids)], "the same in every epoch"
+
+
+def test_pairs_have_token_types_when_the_model_has() -> None:
+    rows = source(["the cat", "a"], seconds=["sat", "mat on"])
+    example = tokenise(rows, token_types=True).examples(0, [0])[0]
+    assert example.token_type_ids is not None and example.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1]
+    assert (example.ids.tolist(), example.token_type_ids.tolist()) == bert().encode_pair("the cat", "sat")
+    assert tokenise(rows).examples(0, [0])[0].token_type_ids is None
+    assert tokenise(source(["the"]), token_types=True).examples(0, [0])[0].token_type_ids is None
+
+
+def test_scores_several_labels_and_none() -> None:
+    scores = tokenise(source(["a", "the"], ["1.5", "-2"]), numeric=True)
+    assert scores.labels.dtype == np.float32 and [each.label for each in scores.examples(0, [0, 1])] == [1.5, -2.0]
+    flags = tokenise(source(["a", "the"], ["x|z", ""]), index=LabelIndex(("x", "y", "z"), multi=True))
+    assert flags.labels.dtype == bool and flags.labels.shape == (2, 3)
+    assert flags.examples(0, [0])[0].label.tolist() == [True, False, True]  # type: ignore[union-attr]
+    without = tokenise(source(["a"]))
+    assert without.labels is None and without.examples(0, [0])[0].label is None
+
+
+def test_truncation_is_counted_and_told() -> None:
+    tokens = tokenise(source(["the cat sat on a mat", "a", "the cat sat"]), seq_len=5)
+    assert tokens.truncated == 1 and tokens.lengths.max() == 5
+    assert tokens.notes == ("a.tsv: 1 of 3 texts are longer than 5 tokens and were cut (33.3%)",)
+    assert bert().decode(tokens.examples(0, [0])[0].ids.tolist()) == "the cat sat"
+    tail = tokenise(source(["the cat sat on a mat"]), seq_len=5, truncation="tail")
+    assert bert().decode(tail.examples(0, [0])[0].ids.tolist()) == "on a mat"
+    assert tokenise(source(["a"])).notes == ()
+
+
+def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = source([" ".join(WORDS[: n % 7]) for n in range(40)], seconds=[" ".join(WORDS[n % 5 :]) for n in range(40)])
+    whole = tokenise(rows, seq_len=8, token_types=True)
+    seen: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(labelled_tokens, "BATCH_CHARACTERS", 50)
+    parts = tokenise(rows, seq_len=8, token_types=True, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
+    assert parts.fingerprint == whole.fingerprint and parts.truncated == whole.truncated
+    for one, other in zip(whole.examples(0, range(40)), parts.examples(0, range(40)), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.token_type_ids.tolist() == other.token_type_ids.tolist()  # type: ignore[union-attr]
+
+
+def test_a_subset_has_its_own_rows_labels_and_fingerprint() -> None:
+    tokens = tokenise(source(WORDS, list("xyxyxy")), index=LabelIndex(("x", "y")))
+    part = tokens.subset([5, 1])
+    assert (len(part), part.labels.tolist(), part.row(0).text) == (2, [1, 1], "mat")
+    assert part.examples(0, [1])[0].ids.tolist() == tokens.examples(0, [1])[0].ids.tolist()
+    assert len({tokens.fingerprint, part.fingerprint, tokens.subset([1, 5]).fingerprint}) == 3
+    assert part.subset([1]).row(0).text == "cat"
+
+
+def test_fingerprint_follows_what_changes_the_examples() -> None:
+    rows = source(["the cat"], ["x"])
+    prints = {
+        tokenise(rows, index=LabelIndex(("x", "y"))).fingerprint,
+        tokenise(rows, index=LabelIndex(("y", "x"))).fingerprint,
+        tokenise(rows, seq_len=8).fingerprint,
+        tokenise(rows, truncation="tail").fingerprint,
+        tokenise(source(["the mat"], ["x"])).fingerprint,
+    }
+    assert len(prints) == 5
+
+
+def test_mistakes_are_input_errors() -> None:
+    with pytest.raises(InputError, match=r"a\.tsv:2: unknown label 'z'"):
+        tokenise(source(["a", "the"], ["x", "z"]), index=LabelIndex(("x", "y")))
+    with pytest.raises(InputError, match=r"a\.tsv:1: no label"):
+        tokenise(source(["a"]), numeric=True)
+    with pytest.raises(InputError, match=r"a\.tsv: no rows"):
+        tokenise(Rows(()))
+    with pytest.raises(InputError, match="2 tokens leave no room for text beside 2 special tokens"):
+        tokenise(source(["a"]), seq_len=2)
+
+
+def test_it_can_be_interrupted() -> None:
+    with pytest.raises(Interrupted, match=r"a\.tsv"):
+        tokenise(source(["a"]), should_stop=lambda: True)
+
+
+# -- the fixed split ---------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.floats(0.01, 0.49))
+def test_every_class_of_two_is_on_both_sides(values: list[int], fraction: float) -> None:
+    labels = np.array(values)
+    kept, held_out = stratified_split(labels, fraction=fraction)
+    assert sorted([*kept, *held_out]) == list(range(len(labels)))
+    for label in set(values):
+        total, out = values.count(label), int((labels[held_out] == label).sum())
+        assert total < 2 or 1 <= out <= total - 1
+        assert abs(out - fraction * total) <= 1
+    again = stratified_split(labels, fraction=fraction)
+    assert again[0].tolist() == kept.tolist() and again[1].tolist() == held_out.tolist()
+
+
+def test_the_split_is_mixed_and_depends_on_the_seed() -> None:
+    labels = np.zeros(1000, dtype=np.int64)
+    held_out = stratified_split(labels, fraction=0.1)[1]
+    assert len(held_out) == 100 and 300 < held_out.mean() < 700
+    assert held_out.tolist() != stratified_split(labels, fraction=0.1, seed=1)[1].tolist()
+
+
+@pytest.mark.parametrize("labels", [np.linspace(0, 1, 50, dtype=np.float32), np.zeros((50, 3), dtype=bool)])
+def test_scores_and_several_labels_are_drawn_at_random(labels: np.ndarray) -> None:
+    kept, held_out = stratified_split(labels, fraction=0.2)
+    assert (len(kept), len(held_out)) == (40, 10)
