@@ -162,7 +162,7 @@ def test_standard_input_is_told_by_its_first_lines(
     pipe(monkeypatch, content)
     source = open_one("-")
     assert [(row.text, row.label) for row in source.rows()] == expected
-    assert list(source.rows())[0].place.startswith("standard input:")
+    assert next(iter(source.rows())).place.startswith("standard input:")
     assert source.size_bytes() == len(content)
 
 

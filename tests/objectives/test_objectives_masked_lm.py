@@ -170,7 +170,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused() -> None:
 
 
 def test_windows_and_examples_give_the_same_batch() -> None:
-    rows = np.stack([text(20, seed) for seed in range(3)])
+    rows = np.stack([text(22, seed) for seed in range(3)])  # 24 ids: a width that needs no padding
     fast, slow = collate(rows), collate([Example(row) for row in rows])
     assert fast.attention_mask is None and fast.model_inputs().keys() == slow.model_inputs().keys() == {"input_ids"}
     for name in ("input_ids", "labels"):
@@ -179,15 +179,16 @@ def test_windows_and_examples_give_the_same_batch() -> None:
 
 def test_batches_carry_types_documents_and_pair_labels() -> None:
     samples = [
-        Example(text(3), token_type_ids=np.array([0, 0, 0, 1, 1]), document_ids=np.array([0, 0, 1, 1, 1]), label=1),
+        Example(text(6), token_type_ids=np.repeat([0, 1], 4), document_ids=np.repeat([0, 1], [2, 6]), label=1),
         Example(text(1), token_type_ids=np.array([0, 0, 1]), label=0),
     ]
     batch = collate(samples, padding="left")
-    assert batch.token_type_ids is not None and batch.token_type_ids.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
-    assert batch.document_ids is not None and batch.document_ids.tolist() == [[0, 0, 1, 1, 1], [-1, -1, 0, 0, 0]]
-    assert batch.position_ids is not None and batch.position_ids.tolist() == [[0, 1, 0, 1, 2], [0, 0, 0, 1, 2]]
+    assert batch.token_type_ids is not None and batch.document_ids is not None and batch.position_ids is not None
+    assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0] * 7 + [1]]
+    assert batch.document_ids.tolist() == [[0, 0, 1, 1, 1, 1, 1, 1], [-1] * 5 + [0] * 3]
+    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2, 3, 4, 5], [0] * 6 + [1, 2]]
     assert batch.next_sentence_label is not None and batch.next_sentence_label.tolist() == [1, 0]
-    assert batch.num_tokens == 8
+    assert batch.num_tokens == 11
 
 
 def test_a_narrow_array_is_padded_when_the_width_is_fixed_and_a_wide_one_refused() -> None:
@@ -237,7 +238,7 @@ def test_the_head_sees_hidden_positions_only(transform: bool, monkeypatch: pytes
 
 def test_a_cut_batch_has_the_loss_of_the_whole() -> None:
     built, objective = model(), make()
-    batch = objective.collate([Example(text(20, seed)) for seed in range(4)], rng=np.random.default_rng(0))
+    batch = objective.collate(np.stack([text(20, seed) for seed in range(4)]), rng=np.random.default_rng(0))
     halves = [
         Batch(input_ids=batch.input_ids[rows], labels=batch.labels[rows])  # type: ignore[index]
         for rows in (slice(0, 1), slice(1, 4))
@@ -248,7 +249,7 @@ def test_a_cut_batch_has_the_loss_of_the_whole() -> None:
 
 
 def test_learning_fills_the_blanks_of_a_toy_language() -> None:
-    """Every sentence counts upwards, so both neighbours of a hidden token give it away."""
+    """Every sentence repeats one word, so all the others give a hidden one away."""
     torch.manual_seed(0)
     stack = {"num_layers": 2, "num_heads": 2, "feedforward": {"d_ff": 64}}
     section = {"d_model": 32, "max_seq_len": 16, "vocab_size": VOCAB, "encoder": stack}
@@ -257,10 +258,10 @@ def test_learning_fills_the_blanks_of_a_toy_language() -> None:
     rng = np.random.default_rng(0)
     losses = []
     for _ in range(80):
-        rows = np.array([[CLS, *range(start, start + 10), SEP] for start in rng.integers(5, VOCAB - 10, size=16)])
+        rows = np.array([[CLS, *([word] * 10), SEP] for word in rng.integers(5, VOCAB, size=16)])
         loss = total_loss(objective.loss(built, objective.collate(rows, rng=rng)).terms)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
-    assert np.mean(losses[-5:]) < 0.5 < 3 < losses[0]
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 1.5 < 3 < losses[0]

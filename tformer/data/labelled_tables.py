@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tformer.data.files import Spool, compression_of, file_fingerprint, read_bytes
-from tformer.data.labelled_columns import Roles, asked_columns, choose_columns, column_hint, has_names
+from tformer.data.labelled_columns import ROLES, Roles, asked_columns, choose_columns, column_hint, has_names
 from tformer.data.labels import LabelRule, read_label
 from tformer.data.locate import format_ending
 from tformer.data.tables import Column, json_objects, json_text, parquet_names, parquet_records, table_cells
@@ -94,12 +94,8 @@ class Table:
 
     def description(self) -> str:
         """Which columns hold what, for a person."""
-        held = {"text": "text", "text2": "second text", "label": "label"}
-        parts = []
-        for role, what in held.items():
-            column = self.column(role)
-            if column is not None:
-                parts.append(f"{what} in column {column if isinstance(column, int) else repr(column)}")
+        columns = {what: self.column(role) for role, what in ROLES.items()}
+        parts = [f"{what} in column {column!r}" for what, column in columns.items() if column is not None]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
     def fingerprint(self) -> str:
@@ -218,7 +214,7 @@ def _delimited_rows(table: Table) -> Iterator[LabelledRow]:
 def _named_rows(table: Table) -> Iterator[LabelledRow]:
     """Rows whose values have types: of jsonl, of Parquet."""
     name, errors, rule = table.raw.name, table.raw.errors, table.rule
-    keys = {role: table.column(role) for role in ("text", "text2", "label")}
+    keys = {role: table.column(role) for role in ROLES}
     records: Iterator[tuple[int, Mapping[str, Any]]]
     if table.kind == ".jsonl":
         records = json_objects(table.raw.texts(), name=name)

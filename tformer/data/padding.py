@@ -12,6 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+WIDTH_MULTIPLE = 8  # of the widths of text batches
+
 Side = Literal["right", "left", "random"]
 PadTo = Literal["longest", "max"]
 
@@ -48,8 +50,11 @@ def pad_layout(
     pad_to: PadTo = "longest",
     max_len: int | None = None,
     rng: np.random.Generator | None = None,
+    multiple: int = 1,
 ) -> PadLayout:
     """Where rows of these lengths go. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
+
+    The width is rounded up to a multiple of `multiple` where `max_len` allows: see `padded_lengths`.
 
     Raises ValueError when a row is longer than `max_len`: cutting is the caller's decision.
     """
@@ -59,7 +64,11 @@ def pad_layout(
         raise ValueError(f"a row has {longest} tokens, more than the maximum of {max_len}")
     if pad_to == "max" and max_len is None:
         raise ValueError('pad_to="max" needs max_len')
-    width = max_len if pad_to == "max" and max_len is not None else longest
+    width = longest
+    if (lengths != longest).any():  # nothing to pad stays so: then no mask is needed
+        width = int(padded_lengths(lengths.max(), multiple=multiple))
+    if max_len is not None:
+        width = max_len if pad_to == "max" else min(width, max_len)
     spare = width - lengths
     if side == "right":
         starts = np.zeros_like(lengths)
@@ -70,6 +79,13 @@ def pad_layout(
             raise ValueError('side="random" needs rng')
         starts = rng.integers(0, spare + 1)
     return PadLayout(starts=starts, lengths=lengths, width=width)
+
+
+def padded_lengths(lengths: np.ndarray, *, multiple: int = WIDTH_MULTIPLE) -> np.ndarray:
+    """Lengths rounded up. Batches of texts have every width otherwise, and a new shape for each batch costs memory that
+    allocators do not get back, and the time in which kernels for it are made.
+    """
+    return -(-lengths // multiple) * multiple
 
 
 def pad_rows(

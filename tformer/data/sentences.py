@@ -93,9 +93,8 @@ class SentencePairs:
         ids = np.concatenate([frame.prefix, a, frame.middle, b, frame.suffix]).astype(np.int64)
         types = None
         if self.has_types:
-            second = np.full(len(b), frame.second_type)
-            parts = [frame.prefix_types, np.zeros(len(a)), frame.middle_types, second, frame.suffix_types]
-            types = np.concatenate(parts).astype(np.int64)
+            types_a, types_b = (0,) * len(a), (frame.second_type,) * len(b)
+            types = np.array([*frame.prefix_types, *types_a, *frame.middle_types, *types_b, *frame.suffix_types])
         return Example(ids, token_type_ids=types, label=int(is_random))
 
     def _elsewhere(self, document: int, taken: int, rng: np.random.Generator) -> np.ndarray:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tformer.data.batch import Batch
-from tformer.data.padding import PadLayout, pad_layout
+from tformer.data.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.data.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ImageContext, ObjectiveContext
@@ -96,7 +96,14 @@ def collate_texts(
 ) -> Batch:
     """Ids, mask (None when nothing is padded) and, when any example has them, token types; no labels."""
     lengths = np.array([len(example) for example in examples], dtype=np.int64)
-    layout = pad_layout(lengths, side=context.padding, pad_to=context.pad_to, max_len=context.seq_len, rng=rng)
+    layout = pad_layout(
+        lengths,
+        side=context.padding,
+        pad_to=context.pad_to,
+        max_len=context.seq_len,
+        rng=rng,
+        multiple=WIDTH_MULTIPLE,
+    )
     if layout.width == 0:  # empty texts and a template without special tokens: a column of padding stands for them
         layout = PadLayout(layout.starts, lengths, 1)
     mask = layout.mask()

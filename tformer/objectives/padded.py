@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tformer.data.batch import Batch
-from tformer.data.padding import PadLayout, pad_layout
+from tformer.data.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.data.windows import Example, restarting_positions
 from tformer.objectives.base import ObjectiveContext
 
@@ -37,6 +37,7 @@ def pad_samples(
         pad_to=context.pad_to,
         max_len=context.seq_len,
         rng=rng,
+        multiple=WIDTH_MULTIPLE,
     )
     # Padding is masked and has no label, so without a token of its own any id will do.
     pad_id = 0 if context.special_ids.pad is None else context.special_ids.pad

@@ -98,7 +98,7 @@ def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | No
         "nll_sum": nll_BT.where(real_BT, 0.0).sum(),
         "correct": (right_BT & real_BT).sum(),
         "count": real_BT.sum(),
-        "found": (right_BT & replaced_BT).sum(),
+        "found": (right_BT & replaced_BT & real_BT).sum(),
     }
 
 

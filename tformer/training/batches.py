@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tformer.data.batch import Batch
+from tformer.data.padding import padded_lengths
 from tformer.data.plan import BatchPlan, Cursor
 from tformer.data.prefetch import Prefetcher
 from tformer.objectives.base import Objective
@@ -88,7 +89,7 @@ def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int 
     return BatchPlan(
         seed=recipe.seed,
         num_samples=len(samples),
-        lengths=samples.lengths if samples.lengths is not None else samples.seq_len,
+        lengths=samples.seq_len if samples.lengths is None else padded_lengths(samples.lengths),
         batch_size=None if training.batch_size is None else training.batch_size * training.grad_accum,
         batch_tokens=None if training.batch_tokens is None else training.batch_tokens * training.grad_accum,
         sort_window=recipe.data.sort_window,

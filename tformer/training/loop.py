@@ -29,6 +29,7 @@ from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
 from tformer.recipe.training import Training
+from tformer.training.memory import return_free_memory
 from tformer.training.parallel import Parallel
 from tformer.training.precision import LossScaler
 from tformer.training.state import RunningSums, TrainerState
@@ -257,6 +258,7 @@ class Trainer:
     def _validate(self) -> bool:
         """Validate, judge, sample. False when interrupted: then nothing of it has happened."""
         state, training = self.state, self.training
+        return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
         with self._averaged_weights():
             values = self.hooks.validate()
