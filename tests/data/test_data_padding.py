@@ -58,3 +58,10 @@ def test_padding_random_is_a_function_of_its_generator() -> None:
 def test_padding_refuses_rows_over_the_maximum() -> None:
     with pytest.raises(ValueError, match=r"3 tokens.*maximum of 2"):
         pad_rows(ROWS, pad_id=0, max_len=2)
+
+
+def test_widths_are_rounded_up_where_something_is_padded_and_room_is_left() -> None:
+    assert pad_layout([3, 5], multiple=8).width == 8
+    assert pad_layout([9, 5], multiple=8, max_len=12).width == 12
+    equal = pad_layout([5, 5], multiple=8)
+    assert equal.width == 5 and equal.mask() is None

@@ -58,7 +58,8 @@ def test_nothing_padded_means_no_mask_and_no_types_mean_no_types() -> None:
 
 def test_token_types_are_padded_like_the_ids_and_stand_for_singles_too() -> None:
     batch = collate([pair([5, 6], [7]), single(8)], padding="left")
-    assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]]
+    # Six tokens at most, in a width of eight.
+    assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 0, 0, 1, 1], [0] * 8]
 
 
 def test_labels_are_classes_scores_or_rows() -> None:

@@ -15,10 +15,11 @@ from tformer.build import build_model
 from tformer.data.batch import IGNORED_LABEL, Batch
 from tformer.data.windows import Example
 from tformer.model import Transformer
+from tformer.nn.tying import tie_embeddings
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.options import ReplacedTokenOptions
-from tformer.objectives.replaced_token import ReplacedToken, detection_terms, draw_tokens, tie_generator
+from tformer.objectives.replaced_token import ReplacedToken, detection_terms, draw_tokens
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 
@@ -160,7 +161,7 @@ def test_draws_in_chunks_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_generator_and_discriminator_learn_together_through_shared_embeddings() -> None:
     """Sentences repeat one word: the generator learns to fill it in, the discriminator to find what does not repeat."""
     generator, discriminator = model("masked_lm", d_model=16, size=16), model("replaced_token", d_model=32, size=16)
-    tie_generator(generator, discriminator)
+    tie_embeddings(generator, discriminator)
     assert generator.heads["masked_lm"].weight is discriminator.embedding.weight
     objective = make(generator, ReplacedTokenOptions(mask_share=0.3))
     shared = {id(parameter): parameter for built in (generator, discriminator) for parameter in built.parameters()}

@@ -273,3 +273,45 @@ def test_truncation_is_counted_and_said(cut: str, cli: Cli, recipe: Path, labell
                   "--set", "data.seq_len=8", "--set", f"data.truncation={cut}")  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert "longer than 8 tokens" in outcome.err
+
+
+def test_a_head_comes_along_only_where_its_labels_mean_the_same(
+    train: Callable[..., Path], cli: Cli, labelled: Path, tmp_path: Path
+) -> None:
+    first = train("--data", labelled)
+    renamed = tmp_path / "renamed.tsv"
+    renamed.write_text(labelled.read_text().replace("animal", "zebra"))  # now the second label in order
+    for data, is_new in ((labelled, False), (renamed, True)):
+        flags = ("--data", data, "--out", tmp_path / f"again-{is_new}", "--max-steps", "1")
+        outcome = cli("train", "--init-from", first, *flags)
+        assert outcome.code == 0, outcome.err
+        assert ("new head: classifier" in outcome.err) == is_new
+
+
+def test_init_from_under_a_preset_keeps_body_and_tokenizer(
+    train: Callable[..., Path], text: Path, labelled: Path
+) -> None:
+    pretrained = train("--data", text, "--objective", "masked_lm", "--max-steps", "2")
+    tuned = train("--init-from", pretrained, "--preset", "bert/classify", "--data", labelled, "--max-steps", "2",
+                  base=False)  # fmt: skip
+    before, after = tformer.load(pretrained), tformer.load(tuned)
+    assert after.recipe.model.d_model == before.recipe.model.d_model == 16
+    assert after.recipe.data.seq_len == 24  # no more than the body was made for
+    assert after.recipe.model.encoder is not None and after.recipe.model.encoder.dropout == 0.2  # the preset's
+    assert after.tokenizer is not None and before.tokenizer is not None
+    assert after.tokenizer.sha256 == before.tokenizer.sha256
+
+
+def test_the_built_in_labelled_source_trains_at_once(cli: Cli, tmp_path: Path) -> None:
+    outcome = cli("train", "--arch", "bert", "--out", tmp_path / "run", "--max-steps", "2", "--set",
+                  "model.d_model=16", "--set", "model.encoder.num_layers=1", "--batch-size", "4")  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "python-packages" in outcome.err
+    assert len(tformer.load(tmp_path / "run").recipe.data.labels) >= 10
+
+
+def test_a_dry_run_shows_a_batch_of_labelled_text(cli: Cli, recipe: Path, labelled: Path, tmp_path: Path) -> None:
+    outcome = cli("train", "--config", recipe, "--data", labelled, "--dry-run", "--json")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads(outcome.out)
+    assert summary["batch"]["input_ids"][0] == 8 and "the" in summary["batch"]["first"]

@@ -47,6 +47,7 @@ def masked_samples(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: To
                 seed=recipe.seed,
                 prefix=template.prefix,
                 suffix=template.suffix,
+                document_mask=data.document_mask,
             )
             for corpus in corpora
         ]

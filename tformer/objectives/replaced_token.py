@@ -8,7 +8,7 @@ ELECTRA (arXiv 2003.10555, section 2): with m the masked positions of x,
               + weight * mean over all t of BCE(D(x_corrupt, t), [x_corrupt_t != x_t])
 
 A token that the generator got right counts as original. No gradient goes through the draw: generator and discriminator
-learn side by side, through embeddings that they share (`tie_generator`).
+learn side by side, through embeddings that they share (`nn/tying.py`).
 
 Shapes: B samples, T tokens, V vocabulary.
 """
@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tformer.data.batch import IGNORED_LABEL, Batch
 from tformer.data.windows import Example
-from tformer.nn.tying import tie_embeddings
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.masked_lm import TERM as MASKED_LM
 from tformer.objectives.masked_lm import MaskedLm
@@ -111,12 +110,3 @@ def draw_tokens(logits_NV: Tensor) -> Tensor:
     threshold_N1 = torch.rand(len(sums_NV), 1, device=sums_NV.device) * sums_NV[:, -1:]
     tokens_N1 = torch.searchsorted(sums_NV, threshold_N1, right=True)
     return tokens_N1.squeeze(1).clamp_(max=logits_NV.shape[-1] - 1)
-
-
-def tie_generator(generator: nn.Module, discriminator: nn.Module) -> dict[str, str]:
-    """Give the generator the discriminator's embeddings: {its parameter's name: the discriminator's}.
-
-    Token table with the generator's tied output, token types and learned positions, each where the shapes agree, which
-    they do for equal `embedding.size`. Call it after both are on their device.
-    """
-    return tie_embeddings(generator, discriminator)

@@ -64,7 +64,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("decoder", "patches"),
         head=MaskedLmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS, "generator"),
+        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, "generator"),
     ),
     "next_sentence": Needs(
         data="sentences",
@@ -80,7 +80,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("decoder", "patches"),
         head=ReplacedTokenHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS),
+        unused=(*_TEXT_UNUSED, *SPECIAL_IDS),
     ),
     "classification": Needs(
         data="labelled",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,7 +66,6 @@ class Material:
     packed: bool = False
     label_mean: float | None = None
     tokens_per_sample: int = 1
-    extras: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
