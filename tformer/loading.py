@@ -128,8 +128,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False)
             target.copy_(weights[name])
 
 
-def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: bool = True) -> list[str]:
-    """Copies everything of a checkpoint but its heads; with `keep_heads`, heads of the same name and shapes come along.
+def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collection[str] = ()) -> list[str]:
+    """Copies everything of a checkpoint but its heads; of these the ones in `keep_heads` whose shapes are the same.
 
     Averaged weights go first. Returns the names of the tensors that stay as freshly initialised, all of them in heads.
 
@@ -140,14 +140,16 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: bool = Tr
     weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
     if not state.keys() <= weights.keys():
         weights = checkpoint.weights() | weights
+    heads: dict[str, list[str]] = {}
+    for name in state:
+        if name.startswith(HEADS):
+            heads.setdefault(name.split(".")[1], []).append(name)
     fresh = {
         name
-        for name, target in state.items()
-        if name.startswith(HEADS) and (not keep_heads or name not in weights or weights[name].shape != target.shape)
+        for head, names in heads.items()
+        if head not in keep_heads or any(n not in weights or weights[n].shape != state[n].shape for n in names)
+        for name in names
     }
-    # A head is taken whole or not at all.
-    partly = {".".join(name.split(".")[:2]) + "." for name in fresh}
-    fresh |= {name for name in state if name.startswith(tuple(partly))} if partly else set()
     body = {name: target for name, target in state.items() if name not in fresh}
     taken = {name: weights[name] for name in weights if not name.startswith(HEADS) or name in body}
     problems = _differences(body, taken, aliases=checkpoint.tied)

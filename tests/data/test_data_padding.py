@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.padding import pad_layout, pad_rows
+from tformer.data.padding import pad_layout
 
 ROWS = [np.array([1, 2, 3]), np.array([4]), np.array([5, 6])]
 
@@ -21,7 +21,8 @@ def test_padding_keeps_every_row_whole_and_masks_exactly_the_rest(
 ) -> None:
     rows = [np.arange(1, length + 1) for length in lengths]
     rng = np.random.default_rng(seed)
-    ids, mask = pad_rows(rows, pad_id=0, side=side, pad_to=pad_to, max_len=9, rng=rng)  # type: ignore[arg-type]
+    layout = pad_layout(lengths, side=side, pad_to=pad_to, max_len=9, rng=rng)  # type: ignore[arg-type]
+    ids, mask = layout.fill(rows, 0), layout.mask()
     assert ids.shape == (len(rows), 9 if pad_to == "max" else max(lengths))
     mask = np.ones_like(ids, dtype=bool) if mask is None else mask
     assert ((ids != 0) == mask).all()
@@ -36,8 +37,8 @@ def test_padding_keeps_every_row_whole_and_masks_exactly_the_rest(
 
 
 def test_padding_mask_is_none_when_nothing_is_padded() -> None:
-    assert pad_rows([np.array([1, 2]), np.array([3, 4])], pad_id=0)[1] is None
-    assert pad_rows([np.array([1, 2])], pad_id=0, pad_to="max", max_len=3)[1] is not None
+    assert pad_layout([2, 2]).mask() is None
+    assert pad_layout([2], pad_to="max", max_len=3).mask() is not None
 
 
 def test_padding_layout_places_companions_alike() -> None:
@@ -57,7 +58,7 @@ def test_padding_random_is_a_function_of_its_generator() -> None:
 
 def test_padding_refuses_rows_over_the_maximum() -> None:
     with pytest.raises(ValueError, match=r"3 tokens.*maximum of 2"):
-        pad_rows(ROWS, pad_id=0, max_len=2)
+        pad_layout([3, 1, 2], max_len=2)
 
 
 def test_widths_are_rounded_up_where_something_is_padded_and_room_is_left() -> None:

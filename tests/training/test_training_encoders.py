@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import tformer
 
@@ -30,6 +31,14 @@ objectives: [{kind: classification}]
 optimizer: {lr: 0.01}
 training: {max_steps: 40, batch_size: 8, eval_every: 20, save_every: 20, log_every: 5,
            precision: fp32, device: cpu, threads: 1, best_metric: accuracy}
+"""
+GENERATOR = """\
+generator:
+  d_model: 8
+  max_seq_len: 24
+  embedding: {token_types: 2, size: 16}
+  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
+  heads: [{kind: masked_lm}]
 """
 WORDS = {
     "animal": ["cat", "dog", "cow", "hen", "fox", "owl"],
@@ -179,24 +188,16 @@ def test_next_sentence_beside_masked_lm(train: Callable[..., Path], tmp_path: Pa
 def test_electra_trains_both_models_and_fine_tunes_the_second(
     train: Callable[..., Path], recipe: Path, text: Path, labelled: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    generator = """
-generator:
-  d_model: 8
-  max_seq_len: 24
-  embedding: {token_types: 2, size: 16}
-  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
-  heads: [{kind: masked_lm}]
-"""
     path = tmp_path / "electra.yaml"
-    path.write_text(ENCODER + generator)
+    path.write_text(ENCODER + GENERATOR)
     run = train("--config", path, "--data", text, "--objective", "replaced_token", base=False)
     assert {"generator_loss", "replaced_token_loss"} <= metrics(run, "valid")[-1].keys()
     names = {file.name for file in (run / "checkpoints" / "step-00000040").iterdir()}
     assert "generator.safetensors" in names
     outcome = cli("train", "--resume", "--out", run, "--max-steps", "44")
     assert outcome.code == 0, outcome.err
-    tuned = train("--init-from", run, "--objective", "classification", "--data", labelled, "--lr", "0.01",
-                  "--max-epochs", "8", base=False)  # fmt: skip
+    tuned = train("--init-from", run, "--objective", "classification", "--data", labelled, "--lr", "0.02",
+                  "--set", "optimizer.adam_lr=0.02", "--max-epochs", "20", base=False)  # fmt: skip
     assert metrics(tuned, "valid")[-1]["accuracy"] > 0.9
 
 
@@ -206,7 +207,7 @@ def test_init_from_takes_the_body_and_makes_a_new_head(
     pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none")
     out = tmp_path / "tuned"
     outcome = cli("train", "--init-from", pretrained, "--objective", "classification", "--data", labelled,
-                  "--out", out, "--max-steps", "1", "--lr", "1e-9")  # fmt: skip
+                  "--out", out, "--max-steps", "1", "--lr", "1e-9", "--set", "optimizer.adam_lr=1e-9")  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert "new head: classifier" in outcome.err
     before, after = (tformer.load(run).model for run in (pretrained, out))
@@ -285,7 +286,83 @@ def test_a_head_comes_along_only_where_its_labels_mean_the_same(
         flags = ("--data", data, "--out", tmp_path / f"again-{is_new}", "--max-steps", "1")
         outcome = cli("train", "--init-from", first, *flags)
         assert outcome.code == 0, outcome.err
-        assert ("new head: classifier" in outcome.err) == is_new
+        assert (f"{'new' if is_new else 'kept'} head: classifier") in outcome.err
+
+
+def test_a_run_from_other_weights_has_them_on_disk_before_its_first_step(
+    train: Callable[..., Path], text: Path, labelled: Path, cli: Cli
+) -> None:
+    pretrained = train("--data", text, "--objective", "masked_lm", "--max-steps", "2")
+    tuned = train("--init-from", pretrained, "--objective", "classification", "--data", labelled,
+                  "--set", "training.keep_last=9", base=False)  # fmt: skip
+    before = tformer.load(pretrained).model.state_dict()
+    first = tformer.load(tuned, which="step-0").model.state_dict()
+    assert torch.equal(before["embedding.weight"], first["embedding.weight"])
+
+
+def test_more_epochs_on_resume(train: Callable[..., Path], cli: Cli, labelled: Path) -> None:
+    run = train("--data", labelled, "--max-epochs", "1")
+    assert metrics(run, "valid")[-1]["step"] == 9
+    assert cli("train", "--resume", "--out", run, "--max-epochs", "2").code == 0
+    assert metrics(run, "valid")[-1]["step"] == 18
+
+
+def test_epochs_are_counted_anew_on_other_data(train: Callable[..., Path], labelled: Path, tmp_path: Path) -> None:
+    small = write_rows(tmp_path / "small.tsv", [["label", "text"], *map(list, sentences(20, 1))])
+    first = train("--data", small, "--max-epochs", "2")
+    again = train("--init-from", first, "--data", labelled, base=False)
+    assert metrics(again, "valid")[-1]["step"] == 18
+
+
+def test_electra_goes_on_from_both_models_and_shares_its_table(
+    train: Callable[..., Path], text: Path, tmp_path: Path, cli: Cli
+) -> None:
+    path = tmp_path / "electra.yaml"
+    path.write_text(ENCODER + GENERATOR.replace("size: 16", "size: 8"))
+    flags = ("--config", path, "--data", text, "--objective", "replaced_token")
+    refused = cli("train", *flags, "--out", tmp_path / "other")
+    assert refused.code == 2 and "generator.embedding.size" in refused.err
+    path.write_text(ENCODER + GENERATOR)
+    first = train(*flags, "--max-steps", "4", base=False)
+    second = train(
+        "--init-from", first, "--data", text, "--max-steps", "1", "--set", "training.keep_last=9", base=False
+    )
+    folders = (first / "checkpoints" / "step-00000004", second / "checkpoints" / "step-00000000")
+    before, after = (load_file(folder / "generator.safetensors") for folder in folders)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", ["masked_lm", "masked_lm,next_sentence", "replaced_token"])
+def test_resumed_pre_training_equals_the_uninterrupted_one(
+    kind: str, train: Callable[..., Path], cli: Cli, text: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(ENCODER + (GENERATOR if kind == "replaced_token" else ""))
+    if kind == "masked_lm,next_sentence":
+        text.write_text("\n\n".join("\n".join(f"{line} ." for _, line in sentences(9, n)) for n in range(20)))
+    flags = ("--config", path, "--data", text, "--objective", kind, "--set", "schedule.kind=constant",
+             "--set", "objectives.0.mask_share=0.3")  # fmt: skip
+    whole, part = train(*flags, base=False), train(*flags, "--max-steps", "20", base=False)
+    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
+    first, second = (run / "checkpoints" / "step-00000040" for run in (whole, part))
+    for file in sorted(first.glob("*.safetensors")):
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_whole_words_and_swapped_pairs_are_options(train: Callable[..., Path], text: Path, tmp_path: Path) -> None:
+    assert train("--data", text, "--objective", "masked_lm", "--set", "objectives.0.whole_words=true")
+    rows = [[label, text, text] for label, text in sentences(40, 0)]
+    data = write_rows(tmp_path / "pairs.tsv", [["label", "text_a", "text_b"], *rows])
+    assert train("--data", data, "--set", "objectives.0.swap_pairs=true")
+
+
+def test_images_have_classes_alone(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "vit.yaml"
+    path.write_text(VIT)
+    data = write_images(tmp_path / "images", 4)
+    for kind in ("regression", "multi_label"):
+        outcome = cli("train", "--config", path, "--data", data, "--objective", kind, "--out", tmp_path / "run")
+        assert outcome.code == 2 and "expected classification" in outcome.err
 
 
 def test_init_from_under_a_preset_keeps_body_and_tokenizer(

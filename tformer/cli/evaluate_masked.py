@@ -95,12 +95,14 @@ def _generator(loaded: Loaded) -> Any:
     from tformer.build import build_model
     from tformer.checkpoint import read_checkpoint
     from tformer.loading import load_generator
+    from tformer.nn.tying import tie_embeddings
 
     if loaded.recipe.generator is None:
         return None
     device = next(loaded.model.parameters()).device
     generator = build_model(loaded.recipe.generator, vocab_size=loaded.text_tokenizer.vocab_size, device=device)
     load_generator(generator, read_checkpoint(loaded.path))
+    tie_embeddings(generator, loaded.model)  # as in training: averaged ones, where the run averages
     generator.compute_dtype = loaded.model.compute_dtype
     return generator.eval()
 

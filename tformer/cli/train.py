@@ -111,10 +111,12 @@ def train(
     compile: Annotated[str | None, typer.Option(help="auto, on or off.", rich_help_panel=MACHINE)] = None,
 ) -> None:
     """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
+    from tformer.data.tables import parse_column
+
     flags: dict[str, Any] = {
-        "data.columns.text": column(text_column),
-        "data.columns.text2": column(text2_column),
-        "data.columns.label": column(label_column),
+        "data.columns.text": parse_column(text_column),
+        "data.columns.text2": parse_column(text2_column),
+        "data.columns.label": parse_column(label_column),
         "data.errors": errors,
         "tokenizer.path": None if tokenizer is None else str(tokenizer),
         "training.max_steps": max_steps,
@@ -170,8 +172,3 @@ def train(
             emit(summary["recipe_yaml"].rstrip())
         else:
             emit(summary["run"])
-
-
-def column(text: str | None) -> str | int | None:
-    """A column as a flag names it: its number from 0, or its name."""
-    return int(text) if text is not None and text.isdecimal() else text

@@ -86,17 +86,3 @@ def padded_lengths(lengths: np.ndarray, *, multiple: int = WIDTH_MULTIPLE) -> np
     allocators do not get back, and the time in which kernels for it are made.
     """
     return -(-lengths // multiple) * multiple
-
-
-def pad_rows(
-    rows: Sequence[np.ndarray],
-    *,
-    pad_id: int,
-    side: Side = "right",
-    pad_to: PadTo = "longest",
-    max_len: int | None = None,
-    rng: np.random.Generator | None = None,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """(ids [B, T] int64, mask [B, T] bool or None): the common case of one array per example."""
-    layout = pad_layout([len(row) for row in rows], side=side, pad_to=pad_to, max_len=max_len, rng=rng)
-    return layout.fill(rows, pad_id), layout.mask()

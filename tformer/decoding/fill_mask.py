@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tformer.data.template import pair_template
+from tformer.data.template import single_template
 from tformer.decoding.generate import inference
 from tformer.errors import InputError
 from tformer.model import Transformer
@@ -66,7 +66,7 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
             hint="train one with --template bert or --template roberta",
         )
     cloze = _read(tokenizer, text, mask_id)
-    template = pair_template(tokenizer)
+    template = single_template(tokenizer)
     prefix, suffix = [int(i) for i in template.prefix], [int(i) for i in template.suffix]
     length = len(prefix) + len(cloze.ids) + len(suffix)
     if length > model.max_seq_len:

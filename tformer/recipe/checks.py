@@ -149,6 +149,8 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
         if needs.head.kind not in heads:
             found = ", ".join(heads) or "none"
             yield Problem(path, f"{objective.kind} needs a head of kind {needs.head.kind}, found {found}")
+        if recipe.model.patches is not None and objective.kind in ("multi_label", "regression"):
+            yield Problem(path, f"{objective.kind} needs texts; images have one class each: expected classification")
         yield from _unfit_head(recipe, objective.kind)
     yield from _odd_company(recipe)
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}

@@ -132,7 +132,8 @@ def _record_choice(draft: Draft, base: Base) -> None:
 
 
 def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
-    """`--objective` brings its heads along, where the model has others, and a metric that it can be judged by."""
+    """`--objective` brings its heads along, where the model has others, and a metric that it can be judged by; a
+    generator that it does not use goes."""
     kinds = [entry.get("kind") for entry in flags["objectives"]]
     needs = [OBJECTIVE_NEEDS[kind] for kind in kinds if kind in OBJECTIVE_NEEDS]
     if len(needs) < len(kinds) or not isinstance(draft.data.get("model"), dict):
@@ -146,6 +147,8 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
         fresh = [{**kept.get(kind, {"kind": kind}), **({"multi_label": many} if kind == "classifier" else {})}
                  for kind, many in wanted]  # fmt: skip
         draft.assign("model.heads", fresh, origin)
+    if "replaced_token" not in kinds and draft.data.get("generator") is not None:
+        draft.assign("generator", None, origin)
     training = draft.data.get("training", {})
     metrics = {metric for need in needs for metric in need.metrics}
     if isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:

@@ -1,7 +1,7 @@
 """Which tokens begin a word, for masking whole words (BERT's whole-word masking, RoBERTa's `is_beginning_of_word`).
 
     wordpiece      all that do not continue one (##ing)
-    byte-bpe       those that begin with a space, which is spelled Ġ
+    byte-bpe       those that begin with white space: a space is spelled Ġ, a line break Ċ, a tab ĉ
     bpe, unigram   those that begin with a space, which is spelled ▁
     word, char     every token
 
@@ -18,7 +18,7 @@ from tformer.tokenizer.options import TokenizerModel
 
 STARTS_WORD: dict[TokenizerModel, Callable[[str], bool]] = {
     "wordpiece": lambda token: not token.startswith("##"),
-    "byte-bpe": lambda token: token.startswith("Ġ"),
+    "byte-bpe": lambda token: token.startswith(("Ġ", "Ċ", "ĉ", "č")),
     "bpe": lambda token: token.startswith("▁"),
     "unigram": lambda token: token.startswith("▁"),
     "word": lambda token: True,

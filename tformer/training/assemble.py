@@ -70,8 +70,11 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> 
             if stack is not None:
                 stack.checkpointing = recipe.training.activation_checkpointing
         model.to(device)
-    if generator is not None:
-        tie_embeddings(generator, main)
+    if generator is not None and "embedding.weight" not in tie_embeddings(generator, main):
+        raise InputError(
+            "generator: it must share the token table of the model, but its rows have another size",
+            hint="set generator.embedding.size to the width of the model's table",
+        )
     return Models(main, generator)
 
 

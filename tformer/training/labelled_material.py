@@ -31,6 +31,12 @@ def labelled_material(sources: Sources) -> Material:
     specs = recipe.data.train or (SourceSpec(path=BUILTIN),)
     train, valid = (_open(recipe, part) for part in (specs, recipe.data.valid))
     with_pairs = _pairs_agree([*train, *valid])
+    if getattr(recipe.objectives[0], "swap_pairs", False) and not (
+        with_pairs and recipe.model.embedding.token_types > 1
+    ):
+        raise InputError(
+            "objectives.0.swap_pairs: needs pairs of texts and a model that tells them apart (embedding.token_types: 2)"
+        )
 
     def documents() -> Iterator[str]:
         for source in train:

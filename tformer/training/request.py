@@ -21,6 +21,9 @@ RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"
 """How a pre-trained body learns from labels unless somebody says otherwise."""
 
+MOST_STEPS = 10**9
+"""Stands for no limit but that of the epochs."""
+
 REGULARISERS = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 """What of a stack belongs to the training, not to the architecture."""
 
@@ -52,12 +55,13 @@ class Start:
     resumed: Checkpoint | None = None
     weights: Checkpoint | None = None
 
-    def keeps_heads(self, recipe: Recipe) -> bool:
-        """Whether the heads of `weights` mean the same in `recipe`: the same objectives and the same labels."""
+    def kept_heads(self, recipe: Recipe) -> frozenset[str]:
+        """The heads of `weights` that mean the same in `recipe`: a classifier's labels must be the same."""
         assert self.weights is not None
         stored = recipe_from_yaml(self.weights.recipe_text, name=str(self.weights.path / "recipe.yaml"))
-        kinds = ([objective.kind for objective in one.objectives] for one in (stored, recipe))
-        return len({tuple(kind) for kind in kinds}) == 1 and stored.data.labels == recipe.data.labels
+        kinds = {head.kind for head in recipe.model.heads}
+        same_labels = stored.model.heads == recipe.model.heads and stored.data.labels == recipe.data.labels
+        return frozenset(kinds if same_labels else kinds - {"classifier"})
 
 
 def find_start(request: TrainRequest) -> Start:
@@ -79,7 +83,10 @@ def _resume(request: TrainRequest) -> Start:
         resolved = _load(request)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
         return Start(resolved.recipe, (note, *resolved.notes), out, may_exist=out is not None)
-    resolved = load_recipe(config=recipe_file, flags=dict(request.flags), sets=list(request.sets))
+    flags = dict(request.flags)
+    if "training.max_epochs" in flags:  # the steps on file follow from the epochs that were asked for before
+        flags.setdefault("training.max_steps", MOST_STEPS)
+    resolved = load_recipe(config=recipe_file, flags=flags, sets=list(request.sets))
     recipe = resolved.recipe
     arch, preset = _named(request)
     for given, own, name in ((arch, recipe.arch, "--arch"), (preset, recipe.preset, "--preset")):
@@ -166,13 +173,16 @@ def _turns_to_labels(request: TrainRequest, stored: Recipe) -> bool:
 
 def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
     """The stored recipe for other data on another machine: what those decided is open again."""
+    training = stored.training
+    if training.max_epochs is not None:  # the steps that followed from the old data's size
+        training = training.model_copy(update={"max_steps": MOST_STEPS, "eval_every": None, "save_every": None})
     objectives = _asked_objectives(request) or [objective.kind for objective in stored.objectives]
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     return stored.model_copy(
         update={
             "data": stored.data.model_copy(update=opened),
-            "training": stored.training.model_copy(update=machine),
+            "training": training.model_copy(update=machine),
             "tokenizer": stored.tokenizer.model_copy(update={"path": None}),
             "generator": stored.generator if "replaced_token" in objectives else None,
         }

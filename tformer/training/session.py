@@ -119,11 +119,15 @@ class Session:
                 load_generator(self.models.generator, start.resumed)
             fresh_heads = False
         elif start.weights is not None:
-            fresh = load_body(self.model, start.weights, keep_heads=start.keeps_heads(self.prepared.recipe))
-            fresh_heads = any(name.startswith("heads.") for name in fresh)
-            if fresh_heads:
-                heads = ", ".join(dict.fromkeys(name.split(".")[1] for name in fresh))
-                self.console.print(f"new head: {heads}", markup=False)
+            fresh = load_body(self.model, start.weights, keep_heads=start.kept_heads(self.prepared.recipe))
+            new = list(dict.fromkeys(name.split(".")[1] for name in fresh))
+            kept = [head for head in self.model.heads if head not in new]
+            fresh_heads = bool(new)
+            for what, heads in (("new", new), ("kept", kept)):
+                if heads:
+                    self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
+            if self.models.generator is not None and start.weights.has("generator"):
+                load_generator(self.models.generator, start.weights)
         if fresh_heads and material.label_mean is not None:
             with torch.no_grad():
                 self.model.get_parameter("heads.regression.project.bias").fill_(material.label_mean)
@@ -222,6 +226,8 @@ class Session:
             deadline=deadline,
         )
         first_step = self.state.step
+        if self.prepared.start.weights is not None and first_step == 0:
+            self._save(self.state, None)  # a run that is killed early resumes from these weights, not from random ones
         try:
             with display:
                 state = trainer.run()
