@@ -15,6 +15,7 @@ import yaml
 
 from tformer.build import build_model
 from tformer.model import Transformer
+from tformer.recipe import load_recipe
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
@@ -187,3 +188,16 @@ def test_heads_are_those_of_the_objectives(preset: str) -> None:
     assert kinds == expected[recipe.arch]
     heads = ["classifier" if kind == "classification" else kind for kind in kinds]
     assert [head.kind for head in recipe.model.heads] == heads
+
+
+def test_an_objective_brings_its_head_which_pools_as_the_one_before() -> None:
+    flags = {"objectives": [{"kind": "regression"}]}
+    recipe = load_recipe(arch="bert", preset="classify", flags=flags).recipe
+    [head] = recipe.model.heads
+    assert (head.kind, head.pooling, head.pooler, head.dropout) == ("regression", "mean", False, 0.3)  # type: ignore[union-attr]
+    assert recipe.training.best_metric == "loss"  # accuracy is none of its metrics
+
+
+def test_an_objective_without_a_generator_drops_it() -> None:
+    recipe = load_recipe(arch="electra", preset="tiny", flags={"objectives": [{"kind": "masked_lm"}]}).recipe
+    assert recipe.generator is None and [head.kind for head in recipe.model.heads] == ["masked_lm"]

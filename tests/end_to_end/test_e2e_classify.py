@@ -259,3 +259,8 @@ def test_nothing_to_classify_on_a_terminal(cli: Cli, encoder_run: Runs, monkeypa
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     outcome = cli("classify", encoder_run("single"))
     assert outcome.code == 2 and "nothing to classify" in outcome.err and "--text" in outcome.err
+
+
+def test_texts_that_were_cut_are_counted(cli: Cli, encoder_run: Runs) -> None:
+    outcome = cli("classify", encoder_run("single"), "--text", "the cat " * 50)
+    assert outcome.code == 0 and "1 of 1 texts are longer than 24 tokens" in outcome.err

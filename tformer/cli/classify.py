@@ -170,6 +170,9 @@ class _Session:
             return
         for texts in self._text_blocks(asked):
             self._write(self._until_stopped(self.classifier.classify(texts)))
+        if self.classifier.truncated:
+            cut, length = self.classifier.truncated, self.classifier.seq_len
+            console.print(f"{cut:,} of {self.done:,} texts are longer than {length} tokens and were cut", markup=False)
 
     def _text_blocks(self, asked: Asked) -> Iterator[Sequence[Text]]:
         if asked.text is not None:

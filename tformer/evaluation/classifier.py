@@ -84,6 +84,8 @@ class Classifier:
         self.reads_images = loaded.recipe.model.patches is not None
         self.reads_pairs = self.columns.text2 is not None
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
+        self.seq_len = seq_len_of(loaded.recipe)
+        self.truncated = 0  # texts so far that were longer than the model reads
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
         """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""
@@ -97,6 +99,7 @@ class Classifier:
             truncation=recipe.data.truncation,
             token_types=recipe.model.embedding.token_types > 1,
         )
+        self.truncated += tokens.truncated
         return self.scores(tokens)
 
     def classify_images(self, paths: Sequence[Path]) -> np.ndarray:

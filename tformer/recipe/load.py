@@ -25,6 +25,9 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml
 from tformer.recipe.yaml_writer import to_yaml
 
+POOLED_HEADS = ("classifier", "regression")
+POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -143,8 +146,8 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
     have = [(head.get("kind"), head.get("multi_label", False)) for head in heads if isinstance(head, dict)]
     wanted = [(need.head.kind, getattr(need.head, "multi_label", False)) for need in needs]
     if not set(wanted) <= set(have):
-        kept = {head["kind"]: head for head in heads if isinstance(head, dict) and "kind" in head}
-        fresh = [{**kept.get(kind, {"kind": kind}), **({"multi_label": many} if kind == "classifier" else {})}
+        given = {head["kind"]: head for head in heads if isinstance(head, dict) and "kind" in head}
+        fresh = [_head_like(given, kind) | ({"multi_label": many} if kind == "classifier" else {})
                  for kind, many in wanted]  # fmt: skip
         draft.assign("model.heads", fresh, origin)
     if "replaced_token" not in kinds and draft.data.get("generator") is not None:
@@ -153,6 +156,14 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
     metrics = {metric for need in needs for metric in need.metrics}
     if isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
         draft.assign("training.best_metric", "loss", origin)
+
+
+def _head_like(given: Mapping[str, dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The head of this kind that the recipe has; or a new one, which pools as the other pooled head does."""
+    if kind in given:
+        return dict(given[kind])
+    other = next((given[one] for one in POOLED_HEADS if one in given and kind in POOLED_HEADS), {})
+    return {"kind": kind, **{key: other[key] for key in POOLING_KEYS if key in other}}
 
 
 def _read_config(path: Path) -> Document:
