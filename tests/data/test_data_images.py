@@ -68,6 +68,17 @@ def test_numbers_are_ordered_by_value() -> None:
     assert class_order({"10", "9", "b"}) == ("10", "9", "b")
 
 
+def test_a_name_of_thousands_of_digits_is_no_number(tmp_path: Path) -> None:
+    long = "1" * 5000
+    path = write_zip(tmp_path / "set.zip", tree("9/1.png", f"{long}/1.png"))
+    assert open_rgb(path).label_names == (long, "9")
+    assert class_order({"1", "01", "2"}) == ("01", "1", "2")
+
+
+def test_images_cannot_come_from_standard_input() -> None:
+    assert refusal(lambda: open_images("-", size=8, channels=3)).message == "images cannot come from standard input"
+
+
 def test_given_names_decide_the_order_and_may_be_absent(tmp_path: Path) -> None:
     path = write_tree(tmp_path / "set", TREE)
     images = open_rgb(path, label_names=("dog", "cat", "bee", "ant"))

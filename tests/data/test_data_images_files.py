@@ -86,6 +86,18 @@ def test_no_images(tmp_path: Path, write: Callable) -> None:
     assert refusal(lambda: classes_of(path)).message == f"{path}: no images in it"
 
 
+def test_a_class_folder_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = write_tree(tmp_path / "set", TREE)
+    odd = os.fsencode(path) + b"/d\xffg"
+    try:
+        os.mkdir(odd)
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    Path(os.fsdecode(odd), "1.png").write_bytes(PNG)
+    message = refusal(lambda: classes_of(path)).message
+    assert message == f"{path}: the folder b'd\\xffg' has a name that is not UTF-8"
+
+
 def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path: Path) -> None:
     path = write_tree(tmp_path / "set", {"train/a/1.png": PNG, "train/b/1.png": PNG, "test/a/1.png": PNG})
     error = refusal(lambda: classes_of(path))

@@ -252,6 +252,92 @@ def test_scores_must_be_finite_numbers(tmp_path: Path) -> None:
         assert message == f"{path}:3: the label '{wrong}' is not a finite number, which a score must be"
 
 
+def test_half_a_character_in_a_label_is_refused_or_replaced(tmp_path: Path) -> None:
+    for label in ('"\\ud800"', '["a\\udfff"]'):
+        path = write(tmp_path / "a.jsonl", f'{{"text": "a", "label": "x"}}\n{{"text": "b", "label": {label}}}\n')
+        message = refusal(lambda path=path: read(path)).message
+        assert message.startswith(f"{path}:2: ") and message.endswith("is half a character")
+        assert "\ufffd" in str(read(path, errors="replace")[1][1])
+
+
+def test_a_label_that_is_not_a_number_is_not_called_empty(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": NaN}\n')
+    assert refusal(lambda: read(path)).message == f"{path}:1: the label is NaN"
+    assert read(path, needs_label=False) == [("a", None)]
+
+
+def test_a_number_of_very_many_digits_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = "1" * 5000
+    first, second = '{"text": "a", "label": "x"}', f'{{"text": "b", "label": "y", "n": {digits}}}'
+    path = write(tmp_path / "a.jsonl", f"{first}\n{second}\n")
+    assert refusal(lambda: read(path)).message == f"{path}:2: a whole number of more than 4,300 digits"
+    pipe(monkeypatch, f"{second}\n{first}\n")
+    assert refusal(lambda: read("-")).message.startswith("standard input:1: a whole number")
+
+
+def test_the_place_of_a_json_error_is_counted_in_its_line(tmp_path: Path) -> None:
+    for line, found in (
+        ('{"text": ', "Expecting value at character 10"),
+        ('{"text": "a"', "Expecting ',' delimiter at character 13"),
+        ('{"text": "abc', "Unterminated string starting at character 10"),
+        ('{"text": nul}', "Expecting value at character 10"),
+    ):
+        path = write(tmp_path / "a.jsonl", f'{{"text": "a", "label": "x"}}\n{line}\n')
+        assert refusal(lambda path=path: read(path)).message == f"{path}:2: not JSON: {found}"
+
+
+def test_a_missing_label_lists_the_keys_that_exist(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "lable": "x"}\n')
+    message = refusal(lambda: read(path)).message
+    assert message == f"{path}:2: no key 'label'; did you mean 'lable'? (known: lable, text)"
+
+
+def test_several_columns_of_a_needed_name_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,label,label\na,x,1\nb,y,2\n")
+    for columns in (None, Columns(label="label")):
+        error = refusal(lambda columns=columns: read(path, columns))
+        assert error.message == f"{path}: 2 columns are called 'label'" and "number" in str(error.hint)
+    by_number = open_one(path, Columns(text="text", label=2))
+    assert [row.label for row in by_number.rows()] == ["1", "2"] and by_number.label_column == 2
+    unused = write(tmp_path / "b.csv", "text,x,x,label\na,1,2,p\n")
+    assert read(unused) == [("a", "p")]
+
+
+def test_several_columns_of_a_needed_name_are_refused_in_parquet(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    table = pa.table([["a", "b"], ["x", "y"], ["1", "2"]], names=["text", "label", "label"])
+    parquet.write_table(table, path)
+    for columns in (None, Columns(label="label"), Columns(text="text", label=2)):
+        message = refusal(lambda columns=columns: read(path, columns)).message
+        assert message == f"{path}: 2 columns are called 'label'"
+    parquet.write_table(table.rename_columns(["label", "other", "other"]), path)
+    assert read(path, Columns(text="label"), needs_label=False) == [("a", None), ("b", None)]
+
+
+def test_what_python_cannot_hold_is_refused_only_in_a_column_that_is_used(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    times = pa.array([2**62], pa.timestamp("us"))
+    parquet.write_table(pa.table({"text": ["a"], "label": ["x"], "when": times}), path)
+    assert read(path) == [("a", "x")]
+    message = refusal(lambda: read(path, Columns(label="when"))).message
+    assert message.startswith(f"{path}: column 'when' has a value after row 0 that cannot be read: ")
+
+
+def test_columns_told_by_number_are_noted_where_no_row_names_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,x\nb,y\n")
+    note = "a.csv: text in column 0, label in column 1 (counted from 0; there is no row of names)"
+    assert open_one(path, Columns(text=0, label=1)).notes == (note,)
+    assert open_one(write(tmp_path / "a.txt", "a\nb\n"), needs_label=False).notes == ()
+
+
+def test_a_score_that_float32_cannot_hold_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,score\na,3.4e38\nb,-1e300\n")
+    message = refusal(lambda: read(path, numeric_label=True)).message
+    assert message == f"{path}:3: the label '-1e300' is too large for a score, at most 3.4e+38"
+
+
 def test_invalid_utf8_is_an_error_or_replaced(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", b"text\tlabel\ncaf\xe9\tx\n")
     assert f"{path}:2: invalid UTF-8" in refusal(lambda: read(path)).message

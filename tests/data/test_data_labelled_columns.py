@@ -119,6 +119,21 @@ def test_what_cannot_be_told_names_what_exists(names: str, asked: dict[str, obje
     assert caught.value.message.startswith(words) and "-column" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("names", "asked", "message"),
+    [
+        ("text,label", {"text": "text", "label": "text"}, "a.csv: text and label are the same column 'text'"),
+        ("text,label", {"text": "text", "text2": "text"}, "a.csv: text and second text are the same column 'text'"),
+        ("text,label", {"text": 0, "label": "text"}, "a.csv: text and label are the same column 'text'"),
+        (None, {"text": 1, "label": 1}, "a.csv: text and label are the same column 1"),
+    ],
+)
+def test_one_column_has_one_role(names: str | None, asked: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        choose(names, "a,x", **asked)
+    assert caught.value.message == message
+
+
 def test_without_names_the_number_of_columns_is_said() -> None:
     with pytest.raises(InputError, match="there are 3 columns, numbered from 0"):
         choose(None, "a,b,c")

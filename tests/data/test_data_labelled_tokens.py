@@ -175,3 +175,31 @@ def test_the_split_is_mixed_and_depends_on_the_seed() -> None:
 def test_scores_and_several_labels_are_drawn_at_random(labels: np.ndarray) -> None:
     kept, held_out = stratified_split(labels, fraction=0.2)
     assert (len(kept), len(held_out)) == (40, 10)
+
+
+def test_many_small_classes_do_not_hold_out_more_than_the_fraction() -> None:
+    labels = np.repeat(np.arange(1000), 2)
+    kept, held_out = stratified_split(labels, fraction=0.1)
+    assert len(held_out) == 200 and len(np.unique(labels[held_out])) == 200
+    assert len(np.unique(labels[kept])) == 1000, "every class keeps one"
+    assert 300 < labels[held_out].mean() < 700, "not the first classes"
+
+
+def test_every_class_is_held_out_where_the_fraction_allows() -> None:
+    labels = np.repeat(np.arange(100), [5] * 50 + [15] * 50)
+    held_out = stratified_split(labels, fraction=0.1)[1]
+    assert len(held_out) == 100 and len(np.unique(labels[held_out])) == 100
+
+
+def test_few_classes_are_all_held_out_however_small_the_fraction() -> None:
+    labels = np.repeat(np.arange(10), 4)
+    assert labels[stratified_split(labels, fraction=0.05)[1]].tolist() == list(range(10))
+
+
+@given(st.lists(st.integers(0, 60), max_size=200), st.floats(0.01, 0.49))
+def test_the_held_out_part_is_near_the_fraction(values: list[int], fraction: float) -> None:
+    labels = np.array(values, dtype=np.int64)
+    kept, held_out = stratified_split(labels, fraction=fraction)
+    assert len(held_out) <= max(round(fraction * len(labels)), len(labels) * fraction + labelled_tokens.FEW_CLASSES)
+    assert sorted([*kept, *held_out]) == list(range(len(labels)))
+    assert set(labels[kept].tolist()) == set(values)

@@ -289,6 +289,29 @@ def test_parquet_rows_are_documents(tmp_path: Path, documents: Documents) -> Non
     assert "should hold text, found int64" in refusal(lambda: documents(path, column="n")).message
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "text,n,n,text\na,1,2,b\n"), ("a.tsv", "text\tn\tn\ttext\na\t1\t2\tb\n")]
+)
+def test_two_columns_of_the_texts_name_are_refused(
+    tmp_path: Path, documents: Documents, name: str, content: str
+) -> None:
+    path = write(tmp_path / name, content)
+    assert refusal(lambda: documents(path)).message == f"{path}:1: 2 columns are called 'text'"
+    other = write(tmp_path / f"b{path.suffix}", content.replace("text", "x", 1))
+    assert documents(other) == ["b"]
+
+
+def test_two_parquet_columns_of_the_texts_name_are_refused(tmp_path: Path, documents: Documents) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table([["a"], ["b"], ["c"]], names=["text", "body", "text"]), path)
+    for column in (None, 2):
+        assert refusal(lambda column=column: documents(path, column=column)).message == (
+            f"{path}: 2 columns are called 'text'"
+        )
+    assert documents(path, column="body") == ["b"]
+
+
 def test_damaged_parquet_names_file_and_offset(tmp_path: Path, documents: Documents) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"

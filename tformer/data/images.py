@@ -30,12 +30,14 @@ from tformer.data.image_files import (
     fit_image,
     pillow_warnings,
 )
+from tformer.data.locate import STANDARD_INPUT
 from tformer.data.tokenise import Progress
 from tformer.errors import InputError, Interrupted, did_you_mean
 
 MEMORY_BYTES = 2 << 30
 THREADS = 4
 CHUNK = 64  # images that a thread decodes before it reports
+MAX_DIGITS = 255  # as long as a folder's name may be; in a zip it may be longer than Python reads as a number
 STATISTICS_SAMPLE = 4096  # images, evenly spread, of a set that is not in memory
 
 
@@ -116,6 +118,8 @@ def open_images(
     Raises InputError: nothing there, no image, a damaged one, no classes or one only, an empty one, an unknown label;
     Interrupted when `should_stop` says so.
     """
+    if str(path) == STANDARD_INPUT:
+        raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
     place = Path(path).expanduser()
     if not place.exists():
         raise InputError(
@@ -153,7 +157,9 @@ def open_images(
 
 def class_order(names: Sequence[str] | set[str]) -> tuple[str, ...]:
     """Numbers by value when all are numbers, else by alphabet."""
-    return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names))
+    if all(name.isdecimal() and len(name) <= MAX_DIGITS for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
 
 
 def channel_statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -141,6 +141,7 @@ def _guesses(tables: list[Table]) -> tuple[str, ...]:
     """One note per way of guessing, with the first file that it was used for."""
     notes: dict[str, str] = {}
     for table in tables:
-        if table.roles.guessed or (table.names is None and len(table.columns_used()) > 1):
+        has_columns = table.kind != "lines"
+        if table.roles.guessed or (has_columns and table.names is None):  # a row of names may have been read as data
             notes.setdefault(table.description(), Path(table.raw.name).name)
     return tuple(f"{name}: {description}" for description, name in notes.items())

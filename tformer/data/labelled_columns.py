@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tformer.data.tables import Column
+from tformer.data.tables import Column, require_single
 from tformer.errors import InputError, did_you_mean
 
 PAIRS = (
@@ -123,7 +123,7 @@ def choose_columns(
         needs_label: False: a label that is not there is no error, even when it was asked for.
         numeric_label: the label is a score: columns with the name of a score, or with numbers, are preferred.
 
-    Raises InputError for a column that is missing, or cannot be told.
+    Raises InputError for a column that is missing, cannot be told, has another's name, or has two roles.
     """
     width = len(names) if names is not None else len(rows[0])
     chosen: dict[str, int] = {}
@@ -131,6 +131,7 @@ def choose_columns(
         if role == "label" and not needs_label and not _exists(column, names, width):
             continue
         chosen[role] = _find(column, names, width, role=role, name=name)
+    _require_different(chosen, names, name=name)
     if names is not None:
         _choose_by_name([_plain(each) for each in names], chosen, numeric_label=numeric_label)
     left = [column for column in range(width) if names is None or _plain(names[column]) not in NUMBERS]
@@ -141,6 +142,9 @@ def choose_columns(
                 f"{name}: cannot tell which column holds the {ROLES[role]}; {_listing(names, width)}",
                 hint=column_hint(role),
             )
+    for role, column in chosen.items():
+        if names is not None and not isinstance(asked.get(role), int):
+            require_single(names, names[column], name=name)
     return Roles(
         text=chosen["text"],
         text2=chosen.get("text2"),
@@ -162,6 +166,17 @@ def _find(column: str | int, names: Sequence[str] | None, width: int, *, role: s
     if column in names:
         return list(names).index(column)
     raise InputError(f"{name}: no column '{column}'; {did_you_mean(column, names)}", hint=column_hint(role))
+
+
+def _require_different(chosen: dict[str, int], names: Sequence[str] | None, *, name: str) -> None:
+    by_column: dict[int, str] = {}
+    for role, column in chosen.items():
+        other = by_column.setdefault(column, role)
+        if other != role:
+            called = column if names is None else f"'{names[column]}'"
+            raise InputError(
+                f"{name}: {ROLES[other]} and {ROLES[role]} are the same column {called}", hint=column_hint(role)
+            )
 
 
 def _choose_by_name(plain: list[str], chosen: dict[str, int], *, numeric_label: bool) -> None:

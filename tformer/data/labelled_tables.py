@@ -17,9 +17,17 @@ from tformer.data.files import Spool, compression_of, file_fingerprint, read_byt
 from tformer.data.labelled_columns import ROLES, Roles, asked_columns, choose_columns, column_hint, has_names
 from tformer.data.labels import LabelRule, read_label
 from tformer.data.locate import format_ending
-from tformer.data.tables import Column, json_objects, json_text, parquet_names, parquet_records, table_cells
+from tformer.data.tables import (
+    Column,
+    json_objects,
+    json_text,
+    parquet_names,
+    parquet_records,
+    require_single,
+    table_cells,
+)
 from tformer.data.text import Errors, decode_text, split_lines
-from tformer.errors import InputError
+from tformer.errors import InputError, did_you_mean
 
 HEAD_ROWS = 200  # what columns are guessed from
 Kind = Literal[".csv", ".tsv", ".jsonl", ".parquet", "lines"]
@@ -86,11 +94,13 @@ class Table:
         return ROWS[self.kind](self)
 
     def column(self, role: str) -> Column:
-        """How a column is called: its name, else its number; None when there is none, or no columns at all."""
+        """How a column is called: its own name, else its number; None when there is none, or no columns at all."""
         index: int | None = getattr(self.roles, role)
         if index is None or self.kind == "lines":
             return None
-        return index if self.names is None else self.names[index]
+        if self.names is None or self.names.count(self.names[index]) > 1:
+            return index
+        return self.names[index]
 
     def description(self) -> str:
         """Which columns hold what, for a person."""
@@ -141,7 +151,7 @@ def _sniff(lines: list[str], asked: dict[str, str | int]) -> Kind:
     if not lines:
         return "lines"
     try:
-        if isinstance(json.loads(lines[0]), dict):
+        if isinstance(json.loads(lines[0], parse_int=str), dict):  # Python refuses to read very long numbers
             return ".jsonl"
     except (ValueError, RecursionError):
         pass
@@ -172,7 +182,10 @@ def _head(raw: Raw, kind: Kind, asked: dict[str, str | int]) -> tuple[tuple[str,
     if kind == ".parquet":
         assert raw.path is not None, "only a file is Parquet"
         names = parquet_names(raw.path)
-        records = islice(parquet_records(raw.path, lambda schema: names), HEAD_ROWS)
+        for column in asked.values():
+            if isinstance(column, int) and column < len(names):  # it is read by its name
+                require_single(names, names[column], name=raw.name)
+        records = islice(parquet_records(raw.path, lambda schema: names, skip_unreadable=True), HEAD_ROWS)
         return tuple(names), [list(map(_as_text, record)) for record in records]
     rows = [row for _, row in islice(table_cells(raw.texts(), name=raw.name, ending=kind), HEAD_ROWS) if row]
     width = len(rows[0]) if rows else 0
@@ -228,11 +241,11 @@ def _named_rows(table: Table) -> Iterator[LabelledRow]:
     for number, record in records:
         place = f"{name}:{number}"
         if label is not None and rule.needed and label not in record:
-            raise InputError(f"{place}: no key '{label}'", hint=column_hint("label"))
+            raise InputError(f"{place}: no key '{label}'; {did_you_mean(label, record)}", hint=column_hint("label"))
         yield LabelledRow(
             json_text(record, text, place=place, errors=errors),
             None if text2 is None else json_text(record, text2, place=place, errors=errors),
-            None if label is None else read_label(record.get(label), rule, place=place),
+            None if label is None else read_label(record.get(label), rule, place=place, errors=errors),
             place,
         )
 

@@ -23,6 +23,8 @@ from tformer.data.windows import Example
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 
+FEW_CLASSES = 20  # up to so many, every class is held out, also when that is more than the fraction
+
 
 class RowSource(Protocol):
     """What is needed of a `LabelledSource`."""
@@ -200,20 +202,40 @@ def _truncation_note(name: str, truncated: int, total: int, seq_len: int, what: 
 def stratified_split(labels: np.ndarray, *, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(kept, held out): sorted numbers, always the same for the same labels.
 
-    Of classes (int [N]) every one with two examples or more is on both sides, with its share; scores and several labels
-    are drawn at random. At least one example of two or more is held out.
+    Of classes (int [N]) every one has its share on both sides, see `_shares`; scores and several labels are drawn at
+    random. At least one example of two or more is held out.
     """
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     else:
         groups = [np.arange(len(labels))]
     chosen = []
-    for number, group in enumerate(groups):
-        count = min(max(1, round(fraction * len(group))), len(group) - 1)
+    counts = _shares(np.array([len(group) for group in groups], dtype=np.int64), fraction=fraction, seed=seed)
+    for number, (group, count) in enumerate(zip(groups, counts.tolist(), strict=True)):
         order = permute(np.arange(len(group)), size=len(group), key=derive_key("held out", seed, number))
         chosen.append(group[order[:count]])
     held_out = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
+
+
+def _shares(sizes: np.ndarray, *, fraction: float, seed: int) -> np.ndarray:
+    """How many examples of each class are held out; the last example of a class never is.
+
+    Every class gives its share rounded down. What is then missing is given one by one: by classes that gave none yet,
+    then by the others, the largest remainder first, equal ones in a drawn order. Few classes give at least one each,
+    however small the fraction; of many small ones this would be half of all examples.
+    """
+    share = fraction * sizes
+    most = np.maximum(0, sizes - 1)
+    counts = np.minimum(share.astype(np.int64), most)
+    missing = round(fraction * int(sizes.sum())) - int(counts.sum())
+    without = (counts == 0) & (most > 0)
+    if np.count_nonzero(most) <= FEW_CLASSES:
+        missing = max(missing, int(without.sum()))
+    drawn = permute(np.arange(len(sizes)), size=len(sizes), key=derive_key("held out classes", seed))
+    order = np.lexsort((drawn, counts - share, ~without))
+    counts[order[counts[order] < most[order]][: max(0, missing)]] += 1
+    return counts
 
 
 def hold_out(

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from tformer.data.labelled_columns import is_number
+from tformer.data.tables import whole_characters
+from tformer.data.text import Errors
 from tformer.errors import InputError, did_you_mean
 
 SHOWN_CHARACTERS = 60  # of a label in a message
+MAX_SCORE = float(np.finfo(np.float32).max)  # what a model computes with
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class LabelRule:
     """What a label may be."""
 
     needed: bool = True
-    numeric: bool = False  # a finite number
+    numeric: bool = False  # a finite number, also in float32
     multi: bool = False  # any number of labels, also none
     separator: str = "|"
 
@@ -95,7 +98,7 @@ class LabelIndex:
         return number
 
 
-def read_label(value: Any, rule: LabelRule, *, place: str) -> str | None:
+def read_label(value: Any, rule: LabelRule, *, place: str, errors: Errors = "strict") -> str | None:
     """A label as text: what json and Parquet hold as numbers, truth values or lists included.
 
     None for one that is not there and not needed. InputError when it is not what the rule says.
@@ -108,13 +111,21 @@ def read_label(value: Any, rule: LabelRule, *, place: str) -> str | None:
         label = "" if value is None or value != value else str(value).strip()
     else:
         raise InputError(f"{place}: the label should be text or a number, found {type(value).__name__}")
+    label = whole_characters(label, place=place, errors=errors)
     if not rule.needed:
         return label or None
     if not label and not rule.multi:
-        raise InputError(f"{place}: the label is empty")
-    if rule.numeric and not (is_number(label) and math.isfinite(float(label))):
-        raise InputError(f"{place}: the label '{_shown(label)}' is not a finite number, which a score must be")
+        raise InputError(f"{place}: the label is {'empty' if value == value else 'NaN'}")
+    if rule.numeric:
+        _require_score(label, place=place)
     return label
+
+
+def _require_score(label: str, *, place: str) -> None:
+    if not (is_number(label) and math.isfinite(float(label))):
+        raise InputError(f"{place}: the label '{_shown(label)}' is not a finite number, which a score must be")
+    if abs(float(label)) > MAX_SCORE:
+        raise InputError(f"{place}: the label '{_shown(label)}' is too large for a score, at most {MAX_SCORE:.3g}")
 
 
 def _join(values: Sequence[Any], rule: LabelRule, *, place: str) -> str:

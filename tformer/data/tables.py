@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,15 @@ def json_objects(
             continue
         place = f"{name}:{number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line.removesuffix("\n"))  # else what is missing at its end is missed after it
         except json.JSONDecodeError as error:
-            raise InputError(f"{place}: not JSON: {error.msg} at character {error.colno}") from None
+            what = error.msg.removesuffix(" at")
+            raise InputError(f"{place}: not JSON: {what} at character {error.colno}") from None
+        except ValueError:  # the only other one that is raised
+            raise InputError(
+                f"{place}: a whole number of more than {sys.get_int_max_str_digits():,} digits",
+                hint='write it as text, in "quotes"',
+            ) from None
         except RecursionError:
             raise InputError(f"{place}: JSON nested too deeply to be read") from None
         if not isinstance(row, dict):
@@ -67,11 +74,13 @@ def json_text(row: Mapping[str, Any], key: str, *, place: str, errors: Errors) -
         return ""
     if not isinstance(value, str):
         raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
-    return value if value.isascii() else _without_surrogates(value, place=place, errors=errors)
+    return whole_characters(value, place=place, errors=errors)
 
 
-def _without_surrogates(text: str, *, place: str, errors: Errors) -> str:
-    """JSON can spell half of a UTF-16 pair, which is no character and has no UTF-8."""
+def whole_characters(text: str, *, place: str, errors: Errors) -> str:
+    """JSON can spell half of a UTF-16 pair, which is no character and has no UTF-8: refused, or replaced."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -118,11 +127,22 @@ def table_rows(texts: Iterator[str], *, name: str, column: Column, ending: str) 
 def find_column(header: Sequence[str], wanted: str | int, *, name: str, hint: str = COLUMN_HINT) -> int:
     """Where a column stands in the first row; `hint` says how to name another."""
     if wanted in header:
+        require_single(header, str(wanted), name=f"{name}:1")
         return header.index(str(wanted))
     raise InputError(
         f"{name}:1: no column '{wanted}' in the first row; {did_you_mean(str(wanted), header)}",
         hint=f"{hint}, or give its number from 0 when there is no row of names",
     )
+
+
+def require_single(names: Sequence[str], column: str, *, name: str) -> None:
+    """InputError when several columns have the name of one that is needed."""
+    count = names.count(column)
+    if count > 1:
+        raise InputError(
+            f"{name}: {count} columns are called '{column}'",
+            hint="rename the others, or (in csv and tsv) give its number from 0",
+        )
 
 
 def require_pyarrow(path: Path) -> None:
@@ -146,6 +166,7 @@ def parquet_rows(path: Path, *, column: Column) -> Iterator[str]:
         wanted = names[column] if isinstance(column, int) and column < len(names) else column or DEFAULT_COLUMN
         if wanted not in names:
             raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(str(wanted), names)}", hint=COLUMN_HINT)
+        require_single(names, str(wanted), name=str(path))
         kind = schema.field(wanted).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
@@ -166,12 +187,17 @@ def parquet_names(path: Path) -> list[str]:
         names.extend(schema.names)
         return names
 
-    next(parquet_records(path, choose), None)
+    next(parquet_records(path, choose, skip_unreadable=True), None)
     return names
 
 
-def parquet_records(path: Path, choose: Callable[[Any], list[str]]) -> Iterator[tuple[Any, ...]]:
-    """The values of the columns that `choose` picks from the schema, row by row."""
+def parquet_records(
+    path: Path, choose: Callable[[Any], list[str]], *, skip_unreadable: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """The values of the columns that `choose` picks from the schema, row by row; of several of one name, the first.
+
+    Parquet can hold what Python cannot, as a time of the year 100,000: InputError, or None with `skip_unreadable`.
+    """
     require_pyarrow(path)
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
@@ -181,12 +207,28 @@ def parquet_records(path: Path, choose: Callable[[Any], list[str]]) -> Iterator[
     try:
         with ParquetFile(path, memory_map=True) as file:
             names = choose(file.schema_arrow)
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=names):
-                columns = [batch.column(name).to_pylist() for name in names]
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(names))):
+                by_name = {name: batch.column(batch.schema.names.index(name)) for name in names}
+                columns = [_python_values(by_name[name], name, path, done, skip=skip_unreadable) for name in names]
                 yield from zip(*columns, strict=True)
                 done += len(batch)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged Parquet data after row {done}: {str(error).splitlines()[0]}") from error
+
+
+def _python_values(values: Any, name: str, path: Path, done: int, *, skip: bool) -> list[Any]:
+    import pyarrow as pa
+
+    try:
+        return values.to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError):
+        raise  # damaged
+    except (OverflowError, ValueError) as error:
+        if skip:
+            return [None] * len(values)
+        raise InputError(
+            f"{path}: column '{name}' has a value after row {done} that cannot be read: {error}"
+        ) from error
 
 
 def _check_parquet_edges(path: Path) -> None:

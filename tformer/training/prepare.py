@@ -97,10 +97,17 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
     if recipe.training.max_epochs is not None:
         notes.append(f"{recipe.training.max_epochs:g} epochs: {recipe.training.max_steps:,} steps at most")
     notes += [
-        f"model: {num_parameters:,} parameters",
+        f"model: {num_parameters:,} parameters{_beside(recipe)}",
         f"{precision.name} on {device}, {torch.get_num_threads()} threads: {precision.reason}",
     ]
     return Prepared(recipe, start, material, device, precision, num_parameters, minutes, notes)
+
+
+def _beside(recipe: Recipe) -> str:
+    """What is trained beside the model, in words."""
+    if recipe.generator is None:
+        return ""
+    return f", and a generator of {count_parameters(recipe.generator):,} with the same token table, not counted"
 
 
 def _check_fingerprint(material: Material, recorded: str) -> None:
