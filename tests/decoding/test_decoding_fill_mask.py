@@ -57,7 +57,7 @@ def test_the_missing_word_is_found(bert: tuple[Transformer, Tokenizer]) -> None:
     (candidates,) = fill_mask(model, tokenizer, "the [MASK] sat on the mat.", top=3)
     best = candidates[0]
     (expected,) = tokenizer.encode("cat")
-    assert best == Candidate("cat", expected, best.probability, "the cat sat on the mat .")
+    assert best == Candidate("cat", expected, best.probability, "the cat sat on the mat.")
     assert best.probability > 0.5
 
 
@@ -78,11 +78,19 @@ def test_probabilities_are_the_models_softmax_in_falling_order(bert: tuple[Trans
 
 
 def test_several_masks_are_answered_in_order(bert: tuple[Transformer, Tokenizer]) -> None:
-    answers = fill_mask(*bert, "[MASK] birds flew over a [MASK].", top=2)
-    assert [candidates[0].token for candidates in answers] == ["two", "tree"]
+    model, tokenizer = bert
+    answers = fill_mask(model, tokenizer, "[MASK] birds flew over a [MASK].", top=2)
     assert [len(candidates) for candidates in answers] == [2, 2]
-    assert answers[0][0].text == "two birds flew over a [MASK] ."
-    assert answers[1][0].text == "[MASK] birds flew over a tree ."
+    special, middle, end = tokenizer.special, tokenizer.encode("birds flew over a"), tokenizer.encode(".")
+    ids = torch.tensor([[special.cls, special.mask, *middle, special.mask, *end, special.sep]])
+    with torch.no_grad():
+        chances = model.eval()(ids).logits[0].softmax(-1)
+    for place, candidates in zip((1, 2 + len(middle)), answers, strict=True):
+        expected = [float(chances[place, c.id]) for c in candidates]
+        assert [c.probability for c in candidates] == pytest.approx(expected, abs=1e-6)
+    first, second = (candidates[0] for candidates in answers)
+    assert first.text == f"{first.token} birds flew over a [MASK]."
+    assert second.text == f"[MASK] birds flew over a {second.token}."
 
 
 @pytest.mark.parametrize("spelling", ["[MASK]", "<mask>"])
@@ -113,6 +121,22 @@ def test_a_mask_that_stays_keeps_its_space() -> None:
     answers = fill_mask(model, tokenizer, "the <mask> sat on the m<mask>t.", top=1)
     assert answers[0][0].text.endswith(" sat on the m<mask>t.")
     assert answers[1][0].text.startswith("the <mask> sat on the m")
+
+
+@pytest.mark.parametrize(
+    ("kind", "template"),
+    [("byte-bpe", "roberta"), ("bpe", "bert"), ("unigram", "bert"), ("word", "bert"), ("char", "bert"),
+     ("wordpiece", "bert")],
+)  # fmt: skip
+def test_only_the_mask_and_a_space_before_it_change(kind: TokenizerModel, template: TemplateName) -> None:
+    """Whatever the tokenizer loses of the text: unknown words, double spaces, cases."""
+    tokenizer = make_tokenizer(kind, template)
+    before, after = "Žebra\n  x-", " §9  [MASK]"
+    (first, second) = fill_mask(make_model(tokenizer.vocab_size), tokenizer, f"{before}[MASK]{after}", top=1000)
+    assert all(c.text.startswith(before) and c.text.endswith(after) for c in first)
+    assert all(c.text.startswith(f"{before}[MASK]{after.removesuffix(' [MASK]')}") for c in second)
+    if kind in ("word", "char"):
+        assert all(c.text == before + tokenizer.decode([c.id]) + after for c in first)
 
 
 def test_rows_beyond_the_vocabulary_are_never_candidates() -> None:

@@ -255,6 +255,65 @@ def test_a_users_mistake_is_one_clear_line(
     assert "Traceback" not in message and len(message.splitlines()) <= 2
 
 
+@pytest.mark.parametrize(("option", "kind"), [("--input", "single"), ("--image", "image")])
+def test_answers_never_replace_the_input(
+    option: str, kind: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "precious.png"
+    precious.write_bytes(b"the saw\n")
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("classify", encoder_run(kind), option, precious, "--output", "precious.png")
+    assert (outcome.code, outcome.out) == (2, "") and "--output precious.png would replace" in outcome.err
+    assert precious.read_bytes() == b"the saw\n" and list(tmp_path.iterdir()) == [precious]
+
+
+def test_answers_never_replace_redirected_standard_input(
+    cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the saw\n")
+    with texts.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        outcome = cli("classify", encoder_run("single"), "--output", texts)
+    assert outcome.code == 2 and "would replace what is read: -" in outcome.err and texts.read_text() == "the saw\n"
+
+
+@pytest.mark.parametrize("bad", ["a\0b.png", "~nosuchuser/b.png", "absent.png"])
+def test_a_bad_path_in_a_list_is_named_with_its_line(
+    bad: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = encoder_run("image")
+    names = tmp_path / "names.tsv"
+    names.write_text(f"{run.parent / 'data' / 'dark' / '0.png'}\n{bad}\n")
+    shown = bad.replace("\0", "\\x00")
+    outcome = cli("classify", run, "--input", names)
+    assert outcome.code == 2 and f"error: {names}:2: {shown}: " in outcome.err, outcome.err
+    with names.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        outcome = cli("classify", run)
+    assert outcome.code == 2 and f"error: standard input:2: {shown}: " in outcome.err, outcome.err
+
+
+def test_lines_of_a_list_are_counted_through_blocks(
+    cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.cli.classify.BLOCK_IMAGES", 2)
+    run = encoder_run("image")
+    names = tmp_path / "names.txt"
+    names.write_text(f"{run.parent / 'data' / 'dark' / '0.png'}\n" * 5 + "absent.png\n")
+    outcome = cli("classify", run, "--input", names)
+    assert outcome.code == 2 and f"{names}:6: absent.png" in outcome.err and len(outcome.out.splitlines()) == 4
+
+
+def test_without_a_run_the_hint_is_how_to_train_a_classifier(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in ([], ["runs/none"]):
+        outcome = cli("classify", *run, "--text", "a")
+        assert outcome.code == 2 and "tformer train --arch bert" in outcome.err and "gpt" not in outcome.err
+
+
 def test_nothing_to_classify_on_a_terminal(cli: Cli, encoder_run: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     outcome = cli("classify", encoder_run("single"))

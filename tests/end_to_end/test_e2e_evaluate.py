@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,34 @@ def test_mistakes_of_several_labels_scores_and_images(cli: Cli, encoder_run: Run
     assert mistake["image"].endswith("wrong.png") and mistake["label"] == "light"
 
 
+@pytest.mark.parametrize("data", ["test.tsv", "./folder/../test.tsv", "link.tsv", "t?st.tsv", "folder"])
+def test_mistakes_never_replace_the_data(
+    data: str, cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    errors = tmp_path / ("folder/test.tsv" if data == "folder" else "test.tsv")
+    before = write_table(errors, ("label", "text"), [*sentences(4, 1)]).read_bytes()
+    (tmp_path / "link.tsv").symlink_to(errors)
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("evaluate", encoder_run("single"), "--data", data, "--errors", errors)
+    assert (outcome.code, outcome.out) == (2, "") and f"--errors {errors} would replace" in outcome.err
+    assert errors.read_bytes() == before
+
+
+def test_mistakes_never_replace_the_runs_own_data(cli: Cli, encoder_run: Runs) -> None:
+    data = encoder_run("single").parent / "data.tsv"
+    before = data.read_bytes()
+    outcome = cli("evaluate", encoder_run("single"), "--errors", data)
+    assert outcome.code == 2 and f"--errors {data} would replace" in outcome.err and data.read_bytes() == before
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that refuses new files")
+def test_a_refused_file_of_mistakes_is_named_before_the_evaluation(cli: Cli, encoder_run: Runs) -> None:
+    outcome = cli("evaluate", encoder_run("single"), "--errors", "/proc/self/wrong.tsv")
+    assert (outcome.code, outcome.out) == (3, "") and "cannot write /proc/self/wrong.tsv" in outcome.err
+    assert len(outcome.err.splitlines()) == 1, outcome.err  # nothing was loaded or read before
+
+
 def test_a_regressions_report(cli: Cli, encoder_run: Runs) -> None:
     shown = cli("evaluate", encoder_run("score"))
     names = [line.split()[0] for line in shown.out.splitlines()]
@@ -143,6 +172,9 @@ def test_pseudo_perplexity(cli: Cli, figures: Callable[..., dict[str, Any]], enc
         ("masked", ["--errors", "wrong.tsv"], ["--errors", "masked language model"]),
         ("masked", ["--max-tokens", "4"], ["--max-tokens"]),
         ("electra", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
+        ("image", ["--text-column", "x"], ["--text-column", "model of images"]),
+        ("image", ["--label-column", "x"], ["--label-column", "model of images"]),
+        ("image", ["--invalid-utf8", "replace"], ["--invalid-utf8", "model of images"]),
     ],
 )
 def test_a_users_mistake_is_one_clear_line(
@@ -180,6 +212,14 @@ def test_a_mask_is_filled(cli: Cli, encoder_run: Runs) -> None:
     assert len(cli("generate", run, "--prompt", "the [MASK]", "--top-k", 2).out.splitlines()) == 2
     document = json.loads(cli("generate", run, "--prompt", "[MASK] [MASK]", "--json").out)
     assert len(document["masks"]) == 2 and document["masks"][0][0].keys() == {"token", "id", "probability", "text"}
+
+
+def test_a_filled_text_keeps_the_words_that_the_tokenizer_lacks(cli: Cli, encoder_run: Runs) -> None:
+    prompt = "The zebra's  [MASK], and the <mask>!"
+    document = json.loads(cli("generate", encoder_run("masked"), "--prompt", prompt, "--json").out)
+    first, second = (candidates[0] for candidates in document["masks"])
+    assert first["text"] == prompt.replace("[MASK]", first["token"])
+    assert second["text"] == prompt.replace("<mask>", second["token"])
 
 
 def test_each_line_with_masks_is_one_line_of_answers(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from tformer.cli.classify_input import (
     blocks,
     is_image_set,
     line_blocks,
+    name_of,
     text_blocks,
 )
 from tformer.cli.classify_output import AnswerFormat
 from tformer.cli.classify_request import Asked, sort_out
-from tformer.cli.common import StopFlag, console, examples
-from tformer.errors import visible
+from tformer.cli.common import StopFlag, console, examples, refuse_to_replace
+from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tformer.evaluation.classifier import Classifier
 
 INPUT, ANSWER, MODEL = "What to classify", "The answer", "Model and machine"
+
+TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
     '`tformer classify --text "Who wrote Hamlet ?"`',
@@ -121,6 +124,7 @@ def classify(
     run, images = sort_out(arguments or [], image or [])
     asked = Asked(text, text2, tuple(images), input_path, text_column, text2_column, errors, top, threshold)
     asked.check(batch_size)
+    refuse_to_replace(output, asked.files)
     from tformer.decoding.output import open_output
 
     with StopFlag() as flag, open_output(output) as write:
@@ -130,7 +134,11 @@ def classify(
         from tformer.training.precision import resolve_device
 
         place = resolve_device(device)
-        loaded = load(run, device=place, which=checkpoint, kinds=HEADS)
+        try:
+            loaded = load(run, device=place, which=checkpoint, kinds=HEADS)
+        except InputError as error:  # who looks for runs cannot know which kind is wanted
+            error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
+            raise
         cast_matrices(
             loaded.model, inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
         )
@@ -189,7 +197,8 @@ class _Session:
         """Scores and names of images: those of `--image`, of a set of them, or named line by line."""
         source = asked.input_path or STANDARD_INPUT
         if asked.images:
-            names = blocks(iter(map(str, asked.images)), BLOCK_IMAGES)
+            for places in blocks(iter(map(str, asked.images)), BLOCK_IMAGES):
+                yield self.classifier.classify_images([Path(place) for place in places]), places
         elif source != STANDARD_INPUT and is_image_set(Path(source)):
             images = self.classifier.open_image_set(source)
             for note in images.notes:
@@ -197,11 +206,12 @@ class _Session:
             for start in range(0, len(images), BLOCK_IMAGES):
                 part = images.subset(range(start, min(start + BLOCK_IMAGES, len(images))))
                 yield self.classifier.scores(part), part.places
-            return
         else:
-            names = line_blocks(source, errors=asked.utf8, size=BLOCK_IMAGES)
-        for places in names:
-            yield self.classifier.classify_images([Path(place) for place in places]), places
+            number = 1
+            for places in line_blocks(source, errors=asked.utf8, size=BLOCK_IMAGES):
+                lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
+                yield self.classifier.classify_images([Path(place) for place in places], named_in=lines), places
+                number += len(places)
 
     def _until_stopped(self, scores_NL: np.ndarray) -> np.ndarray:
         if self.flag.should_stop():

@@ -43,7 +43,7 @@ def text_blocks(path: str, *, pairs: bool, columns: Columns, by_column: bool, er
     if by_column or (path != STANDARD_INPUT and _is_table(path)):
         yield from blocks(_rows(path, pairs=pairs, columns=columns, errors=errors), BLOCK_LINES)
         return
-    name, number = _name(path), 0
+    name, number = name_of(path), 0
     for lines in line_blocks(path, errors=errors, size=BLOCK_LINES):
         if pairs:
             yield [_pair(line, place=f"{name}:{number + index}") for index, line in enumerate(lines, start=1)]
@@ -57,7 +57,7 @@ def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
     from tformer.data.files import read_bytes
     from tformer.data.text import MAX_ROW_CHARACTERS, decode_text
 
-    name, from_stdin = _name(path), path == STANDARD_INPUT
+    name, from_stdin = name_of(path), path == STANDARD_INPUT
     chunks = _stdin_chunks() if from_stdin else read_bytes(Path(path))
     lines: list[str] = []
     unfinished: list[str] = []  # the parts of a line whose end has not come
@@ -92,12 +92,13 @@ def is_image_set(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
 
 
-def _name(path: str) -> str:
+def name_of(path: str) -> str:
+    """What errors call an input."""
     return "standard input" if path == STANDARD_INPUT else path
 
 
 def _is_table(path: str) -> bool:
-    from tformer.data.parts import format_ending
+    from tformer.data.locate import format_ending
     from tformer.data.tables import ROW_FORMATS
 
     ending = format_ending(Path(path))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tformer.cli.classify_input import STANDARD_INPUT
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class Asked:
             raise InputError(f"--threshold is for models with several labels an input, {path} has one")
         if self.top is not None and classifier.kind == "score":
             raise InputError(f"--top: {path} gives a score, not labels")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What is read, as written; `-`: standard input."""
+        if self.text is not None:
+            return ()
+        return tuple(map(str, self.images)) or (self.input_path or STANDARD_INPUT,)
 
     @property
     def utf8(self) -> Errors:

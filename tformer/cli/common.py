@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
 
-from tformer.errors import Interrupted
+from tformer.errors import InputError, Interrupted
 
 Progress = Callable[..., None]
 
@@ -133,6 +136,35 @@ def progress_reporter(description: str, total: float | None = None) -> Iterator[
             console.print(f"{description}: {share}", markup=False)
 
     yield tell
+
+
+def refuse_to_replace(output: Path | None, inputs: Iterable[str | Path], *, option: str = "--output") -> None:
+    """Raise InputError when the file to write is one of those to read, by whatever name.
+
+    Args:
+        output: None: nothing is written.
+        inputs: files, folders, patterns, or `-` for standard input, which may come from a file too.
+    """
+    if output is None or not output.is_file():
+        return
+    for name in map(str, inputs):
+        if _reads(name, output):
+            raise InputError(
+                f"{option} {output} would replace what is read{'' if name == str(output) else f': {name}'}",
+                hint="write to another file",
+            )
+
+
+def _reads(name: str, file: Path) -> bool:
+    if name == "-":
+        with suppress(OSError):  # a standard input that is no file
+            return os.path.samestat(os.fstat(sys.stdin.fileno()), file.stat())
+        return False
+    place = os.path.expanduser(name)
+    if os.path.isdir(place):
+        return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(place))
+    places = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
+    return any(os.path.samefile(one, file) for one in places if os.path.exists(one))
 
 
 def examples(*lines: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit_json, examples
+from tformer.cli.common import StopFlag, console, emit_json, examples, refuse_to_replace
 from tformer.cli.evaluate_labelled import evaluate_labelled, show_labelled
 from tformer.cli.evaluate_masked import evaluate_masked, show_masked
 from tformer.cli.evaluate_mistakes import check_errors_file
@@ -39,15 +39,19 @@ class Family:
     options: frozenset[str]
 
 
-TEXT = Family("a causal language model", evaluate_text, show_text, frozenset({"stride"}))
-MASKED = Family("a masked language model", evaluate_masked, show_masked, frozenset({"pseudo_perplexity", "max_tokens"}))
+TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8"})
+TEXT = Family("a causal language model", evaluate_text, show_text, TEXT_OPTIONS | {"stride"})
+MASKED = Family(
+    "a masked language model", evaluate_masked, show_masked, TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
+)
 LABELLED = Family(
     "a model of labelled examples",
     evaluate_labelled,
     show_labelled,
-    frozenset({"text2_column", "label_column", "errors_file"}),
+    TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"},
 )
-FAMILIES = {  # by the kind of the run's first objective
+IMAGES = Family("a model of images", evaluate_labelled, show_labelled, frozenset({"errors_file"}))
+FAMILIES = {  # of text, by the kind of the run's first objective
     "causal_lm": TEXT,
     "masked_lm": MASKED,
     "next_sentence": MASKED,
@@ -60,7 +64,9 @@ FLAGS = {
     "stride": "--stride",
     "pseudo_perplexity": "--pseudo-perplexity",
     "max_tokens": "--max-tokens",
+    "text_column": "--text-column",
     "text2_column": "--text2-column",
+    "invalid_utf8": "--invalid-utf8",
     "label_column": "--label-column",
     "errors_file": "--errors",
 }
@@ -185,8 +191,10 @@ def evaluate(
         loaded.model.compute_dtype = inference_dtype(precision, trained_in=trained_in, device=place)
         for note in loaded.notes:
             console.print(note, style="dim", markup=False)
-        family = FAMILIES[loaded.recipe.objectives[0].kind]
+        reads_images = loaded.recipe.model.patches is not None
+        family = IMAGES if reads_images else FAMILIES[loaded.recipe.objectives[0].kind]
         _check_family(request, family, loaded)
+        refuse_to_replace(request.errors_file, (spec.path for spec in request.specs(loaded)), option="--errors")
         try:
             result = family.evaluate(loaded, request, flag)
         except InputError as error:  # who reads text names the option of the other commands
@@ -210,6 +218,7 @@ def _check_usage(request: Request) -> None:
         raise InputError(f"--max-tokens must be at least 1, found {request.max_tokens}")
     if request.errors_file is not None:
         check_errors_file(request.errors_file)
+        refuse_to_replace(request.errors_file, [] if request.data is None else [request.data], option="--errors")
 
 
 def _check_family(request: Request, family: Family, loaded: Loaded) -> None:

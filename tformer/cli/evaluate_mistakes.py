@@ -20,14 +20,13 @@ ENDINGS = (".tsv", ".jsonl")
 
 
 def check_errors_file(path: Path) -> None:
-    """Refuse before the evaluation what would be refused after it. Raises InputError."""
+    """Refuse before the evaluation what would be refused after it. Raises InputError, StorageError."""
+    from tformer.decoding.output import require_writable
+
     if path.suffix.lower() not in ENDINGS:
         hint = "invalid UTF-8 is accepted with --invalid-utf8 replace" if str(path) in ("strict", "replace") else None
         raise InputError(f"--errors writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'", hint=hint)
-    if path.is_dir():
-        raise InputError(f"--errors {path} is a directory, expected a file")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"--errors {path}: the directory '{path.parent}' does not exist")
+    require_writable(path, option="--errors")
 
 
 def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: np.ndarray) -> int:

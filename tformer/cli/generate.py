@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer.cli.common import StopFlag, console, examples
+from tformer.cli.common import StopFlag, console, examples, refuse_to_replace
 from tformer.cli.fill_mask import MaskFiller, refuse_options
 from tformer.cli.generate_session import Session
 from tformer.errors import InputError
@@ -131,6 +131,7 @@ def generate(
     probabilities and the text that each gives.
     """
     _check_usage(prompt, input_path, errors, greedy, temperature, num_samples, batch_size, as_json)
+    refuse_to_replace(output, [] if input_path is None else [input_path])
     from tformer.decoding.output import open_output
 
     with StopFlag() as flag, open_output(output) as write:

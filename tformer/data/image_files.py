@@ -267,7 +267,10 @@ class Decoded(NamedTuple):
 def read_image(image: str | Path | bytes, *, size: int, channels: int, name: str = "image") -> np.ndarray:
     """uint8 [C, size, size] of one file, or of its bytes, which messages then call `name`."""
     if not isinstance(image, bytes):
-        name, image = str(image), read_file(Path(image).expanduser())
+        name = str(image)
+        if "\0" in name:
+            raise InputError(f"{name}: a file's name cannot hold a NUL character")
+        image = read_file(Path(os.path.expanduser(name)))  # a user that does not exist stays as written
     with pillow_warnings():
         return decode_image(image, name=name, size=size, channels=channels).pixels.copy()
 

@@ -13,7 +13,7 @@ from tformer.data.locate import format_ending
 from tformer.data.tables import ROW_FORMATS, Column, parquet_rows
 from tformer.data.text import Errors, Piece, cut_pieces, decode_text, end_last
 
-__all__ = ["BuiltinPart", "FilePart", "Part", "SpoolPart", "format_ending"]
+__all__ = ["BuiltinPart", "FilePart", "Part", "SpoolPart"]
 
 
 class Part(Protocol):

@@ -23,6 +23,7 @@ from tformer.tokenizer import Tokenizer
 HEAD = "masked_lm"
 SPELLINGS = ("[MASK]", "<mask>")  # understood whatever the tokenizer calls its mask
 SPACE_BEFORE_WORD = ("byte-bpe", "bpe", "unigram")  # there a word's token begins with the space before it
+SPACE_LEFT_OUT = ("word", "wordpiece")  # there spaces have no ids: decoding puts one between words
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Cloze:
-    """A text in ids, without the template; `places` are its masks, `spaces` what was taken away before each."""
+    """A text, and its ids without the template; each mask is the id at a place, and a span of the text."""
 
+    text: str
     ids: list[int]
     places: list[int]
-    spaces: list[str]
+    spans: list[tuple[int, int]]
 
 
 def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) -> list[list[Candidate]]:
@@ -93,22 +95,22 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
 def _read(tokenizer: Tokenizer, text: str, mask_id: int) -> _Cloze:
     """Encode what lies between the masks. Where tokens begin with a space, the mask stands for that space too."""
     names = {*SPELLINGS, tokenizer.token(mask_id)}
-    pieces = re.split("|".join(re.escape(name) for name in sorted(names)), text)
-    if len(pieces) == 1:
+    masks = list(re.finditer("|".join(re.escape(name) for name in sorted(names)), text))
+    if not masks:
         expected = tokenizer.token(mask_id)
         raise InputError(
             f"found no mask in the text, expected {expected} at least once", hint=f'for example "The {expected} sat."'
         )
     ids: list[int] = []
     places: list[int] = []
-    spaces: list[str] = []
-    for piece in pieces[:-1]:
-        space = " " if tokenizer.kind in SPACE_BEFORE_WORD and piece.endswith(" ") else ""
-        ids += tokenizer.encode(piece.removesuffix(space))
+    end = 0
+    for mask in masks:
+        piece = text[end : mask.start()]
+        ids += tokenizer.encode(piece.removesuffix(" ") if tokenizer.kind in SPACE_BEFORE_WORD else piece)
         places.append(len(ids))
-        spaces.append(space)
         ids.append(mask_id)
-    return _Cloze([*ids, *tokenizer.encode(pieces[-1])], places, spaces)
+        end = mask.end()
+    return _Cloze(text, [*ids, *tokenizer.encode(text[end:])], places, [mask.span() for mask in masks])
 
 
 def _allowed(tokenizer: Tokenizer, order: Sequence[int], values: Sequence[float], top: int) -> list[tuple[int, float]]:
@@ -137,9 +139,13 @@ def _spelling(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def _filled(tokenizer: Tokenizer, cloze: _Cloze, mask: int, token_id: int) -> str:
-    ids = list(cloze.ids)
-    mask_name = tokenizer.token(ids[cloze.places[mask]])
-    ids[cloze.places[mask]] = token_id
-    others = iter(space for number, space in enumerate(cloze.spaces) if number != mask)
-    text = tokenizer.decode(ids, skip_special=False)
-    return re.sub(re.escape(mask_name), lambda found: next(others) + found.group(), text)
+    """The text as it was given, with the token instead of one mask: only a space before it may go."""
+    place, (start, end) = cloze.places[mask], cloze.spans[mask]
+    before = cloze.text[:start]
+    read = tokenizer.decode(cloze.ids[:place], skip_special=False)
+    added = tokenizer.decode([*cloze.ids[:place], token_id], skip_special=False).removeprefix(read)
+    if tokenizer.kind in SPACE_LEFT_OUT and not before.endswith(" "):
+        added = added.removeprefix(" ")
+    elif tokenizer.kind != "char" and (read or added.startswith(" ")):
+        before = before.removesuffix(" ")  # the token brings it, or continues the word before
+    return before + added + cloze.text[end:]

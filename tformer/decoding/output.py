@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tformer.errors import InputError, Interrupted
+from tformer.errors import InputError, Interrupted, cannot_write
 
 Write = Callable[[str], object]
 
@@ -18,22 +18,17 @@ def open_output(path: Path | None) -> Iterator[Write]:
     """A function that writes text to standard output (None) or to a file.
 
     The file appears by a rename when the work is done; after an interrupt it holds what was done until then, after an
-    error it is what it was before. It may be the file that the prompts are read from.
-    Raises InputError for a directory or a place that does not exist; OSError when the disk refuses.
+    error it is what it was before. Raises what `require_writable` does; OSError when the disk refuses later.
     """
     if path is None:
         yield _write_out
         return
-    target = Path(os.path.realpath(path))  # a link stays a link
-    if target.is_dir():
-        raise InputError(f"--output '{path}' is a directory, expected a file")
-    if not target.parent.is_dir():
-        raise InputError(f"--output '{path}': the directory '{target.parent}' does not exist")
-    if target.exists() and not target.is_file():  # a pipe or a device cannot be renamed into place
+    target = require_writable(path)
+    if _is_stream(target):
         with target.open("w", encoding="utf-8", newline="") as file:
             yield file.write
         return
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    temporary = _temporary(target)
     try:
         with temporary.open("x", encoding="utf-8", newline="") as file:
             try:
@@ -45,6 +40,35 @@ def open_output(path: Path | None) -> Iterator[Write]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path, *, option: str = "--output") -> Path:
+    """Try to write a file beside the one that will be `path`, and return that one: a link stays a link.
+
+    Raises InputError for a directory or a place that does not exist, StorageError when the system refuses the file.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{option} '{path}' is a directory, expected a file")
+    if not target.parent.is_dir():
+        raise InputError(f"{option} '{path}': the directory '{target.parent}' does not exist")
+    if not _is_stream(target):
+        trial = _temporary(target)
+        try:
+            trial.open("x").close()
+            trial.unlink()
+        except OSError as error:
+            raise cannot_write(path, error) from error
+    return target
+
+
+def _is_stream(target: Path) -> bool:
+    """Whether it is a pipe or a device, which cannot be renamed into place."""
+    return target.exists() and not target.is_file()
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".tmp-{target.name}-{os.getpid()}")
 
 
 def _write_out(text: str) -> None:

@@ -19,6 +19,7 @@ from tformer.data.image_files import read_image
 from tformer.data.images import ImageExample, ImageSet, open_images
 from tformer.data.labelled_tables import LabelledRow
 from tformer.data.labelled_tokens import tokenise_labelled
+from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
@@ -102,12 +103,25 @@ class Classifier:
         self.truncated += tokens.truncated
         return self.scores(tokens)
 
-    def classify_images(self, paths: Sequence[Path]) -> np.ndarray:
-        """fp32 [N, L] scores of image files, in their order. Raises InputError for a file that is no image."""
+    def classify_images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> np.ndarray:
+        """fp32 [N, L] scores of image files, in their order.
+
+        Raises InputError for a file that is no image, with where it was named (`list.txt:2`) if that is given.
+        """
+        images = []
+        for index, path in enumerate(paths):
+            try:
+                images.append(ImageExample(self._read_image(path)))
+            except InputError as error:
+                if named_in is None:
+                    raise
+                raise InputError(f"{named_in[index]}: {error.message}", hint=error.hint) from error
+        return self.scores(_Pictures(images, self.seq_len))
+
+    def _read_image(self, path: Path) -> np.ndarray:
         patches = self._loaded.recipe.model.patches
         assert patches is not None
-        pixels = [read_image(path, size=patches.image_size, channels=patches.channels) for path in paths]
-        return self.scores(_Pictures([ImageExample(image) for image in pixels], seq_len_of(self._loaded.recipe)))
+        return read_image(path, size=patches.image_size, channels=patches.channels)
 
     def open_image_set(self, path: str) -> ImageSet:
         """The images of a folder, zip or IDX file, without their labels. Raises InputError for what is no image."""
