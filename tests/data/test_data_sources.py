@@ -455,3 +455,8 @@ def test_a_column_is_a_number_or_a_name() -> None:
     from tformer.data.tables import parse_column
 
     assert [parse_column(text) for text in (None, "2", "text", "²", "-1")] == [None, 2, "text", "²", "-1"]
+
+
+def test_a_home_that_does_not_exist_is_a_missing_file() -> None:
+    with pytest.raises(InputError, match="no such file"):
+        open_sources([Spec("~nosuchuser/text.txt")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -120,7 +121,7 @@ def open_images(
     """
     if str(path) == STANDARD_INPUT:
         raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))  # a user that does not exist stays as written
     if not place.exists():
         raise InputError(
             f"{path}: no such file or directory", hint=None if place.is_absolute() else f"looked in {Path.cwd()}"

@@ -38,7 +38,7 @@ def locate(path: str, *, is_known: Callable[[Path], bool], known: str) -> Found:
     """
     if path == STANDARD_INPUT:
         return _spooled("standard input", sys.stdin.buffer)
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))  # a user that does not exist stays as written
     if place.is_dir():
         return _find_in_folder(place, is_known, known)
     if not place.exists() and glob.has_magic(path):
