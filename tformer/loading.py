@@ -24,9 +24,11 @@ from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
 HEADS = "heads."  # how the names of head tensors begin
 TOKEN_TABLE = "embedding.weight"  # its rows are the ids that the model knows
+TARGET_TABLE = "decoder_embedding.weight"
 MAX_LISTED = 8  # names of each sort in an error
 
 
@@ -43,6 +45,17 @@ class Loaded:
     path: Path
     step: int
     notes: list[str] = field(default_factory=list)
+    own_target_tokenizer: Tokenizer | None = None  # of a model with a vocabulary for each side
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of what is written: the target side's own, else the one for all."""
+        return self.text_tokenizer if self.own_target_tokenizer is None else self.own_target_tokenizer
+
+    @property
+    def decoder_tokens(self) -> DecoderTokens:
+        """What the decoder beside an encoder begins and ends with."""
+        return decoder_tokens_of(self.recipe, self.target_tokenizer)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
@@ -88,10 +101,17 @@ def load(
         _check_tokenizer(checkpoint, recipe, tokenizer)
     elif recipe.model.patches is None:
         raise InputError(f"{folder} holds a model of text without its tokenizer.json")
-    vocab_size = None if tokenizer is None else tokenizer.vocab_size
+    target = None
+    if checkpoint.target_tokenizer_json is not None:
+        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
+        _check_tokenizer(checkpoint, recipe, target, side="target")
     with _NoDraws():
         model = build_model(
-            recipe.model, vocab_size=vocab_size, num_labels=len(recipe.data.labels) or None, device=device
+            recipe.model,
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            target_vocab_size=None if target is None else target.vocab_size,
+            num_labels=len(recipe.data.labels) or None,
+            device=device,
         )
     load_weights(model, checkpoint, ema=checkpoint.has("ema"))
     if dtype is not None:
@@ -99,7 +119,7 @@ def load(
     notes = list(checkpoint.notes)
     if checkpoint.has("ema"):
         notes.append("averaged (EMA) weights are used")
-    return Loaded(model.eval(), tokenizer, recipe, folder, checkpoint.step, notes)
+    return Loaded(model.eval(), tokenizer, recipe, folder, checkpoint.step, notes, target)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:
@@ -239,19 +259,30 @@ def _heads(recipe: Recipe) -> list[str]:
     return [head.kind for head in recipe.model.heads]
 
 
-def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenizer) -> None:
-    if checkpoint.tokenizer_sha256 is not None and tokenizer.sha256 != checkpoint.tokenizer_sha256:
+def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenizer, *, side: str = "source") -> None:
+    """That a tokenizer is the model's own; `side` "source" is also that of the only one."""
+    target = side == "target"
+    recorded = checkpoint.target_tokenizer_sha256 if target else checkpoint.tokenizer_sha256
+    if recorded is not None and tokenizer.sha256 != recorded:
+        name = f"tokenizer.{side}.json" if checkpoint.target_tokenizer_json is not None else "tokenizer.json"
         raise InputError(
-            f"{checkpoint.path / 'tokenizer.json'} is not the tokenizer this model was trained with: its sha256 is "
-            f"{tokenizer.sha256[:16]}..., the manifest says {checkpoint.tokenizer_sha256[:16]}..."
+            f"{checkpoint.path / name} is not the tokenizer this model was trained with: its sha256 is "
+            f"{tokenizer.sha256[:16]}..., the manifest says {recorded[:16]}..."
         )
-    table = checkpoint.weight_specs().get(TOKEN_TABLE) if recipe.model.patches is None else None
+    table_name = TARGET_TABLE if target else TOKEN_TABLE
+    table = checkpoint.weight_specs().get(table_name) if recipe.model.patches is None else None
     if table is not None and tokenizer.vocab_size > table.shape[0]:
         raise InputError(
             f"{checkpoint.path}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model's embedding only "
             f"{table.shape[0]:,} rows",
             hint="tokenizer.json and model.safetensors must come from the same checkpoint",
         )
+
+
+def decoder_tokens_of(recipe: Recipe, tokenizer: Tokenizer) -> DecoderTokens:
+    """The conventions of a recipe's target side. Raises InputError for a tokenizer without an end-of-sequence token."""
+    ids = recipe.tokenizer.special_ids
+    return decoder_tokens(tokenizer.special, start=ids.decoder_start, eos=ids.eos, forced_bos=ids.forced_bos)
 
 
 def _convert(model: Transformer, dtype: torch.dtype) -> None:

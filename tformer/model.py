@@ -169,7 +169,8 @@ class Transformer(nn.Module):
             decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
             encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask` tells its padding
                 (default: `attention_mask`).
-            cache: keys and values of the positions before these ones; it grows by T.
+            cache: keys and values of the positions before these ones; it grows by T. With one that knows the encoder's
+                output, the encoder does not run.
             taps: names of inner tensors to return (`tap_names()` lists them).
 
         Raises:
@@ -186,8 +187,7 @@ class Transformer(nn.Module):
         else:
             if decoder_input_ids is None:
                 raise ValueError("a model with an encoder and a decoder needs decoder_input_ids")
-            remembered = cache is not None and cache.length > 0
-            if encoder_hidden is None and not remembered:
+            if encoder_hidden is None and not (cache is not None and cache.knows_encoder):
                 encoder_hidden = self._encode(input_ids, pixel_values, *given, sink)
             mask = decoder_attention_mask
             hidden = self._decode(
@@ -266,6 +266,8 @@ class Transformer(nn.Module):
             remembered = cache.length > 0
             k_pos, key_valid = cache.advance(pos_BT, attention_mask)
             key_mask = key_valid if remembered else attention_mask
+            if pos_BT.shape[1] == 1 and not cache.padded:
+                key_mask = None  # a single query sees all that is remembered
         mask, is_causal = make_mask(
             causal=True,
             num_queries=input_ids.shape[1],
@@ -318,7 +320,9 @@ class Transformer(nn.Module):
         """Positions [B or 1, T]: those given, or the count of real tokens before each one; padding may have its own."""
         positions = stack.positions_of(0)
         length, past = input_ids.shape[1], cache.length if cache is not None else 0
-        if isinstance(positions, LearnedPositions) and past + length > self.max_seq_len:
+        # With a cache, positions that are given were counted by the caller: slots may be padding.
+        counted_here = position_ids is None or cache is None
+        if isinstance(positions, LearnedPositions) and counted_here and past + length > self.max_seq_len:
             raise ValueError(f"the model has {self.max_seq_len} learned positions, the input needs {past + length}")
         if position_ids is not None:
             return position_ids
@@ -327,7 +331,7 @@ class Transformer(nn.Module):
         else:
             pos_BT = torch.arange(length, device=input_ids.device).unsqueeze(0)
         if cache is not None and past:
-            pos_BT = pos_BT + cache.key_valid[:, :past].sum(dim=1, keepdim=True)
+            pos_BT = pos_BT + (cache.key_valid[:, :past].sum(dim=1, keepdim=True) if cache.padded else past)
         if attention_mask is not None and positions.padding_position is not None:
             pos_BT = pos_BT.masked_fill(~attention_mask.bool(), positions.padding_position)
         return pos_BT

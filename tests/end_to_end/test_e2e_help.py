@@ -20,6 +20,7 @@ COMMANDS = (
     "generate",
     "classify",
     "evaluate",
+    "average",
     "config",
     "config show",
     "config validate",

@@ -14,6 +14,7 @@ from tformer.nn.attention import FullAttentionOptions, MultiHeadAttention, block
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.masks import causal_mask, make_mask
 from tformer.nn.attention.multi_head import drop_heads
+from tformer.nn.cache import CrossCache
 from tformer.nn.positions import build_positions
 from tformer.nn.positions.alibi import AlibiOptions
 from tformer.nn.positions.none import NoPositionsOptions
@@ -544,3 +545,39 @@ def test_bf16_stream_with_fp32_weights() -> None:
     exact = layer(x, q_pos=arange(5), is_causal=True, positions=positions_for(RopeOptions(), layer))
     assert out.dtype == torch.bfloat16 and layer.qkv.weight.dtype == torch.float32
     torch.testing.assert_close(out.float(), exact, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_beams_share_the_keys_of_their_sentence(queries: int, kv_heads: int) -> None:
+    torch.manual_seed(5)
+    layer = MultiHeadAttention(16, num_heads=4, num_kv_heads=kv_heads, value_dim=5, memory_dim=12)
+    memory, x = torch.randn(2, 5, 12), torch.randn(2 * 3, queries, 16)
+    mask, _ = make_mask(causal=False, num_queries=queries, key_mask=torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]))
+    assert mask is not None
+    shared = CrossCache()
+    layer(x[:2], memory=memory, q_pos=arange(queries), mask=mask, cache=shared)
+    sink, expected_sink = TapSink(frozenset({"weights"})), TapSink(frozenset({"weights"}))
+    found = layer(x, q_pos=arange(queries), mask=mask, cache=shared, taps=sink)
+    expected = layer(
+        x,
+        memory=memory.repeat_interleave(3, dim=0),
+        q_pos=arange(queries),
+        mask=mask.repeat_interleave(3, dim=0),
+        taps=expected_sink,
+    )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(sink.values["weights"], expected_sink.values["weights"], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(layer(x, q_pos=arange(queries), mask=mask, cache=shared), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None:
+    torch.manual_seed(6)
+    layer = MultiHeadAttention(16, num_heads=4, memory_dim=16)
+    x, memory = torch.randn(1, 4, 16), torch.randn(1, 4, 16)
+    q = layer.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+    k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.kv(memory).chunk(2, dim=-1))
+    expected, _ = naive(q, k, v, mask=None, scale=0.5)
+    out = layer(x, memory=memory, q_pos=arange(4))
+    torch.testing.assert_close(out, layer.out(expected.transpose(1, 2).flatten(2)), atol=1e-6, rtol=1e-6)
+    assert (layer(memory, memory=x, q_pos=arange(4)) - out).abs().max() > 1e-3

@@ -168,3 +168,75 @@ def test_truncate_forgets_the_latest_slots() -> None:
     assert k_pos[1].tolist() == [1, 1, 9] and valid[0].tolist() == [False, True, True]
     with pytest.raises(ValueError, match="cannot truncate a cache of 3 slots to 4"):
         cache.truncate(4)
+
+
+def test_fanned_out_rows_stand_side_by_side_with_the_room_asked_for() -> None:
+    cache = filled()
+    cache.fan_out(2, capacity=9)
+    assert cache.batch_size == 6 and cache.beams == 2 and cache.length == 4
+    assert cache.key_positions[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert cache.key_valid[:, 0].tolist() == [False, False, True, True, True, True]
+    assert cache.encoder_mask is not None and cache.encoder_mask[:, 0].tolist() == [0, 1, 2]
+    assert cache.cross[0].batch_size == 3  # the encoder's side stays once per sentence
+    for layer in cache.layers:
+        assert layer.capacity == 9 and layer.keys[:, 0, 3, 0].tolist() == [0, 0, 1, 1, 2, 2]
+        layer.append(torch.ones(6, 2, 5, 4), torch.ones(6, 2, 5, 4))
+    cache.advance(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="the cache holds 9 positions, 10 are needed"):
+        cache.advance(torch.tensor([[0]]))
+
+
+def test_beams_move_and_sentences_leave() -> None:
+    cache = filled()
+    cache.fan_out(2, capacity=8)
+    beam = torch.arange(6.0).view(6, 1, 1, 1).expand(6, 2, 1, 4)
+    cache.advance(torch.tensor([[4]]))
+    for layer in cache.layers:
+        layer.append(beam, 10 + beam)
+    for order in ([1, 0, 3, 3, 5, 4], [1, 0, 2, 2, 4, 4]):
+        cache.reorder_beams(torch.tensor(order))
+    cache.keep_sentences(torch.tensor([0, 2]))
+    cache.reorder_beams(torch.tensor([1, 1, 2, 3]))
+    assert cache.batch_size == 4
+    for layer in cache.layers:
+        keys, values = layer.append(beam[:4], beam[:4])
+        assert keys[:, 0, 4, 0].tolist() == [1, 1, 5, 5] and values[:, 1, 4, 3].tolist() == [11, 11, 15, 15]
+        assert keys[:, 1, 2, 0].tolist() == [0, 0, 2, 2] and keys[:, 0, 5, 0].tolist() == [0, 1, 2, 3]
+    assert cache.key_positions[:, 0].tolist() == [0, 0, 2, 2]
+    assert cache.encoder_mask is not None and cache.encoder_mask[:, 0].tolist() == [0, 2]
+    assert cache.cross[0].read()[0][:, 0, 0, 0].tolist() == [0, 2]
+
+
+def test_moving_beams_takes_turns_in_the_same_memory() -> None:
+    cache = filled(cross=0)
+    cache.encoder_mask = None
+    cache.fan_out(2, capacity=8)
+
+    def places() -> set[int]:
+        return {tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values)}
+
+    seen = places()
+    for _ in range(6):
+        cache.reorder_beams(torch.tensor([1, 0, 3, 2, 5, 4]))
+        assert len(places()) == 4  # no tensor lies in another's memory
+        seen |= places()
+    cache.keep_sentences(torch.tensor([1]))
+    seen |= places()
+    assert len(seen) == 5  # keys and values of two layers, and the one that is free
+
+
+def test_positions_are_one_row_while_all_rows_agree() -> None:
+    cache = model_cache()
+    positions, valid = cache.advance(torch.arange(2).unsqueeze(0))
+    assert positions.tolist() == [[0, 1]] and valid.shape == (3, 2) and not cache.padded
+    positions, _ = cache.advance(torch.tensor([[2], [3], [4]]))
+    assert positions.tolist() == [[0, 1, 2], [0, 1, 3], [0, 1, 4]]
+    cache.advance(torch.tensor([[5]]), torch.tensor([[True], [False], [True]]))
+    assert cache.padded
+
+
+def test_a_cache_takes_over_what_another_knows_of_the_encoder() -> None:
+    old, new = filled(), model_cache(cross=1)
+    assert old.knows_encoder and not new.knows_encoder and not model_cache().knows_encoder
+    new.take_encoder(old)
+    assert new.knows_encoder and new.encoder_mask is old.encoder_mask and new.length == 0

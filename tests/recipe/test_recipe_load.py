@@ -294,7 +294,7 @@ def test_notes_tell_what_the_objective_does_not_read() -> None:
     sets = {
         "data.max_length_ratio=2.0": "data.max_length_ratio (2.0) is not used by causal_lm",
         "tokenizer.special_ids.bos=3": "tokenizer.special_ids.bos (3) is not used by causal_lm",
-        "generation.beam_size=4": "generation.beam_size (4) is not used by causal_lm",
+        "generation.coverage_penalty=0.2": "generation.coverage_penalty (0.2) is not used by causal_lm",
         "data.columns.label=1": "data.columns.label (1) is not used by causal_lm",
         "teacher.path=run": "teacher is not used by causal_lm",
     }

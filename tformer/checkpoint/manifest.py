@@ -24,7 +24,8 @@ FILE_NAMES = {  # role -> file; `weights` may instead be several files beside an
     "ema": "ema.safetensors",
     "generator": "generator.safetensors",
     "recipe": "recipe.yaml",
-    "tokenizer": "tokenizer.json",
+    "tokenizer": "tokenizer.json",  # beside a target_tokenizer: tokenizer.source.json
+    "target_tokenizer": "tokenizer.target.json",
     "trainer": "trainer.json",
 }
 _REQUIRED = ("weights", "recipe", "trainer")  # models of images have no tokenizer
@@ -40,7 +41,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`tied` maps each alias to the stored tensor it shares; `score` is the validation score, lower is better."""
+    """`tied` maps each alias to the stored tensor it shares; `score` is the validation score, lower is better.
+
+    `target_tokenizer_sha256` is None unless source and target have vocabularies of their own.
+    """
 
     step: int
     files: tuple[FileRecord, ...]
@@ -48,17 +52,20 @@ class Manifest:
     tokenizer_sha256: str | None = None
     score: float | None = None
     version: str = ""
+    target_tokenizer_sha256: str | None = None
 
     def by_role(self, role: str) -> list[FileRecord]:
         return [record for record in self.files if record.role == role]
 
     def to_json(self) -> str:
+        separate = {} if (sha := self.target_tokenizer_sha256) is None else {"target_tokenizer_sha256": sha}
         content = {
             "format": FORMAT,
             "tformer": self.version,
             "step": self.step,
             "score": self.score,
             "tokenizer_sha256": self.tokenizer_sha256,
+            **separate,
             "tied": dict(sorted(self.tied.items())),
             "files": {r.name: {"role": r.role, "size": r.size, "sha256": r.sha256} for r in self.files},
         }
@@ -98,6 +105,7 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     )
     tied = {str(alias): str(owner) for alias, owner in content["tied"].items()}
     score, tokenizer_sha256 = content["score"], content["tokenizer_sha256"]
+    target_sha256 = content.get("target_tokenizer_sha256")  # younger than the format
     manifest = Manifest(
         step=_natural(content["step"], "step"),
         files=records,
@@ -105,10 +113,15 @@ def _from_content(content: dict[str, Any]) -> Manifest:
         tokenizer_sha256=None if tokenizer_sha256 is None else str(tokenizer_sha256),
         score=float(score) if score is not None and math.isfinite(score) else None,
         version=str(content["tformer"]),
+        target_tokenizer_sha256=None if target_sha256 is None else str(target_sha256),
     )
     for role in _REQUIRED:
         if not manifest.by_role(role):
             raise ValueError(f"no file has the role '{role}'")
+    if bool(manifest.by_role("target_tokenizer")) != (target_sha256 is not None):
+        raise ValueError("target_tokenizer_sha256 and a file with the role 'target_tokenizer' go together")
+    if target_sha256 is not None and not manifest.by_role("tokenizer"):
+        raise ValueError("there is a tokenizer of the target, but none of the source")
     return manifest
 
 

@@ -18,9 +18,10 @@ from tformer.checkpoint.manifest import FileRecord, Manifest, plain_name, read_m
 from tformer.checkpoint.run import CHECKPOINTS
 from tformer.checkpoint.tensor_files import read_specs, read_tensors
 from tformer.checkpoint.tensor_header import MAX_HEADER_BYTES, TensorSpec
+from tformer.checkpoint.vocabularies import MAX_TOKENIZER_BYTES, ROLES, missing_file, mix_up
 from tformer.errors import InputError
 
-_MAX_TEXT_BYTES = {"recipe": 1 << 20, "tokenizer": 256 << 20, "trainer": 64 << 20}
+_MAX_TEXT_BYTES = {"recipe": 1 << 20, **dict.fromkeys(ROLES, MAX_TOKENIZER_BYTES), "trainer": 64 << 20}
 
 
 @dataclass
@@ -33,9 +34,10 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     recipe_text: str
-    tokenizer_json: str | None  # None: a model of images
+    tokenizer_json: str | None  # None: a model of images; the source's where there is a target_tokenizer_json
     trainer: dict[str, Any]
     verify: bool = True
+    target_tokenizer_json: str | None = None  # None: one tokenizer serves
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -50,6 +52,10 @@ class Checkpoint:
     @property
     def tokenizer_sha256(self) -> str | None:
         return self.manifest.tokenizer_sha256
+
+    @property
+    def target_tokenizer_sha256(self) -> str | None:
+        return self.manifest.target_tokenizer_sha256
 
     def has(self, role: str) -> bool:
         """Whether it holds tensors of a role: weights, optimizer, ema, generator."""
@@ -82,7 +88,11 @@ class Checkpoint:
 
     def weight_specs(self) -> dict[str, TensorSpec]:
         """Names, types and shapes of the stored weights, from headers alone."""
-        records = self.manifest.by_role("weights")
+        return self.specs("weights")
+
+    def specs(self, role: str) -> dict[str, TensorSpec]:
+        """The same of the tensors of any role; empty where it holds none."""
+        records = self.manifest.by_role(role)
         return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
 
     def _tensors(self, role: str) -> dict[str, Tensor]:
@@ -162,18 +172,13 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
         raise InputError(f"{folder} is a pickle, not a checkpoint folder", hint=PICKLE_HINT)
     try:
         manifest = read_manifest(folder)
-        for record in manifest.files:
-            _check_size(folder / record.name, record)
-        texts = {
-            role: _read_text(folder, manifest, role, verify=verify)
-            for role in _MAX_TEXT_BYTES
-            if manifest.by_role(role)
-        }
+        texts = _read_texts(folder, manifest, verify=verify)
         trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
     except InputError as error:
         error.hint = error.hint or _way_on(folder)
         raise
-    return Checkpoint(folder, manifest, texts["recipe"], texts.get("tokenizer"), trainer, verify=verify)
+    source, target = (texts.get(role) for role in ROLES)
+    return Checkpoint(folder, manifest, texts["recipe"], source, trainer, verify=verify, target_tokenizer_json=target)
 
 
 def _way_on(folder: Path) -> str | None:
@@ -193,12 +198,23 @@ def _check_size(path: Path, record: FileRecord) -> None:
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
-        raise InputError(f"{path} is missing, but the manifest lists it") from None
+        raise missing_file(path) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     if size != record.size:
         word = "truncated" if size < record.size else "damaged"
         raise InputError(f"{path} is {word}: it has {size:,} bytes, the manifest says {record.size:,}")
+
+
+def _read_texts(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, str]:
+    """{role: text}, after the sizes of all files are found right."""
+    try:
+        for record in manifest.files:
+            _check_size(folder / record.name, record)
+        present = [role for role in _MAX_TEXT_BYTES if manifest.by_role(role)]
+        return {role: _read_text(folder, manifest, role, verify=verify) for role in present}
+    except InputError as error:
+        raise mix_up(folder, manifest) or error from None
 
 
 def _read_text(folder: Path, manifest: Manifest, role: str, *, verify: bool) -> str:
@@ -215,7 +231,7 @@ def _read_checked(path: Path, record: FileRecord, *, max_bytes: int, verify: boo
     data = read_bounded(path, max_bytes=max_bytes)
     found = hashlib.sha256(data).hexdigest()
     if verify and found != record.sha256:
-        what = "is not the tokenizer this model was trained with" if record.role == "tokenizer" else "is damaged"
+        what = "is not the tokenizer this model was trained with" if record.role in ROLES else "is damaged"
         raise InputError(f"{path} {what}: its sha256 is {found[:16]}..., the manifest says {record.sha256[:16]}...")
     return data
 

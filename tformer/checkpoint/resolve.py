@@ -9,6 +9,7 @@ from pathlib import Path
 from tformer.checkpoint import catalog
 from tformer.checkpoint.atomic import MANIFEST
 from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES
+from tformer.checkpoint.manifest import read_manifest
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
 from tformer.errors import InputError, did_you_mean
 
@@ -45,6 +46,29 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
         f"{folder} is neither a run (no {CHECKPOINTS}/) nor a checkpoint (no {MANIFEST})",
         hint=_suggest_run(folder, Path(runs_dir)),
     )
+
+
+def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "runs") -> list[Path]:
+    """The last `count` checkpoints of a run (or of its `checkpoints` folder), in the order of their steps.
+
+    Raises:
+        InputError: not a run, or fewer checkpoints than that; says how many there are, and what decides it.
+    """
+    if count < 1:
+        raise InputError(f"--last must be at least 1, found {count}")
+    folder = Path(run)
+    if (folder / MANIFEST).is_file() or not (is_run(folder) or folder.name == CHECKPOINTS):
+        found = resolve_checkpoint(folder, "latest", runs_dir=runs_dir)  # or its complaint
+        raise InputError(f"--last {count} needs a run, {folder} is one checkpoint (step {read_manifest(found).step})")
+    entries = catalog.scan(folder / CHECKPOINTS if is_run(folder) else folder)
+    if len(entries) < count:
+        steps = ", ".join(str(entry.step) for entry in entries[-8:])
+        has = f"{len(entries)} checkpoint{'s' * (len(entries) != 1)}" + (f" (step {steps})" if entries else "")
+        raise InputError(
+            f"--last {count}: {folder} has {has}",
+            hint=f"training.keep_last decides how many a run keeps: tformer train --set training.keep_last={count}",
+        )
+    return [entry.path for entry in entries[-count:]]
 
 
 def newest_checkpoint(

@@ -18,6 +18,7 @@ from tformer.checkpoint.bounded_json import parse_object, read_bounded
 from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.environment import describe_environment
 from tformer.checkpoint.lock import LOCK_NAME, RunLock
+from tformer.checkpoint.vocabularies import file_names
 from tformer.errors import InputError, StorageError
 
 CHECKPOINTS = "checkpoints"
@@ -47,16 +48,21 @@ class RunDirectory:
         Without a path, a new one gets the next free `<runs_dir>/<arch>-<preset>-<n>`; `resume` takes the highest n.
 
         Raises:
-            InputError: the folder is not empty and `resume` was not asked for, or the path is a file.
+            InputError: the folder is not empty and `resume` was not asked for, or the path is a file or a checkpoint.
             RunInUseError: another process trains in it.
             StorageError: the folder cannot be made or written.
         """
         if path is not None:
             folder = Path(path)
             with files.storage_errors(folder):
-                _make_folders(folder)
+                make_folders(folder)
         else:
             folder = _default_folder(Path(runs_dir), f"{_plain(arch)}-{_plain(preset or 'custom')}", resume=resume)
+        if resume and (folder / atomic.MANIFEST).is_file():
+            raise InputError(
+                f"{folder} is a checkpoint, not a run: it cannot be resumed",
+                hint=f"start a new run from its weights: tformer train --init-from {folder}",
+            )
         if not (folder / LOCK_NAME).exists() and not resume:
             _require_empty(folder)  # before the lock, which would leave a file behind
         lock = RunLock(folder)
@@ -65,7 +71,7 @@ class RunDirectory:
                 _require_empty(folder)
             run = cls(folder, lock=lock)
             with files.storage_errors(run.checkpoints_path):
-                _make_folders(run.checkpoints_path)
+                make_folders(run.checkpoints_path)
                 files.fsync_dir(folder)
             run.sweep_temporaries()
         except BaseException:
@@ -177,8 +183,12 @@ class RunDirectory:
     def write_recipe(self, text: str) -> None:
         atomic.write_text(self.path / "recipe.yaml", text)
 
-    def write_tokenizer(self, text: str) -> None:
-        atomic.write_text(self.path / "tokenizer.json", text)
+    def write_tokenizer(self, text: str, target: str | None = None) -> None:
+        """The one of both sides; with `target`, the source's and the target's under names that say so."""
+        names = file_names(separate=target is not None)
+        atomic.write_text(self.path / names["tokenizer"], text)
+        if target is not None:
+            atomic.write_text(self.path / names["target_tokenizer"], target)
 
     def write_environment(
         self, *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
@@ -207,7 +217,7 @@ def list_runs(runs_dir: str | Path = "runs") -> list[Path]:
 def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
     """Claims the next free number; mkdir decides between processes that want the same one."""
     with files.storage_errors(runs_dir):
-        _make_folders(runs_dir)
+        make_folders(runs_dir)
         numbered = re.compile(re.escape(stem) + r"-(\d{1,9})")
         taken = [int(match[1]) for name in os.listdir(runs_dir) if (match := numbered.fullmatch(name))]
         number = max(taken, default=0)
@@ -223,13 +233,13 @@ def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
             return runs_dir / f"{stem}-{number}"
 
 
-def _make_folders(folder: Path) -> None:
+def make_folders(folder: Path) -> None:
     """As `mkdir -p`, each new name durable in its parent."""
     if folder.is_dir():
         return
     if os.path.lexists(folder):
         raise InputError(f"{folder} is a file, expected a folder")
-    _make_folders(folder.parent)
+    make_folders(folder.parent)
     try:
         files.mkdir(folder)
     except FileExistsError:

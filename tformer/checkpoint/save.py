@@ -17,9 +17,10 @@ from torch import Tensor
 
 from tformer import __version__
 from tformer.checkpoint import atomic, catalog, files
-from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, Manifest
+from tformer.checkpoint.manifest import FileRecord, Manifest
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
+from tformer.checkpoint.vocabularies import file_names
 from tformer.errors import StorageError
 from tformer.tokenizer.files import canonical_sha256
 
@@ -38,6 +39,8 @@ def save_checkpoint(
     generator: Mapping[str, Tensor] | None = None,
     score: float | None = None,
     tokenizer_sha256: str | None = None,
+    target_tokenizer_json: str | None = None,
+    target_tokenizer_sha256: str | None = None,
     keep_last: int = 2,
 ) -> Path:
     """Adds `checkpoints/step-<step>` to a run, points `latest` and `best` at the right ones, and prunes.
@@ -46,10 +49,12 @@ def save_checkpoint(
         run: held by this process (`RunDirectory.create`, or `open(lock=True)`).
         weights: by parameter name, any device, contiguous or not; names without wrappers' prefixes.
         tied: {alias: owner}; None finds the names that share memory. Aliases are not stored.
-        tokenizer_json: None for a model of images.
+        tokenizer_json: None for a model of images; the source's where the target has a vocabulary of its own.
         trainer: JSON values; everything exact resume needs beside tensors.
         score: the validation score of these weights, lower is better (negate a metric of which more is better).
         tokenizer_sha256: `Tokenizer.sha256`, to be compared when loading.
+        target_tokenizer_json: the target's, None where one tokenizer serves both sides, or there is one side only.
+        target_tokenizer_sha256: its `Tokenizer.sha256`.
         keep_last: how many of the last checkpoints stay beside the best; at most `keep_last + 2` are ever on disk.
 
     Raises:
@@ -73,6 +78,8 @@ def save_checkpoint(
             generator=generator,
             score=score,
             tokenizer_sha256=tokenizer_sha256,
+            target_tokenizer_json=target_tokenizer_json,
+            target_tokenizer_sha256=target_tokenizer_sha256,
         )
         catalog.tidy(folder, keep_last=keep_last)
     except OSError as error:
@@ -94,11 +101,15 @@ def write_checkpoint(
     generator: Mapping[str, Tensor] | None = None,
     score: float | None = None,
     tokenizer_sha256: str | None = None,
+    target_tokenizer_json: str | None = None,
+    target_tokenizer_sha256: str | None = None,
 ) -> None:
     """Makes one checkpoint folder appear whole at `target`, in a run or anywhere else. Arguments: `save_checkpoint`."""
     wrapped = [name for name in weights if name.startswith(("module.", "_orig_mod.")) or "._orig_mod." in name]
     if wrapped:
         raise ValueError(f"weights are named after a wrapper: {wrapped[0]}; pass those of the bare model")
+    if target_tokenizer_json is not None and tokenizer_json is None:
+        raise ValueError("a tokenizer of the target needs one of the source beside it")
     tied = find_tied(weights) if tied is None else dict(tied)
     tensors = {
         "weights": without_aliases(weights, tied),
@@ -110,6 +121,10 @@ def write_checkpoint(
     if tokenizer_json is not None:
         texts["tokenizer"] = tokenizer_json
         tokenizer_sha256 = tokenizer_sha256 or canonical_sha256(tokenizer_json)
+    if target_tokenizer_json is not None:
+        texts["target_tokenizer"] = target_tokenizer_json
+        target_tokenizer_sha256 = target_tokenizer_sha256 or canonical_sha256(target_tokenizer_json)
+    names = file_names(separate=target_tokenizer_json is not None)
     texts["trainer"] = json.dumps(dict(trainer), indent=1) + "\n"
     present = {role: values for role, values in tensors.items() if values is not None}
     sizes = {role: file_bytes(values) for role, values in present.items()}
@@ -122,7 +137,7 @@ def write_checkpoint(
             **{role: [text.encode("utf-8")] for role, text in texts.items()},
         }
         records = tuple(
-            FileRecord(FILE_NAMES[role], role, *atomic.write_durably(folder / FILE_NAMES[role], chunks))
+            FileRecord(names[role], role, *atomic.write_durably(folder / names[role], chunks))
             for role, chunks in contents.items()
         )
         manifest = Manifest(
@@ -130,6 +145,7 @@ def write_checkpoint(
             files=records,
             tied=tied,
             tokenizer_sha256=tokenizer_sha256,
+            target_tokenizer_sha256=target_tokenizer_sha256 if "target_tokenizer" in texts else None,
             score=score if score is not None and math.isfinite(score) else None,
             version=__version__,
         )

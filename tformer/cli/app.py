@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli import classify, config, evaluate, generate, train, train_tokenizer
+from tformer.cli import average, classify, config, evaluate, generate, train, train_tokenizer
 from tformer.cli.common import console
 from tformer.errors import OutOfMemoryError, StorageError, TformerError, visible
 
@@ -29,6 +29,7 @@ app.command("train", epilog=train.EPILOG)(train.train)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("classify", epilog=classify.EPILOG)(classify.classify)
 app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command("average", epilog=average.EPILOG)(average.average)
 app.add_typer(config.app, name="config")
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)

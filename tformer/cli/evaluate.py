@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tformer.cli import evaluate_options as pairs
 from tformer.cli.common import StopFlag, console, emit_json, examples, refuse_to_replace
-from tformer.cli.evaluate_labelled import evaluate_labelled, show_labelled
-from tformer.cli.evaluate_masked import evaluate_masked, show_masked
+from tformer.cli.evaluate_families import check_family, family_of
 from tformer.cli.evaluate_mistakes import check_errors_file
+from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
-from tformer.cli.evaluate_text import evaluate_text, show_text
 from tformer.errors import InputError
-
-if TYPE_CHECKING:
-    from tformer.loading import Loaded
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
 
@@ -26,50 +21,10 @@ EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
     "`tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest`",
     "`tformer evaluate runs/bert-tiny-1 --data test.tsv --errors mistakes.tsv --json`",
+    "`tformer evaluate runs/transformer-tiny-1 --source test.en --target test.de --beam-size 5 --lowercase`",
 )
 
 
-@dataclass(frozen=True)
-class Family:
-    """How one kind of model is evaluated and shown, and which of the options mean something for it."""
-
-    name: str
-    evaluate: Callable[[Loaded, Request, StopFlag], dict[str, Any]]
-    show: Callable[[dict[str, Any]], None]
-    options: frozenset[str]
-
-
-TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8"})
-TEXT = Family("a causal language model", evaluate_text, show_text, TEXT_OPTIONS | {"stride"})
-MASKED = Family(
-    "a masked language model", evaluate_masked, show_masked, TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
-)
-LABELLED = Family(
-    "a model of labelled examples",
-    evaluate_labelled,
-    show_labelled,
-    TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"},
-)
-IMAGES = Family("a model of images", evaluate_labelled, show_labelled, frozenset({"errors_file"}))
-FAMILIES = {  # of text, by the kind of the run's first objective
-    "causal_lm": TEXT,
-    "masked_lm": MASKED,
-    "next_sentence": MASKED,
-    "replaced_token": MASKED,
-    "classification": LABELLED,
-    "multi_label": LABELLED,
-    "regression": LABELLED,
-}
-FLAGS = {
-    "stride": "--stride",
-    "pseudo_perplexity": "--pseudo-perplexity",
-    "max_tokens": "--max-tokens",
-    "text_column": "--text-column",
-    "text2_column": "--text2-column",
-    "invalid_utf8": "--invalid-utf8",
-    "label_column": "--label-column",
-    "errors_file": "--errors",
-}
 HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
 
 
@@ -108,12 +63,23 @@ def evaluate(
             rich_help_panel=DATA,
         ),
     ] = None,
+    source: pairs.Source = None,
+    target: pairs.Target = None,
+    source_column: pairs.SourceColumn = None,
+    target_column: pairs.TargetColumn = None,
+    beam_size: pairs.BeamSize = None,
+    length_penalty: pairs.LengthPenalty = None,
+    length_penalty_type: pairs.LengthPenaltyType = None,
+    bleu_tokenize: pairs.BleuTokenize = None,
+    lowercase: pairs.Lowercase = False,
+    no_decode: pairs.NoDecode = False,
+    score: pairs.Score = False,
     errors: Annotated[
         Path | None,
         typer.Option(
             "--errors",
             metavar="FILE.tsv|.jsonl",
-            help="Labelled data: write the examples that the model gets wrong, the surest mistakes first.",
+            help="Labelled data and pairs: write what the model gets wrong, the surest mistakes first.",
             rich_help_panel=MEASURE,
         ),
     ] = None,
@@ -165,6 +131,8 @@ def evaluate(
     A causal language model: loss (nats per token), perplexity, bits per byte and accuracy over every token of a text,
     each predicted once. A masked one: loss and accuracy on masked tokens. A classifier: accuracy with its 95 %
     interval, F1, Matthews' correlation, calibration error, and each class; a regression: correlations and error.
+    A model of pairs: loss and token accuracy on the targets, and BLEU and chrF (with signatures) and exact matches of
+    what it writes itself.
     """
     request = Request(
         data=data,
@@ -177,6 +145,17 @@ def evaluate(
         pseudo_perplexity=pseudo_perplexity,
         max_tokens=max_tokens,
         batch_size=batch_size,
+        source=source,
+        target=target,
+        source_column=source_column,
+        target_column=target_column,
+        score=score,
+        no_decode=no_decode,
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        length_penalty_type=length_penalty_type,
+        bleu_tokenize=bleu_tokenize,
+        lowercase=lowercase,
     )
     _check_usage(request)
     with StopFlag() as flag:
@@ -191,10 +170,10 @@ def evaluate(
         loaded.model.compute_dtype = inference_dtype(precision, trained_in=trained_in, device=place)
         for note in loaded.notes:
             console.print(note, style="dim", markup=False)
-        reads_images = loaded.recipe.model.patches is not None
-        family = IMAGES if reads_images else FAMILIES[loaded.recipe.objectives[0].kind]
-        _check_family(request, family, loaded)
-        refuse_to_replace(request.errors_file, (spec.path for spec in request.specs(loaded)), option="--errors")
+        family = family_of(loaded)
+        check_family(request, family, loaded)
+        read = [path for spec in request.specs(loaded) for path in (spec.path, spec.target_path) if path is not None]
+        refuse_to_replace(request.errors_file, read, option="--errors")
         try:
             result = family.evaluate(loaded, request, flag)
         except InputError as error:  # who reads text names the option of the other commands
@@ -216,13 +195,7 @@ def _check_usage(request: Request) -> None:
         raise InputError("--max-tokens bounds --pseudo-perplexity, which is not asked for")
     if request.max_tokens is not None and request.max_tokens < 1:
         raise InputError(f"--max-tokens must be at least 1, found {request.max_tokens}")
+    check_pair_options(request)
     if request.errors_file is not None:
         check_errors_file(request.errors_file)
-        refuse_to_replace(request.errors_file, [] if request.data is None else [request.data], option="--errors")
-
-
-def _check_family(request: Request, family: Family, loaded: Loaded) -> None:
-    for option, flag in FLAGS.items():
-        value = getattr(request, option)
-        if value is not None and value is not False and option not in family.options:
-            raise InputError(f"{flag} has no meaning here: {loaded.path} is {family.name}")
+        refuse_to_replace(request.errors_file, request.inputs(), option="--errors")

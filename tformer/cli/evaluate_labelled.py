@@ -62,7 +62,6 @@ def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Label
     from tformer.data.labelled import open_labelled
     from tformer.data.labelled_tokens import tokenise_labelled
     from tformer.data.labels import LabelIndex
-    from tformer.evaluation.classifier import seq_len_of
     from tformer.recipe.data import SourceSpec
 
     recipe, data = loaded.recipe, loaded.recipe.data
@@ -93,7 +92,7 @@ def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Label
         tokens = tokenise_labelled(
             sources,
             loaded.text_tokenizer,
-            seq_len=seq_len_of(recipe),
+            seq_len=recipe.seq_len,
             index=index,
             numeric=index is None,
             truncation=data.truncation,
@@ -110,7 +109,6 @@ def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Label
 
 def _read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[ImageSet, str]:
     from tformer.data.images import open_images
-    from tformer.evaluation.classifier import seq_len_of
 
     patches, data = loaded.recipe.model.patches, loaded.recipe.data
     assert patches is not None
@@ -131,7 +129,7 @@ def _read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Imag
     name = images.name
     if request.held_out(loaded):
         images, name = images.subset(_held_out(loaded, images)), f"{data.valid_fraction:.0%} of {name}, held out"
-    images.seq_len = seq_len_of(loaded.recipe)
+    images.seq_len = loaded.recipe.seq_len
     return images, name
 
 

@@ -74,7 +74,7 @@ def _validation_batch(loaded: Loaded) -> int:
     recipe = loaded.recipe
     if any(objective.kind == "next_sentence" for objective in recipe.objectives):
         return VALIDATION_EXAMPLES
-    return max(1, min(VALIDATION_EXAMPLES, VALIDATION_TOKENS // (recipe.data.seq_len or recipe.model.max_seq_len)))
+    return max(1, min(VALIDATION_EXAMPLES, VALIDATION_TOKENS // recipe.seq_len))
 
 
 def _stop_here(flag: StopFlag) -> None:
@@ -133,7 +133,7 @@ def _read_sentences(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[S
     pairs = SentencePairs(
         sentences,
         loaded.text_tokenizer,
-        seq_len=recipe.data.seq_len or recipe.model.max_seq_len,
+        seq_len=recipe.seq_len,
         seed=recipe.seed,
         token_types=recipe.model.embedding.token_types > 1,
     )

@@ -28,9 +28,29 @@ class Request:
     pseudo_perplexity: bool = False
     max_tokens: int | None = None
     batch_size: int | None = None
+    source: str | None = None
+    target: str | None = None
+    source_column: str | None = None
+    target_column: str | None = None
+    score: bool = False
+    no_decode: bool = False
+    beam_size: int | None = None
+    length_penalty: float | None = None
+    length_penalty_type: str | None = None
+    bleu_tokenize: str | None = None
+    lowercase: bool = False
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether data was named; else it is the run's own."""
+        return self.data is not None or self.source is not None
+
+    def inputs(self) -> list[str]:
+        """Every file that was named to be read."""
+        return [path for path in (self.data, self.source, self.target) if path is not None]
 
     def specs(self, loaded: Loaded) -> tuple[SourceSpec, ...]:
-        """The data to read: `--data`, else the run's validation data, else its training data, to be split.
+        """The data to read: what was named, else the run's validation data, else its training data, to be split.
 
         Raises InputError for a run that was trained on standard input.
         """
@@ -38,7 +58,9 @@ class Request:
         from tformer.recipe.data import SourceSpec
 
         if self.data is not None:
-            return (SourceSpec(path=self.data),)
+            return (SourceSpec(path=self.data, prefix=prefix_of(loaded)),)
+        if self.source is not None:
+            return (SourceSpec(path=self.source, target_path=self.target, prefix=prefix_of(loaded)),)
         specs = loaded.recipe.data.valid or loaded.recipe.data.train
         if any(spec.path == STANDARD_INPUT for spec in specs):
             raise InputError(
@@ -49,20 +71,32 @@ class Request:
 
     def held_out(self, loaded: Loaded) -> bool:
         """Whether the data is the part of the training data that was never trained on."""
-        return self.data is None and not loaded.recipe.data.valid
+        return not self.reads_files and not loaded.recipe.data.valid
 
     def errors(self, loaded: Loaded) -> Errors:
         """What to do with invalid UTF-8: as asked, else as in training for the run's own data."""
-        chosen = self.invalid_utf8 or ("strict" if self.data is not None else loaded.recipe.data.errors)
+        chosen = self.invalid_utf8 or ("strict" if self.reads_files else loaded.recipe.data.errors)
         return "replace" if chosen == "replace" else "strict"
 
     def columns(self, loaded: Loaded) -> Columns:
         """The columns named on the command line over those of the run."""
         from tformer.data.tables import parse_column
 
-        given = {"text": self.text_column, "text2": self.text2_column, "label": self.label_column}
+        given = {
+            "text": self.text_column,
+            "text2": self.text2_column,
+            "label": self.label_column,
+            "source": self.source_column,
+            "target": self.target_column,
+        }
         updates = {name: parse_column(column) for name, column in given.items() if column is not None}
         return loaded.recipe.data.columns.model_copy(update=updates)
+
+
+def prefix_of(loaded: Loaded) -> str:
+    """What the run was trained to read before a source: its task's prefix; none where its tasks differ."""
+    prefixes = {spec.prefix for spec in loaded.recipe.data.train}
+    return prefixes.pop() if len(prefixes) == 1 else ""
 
 
 def describe(loaded: Loaded) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def evaluate_text(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str,
     """Every token of the text once: in windows of the training length, or overlapping ones with `stride`."""
     if loaded.model.decoder is None or loaded.model.encoder is not None:
         raise InputError(f"{loaded.path}: evaluation of a text needs a decoder-only model")
-    seq_len, stride = loaded.recipe.data.seq_len or loaded.model.max_seq_len, request.stride
+    seq_len, stride = loaded.recipe.seq_len, request.stride
     if stride is not None and not 1 <= stride <= seq_len:
         raise InputError(f"--stride must be between 1 and the window of {seq_len} tokens, found {stride}")
     corpora = read_corpora(loaded, request, flag)

@@ -1,221 +1,183 @@
-"""`tformer generate`: text from a trained model; a masked language model fills the masks of a prompt."""
+"""`tformer generate`: text from a trained model: continued, translated, or with its masks filled."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from tformer.cli import generate_options as options
+from tformer.cli.classify_input import STANDARD_INPUT
 from tformer.cli.common import StopFlag, console, examples, refuse_to_replace
 from tformer.cli.fill_mask import MaskFiller, refuse_options
+from tformer.cli.generate_models import end_token, fills_masks, is_encoder_decoder, load_models
+from tformer.cli.generate_output import Printer
+from tformer.cli.generate_request import OF_SOURCES, OF_TEXTS, SEARCH, Asked
 from tformer.cli.generate_session import Session
+from tformer.cli.translate_input import Checks
+from tformer.cli.translate_session import TranslateSession
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
+    from tformer.cli.translate_session import Searcher
+    from tformer.decoding.beam_settings import BeamSettings
+    from tformer.decoding.settings import GenerationSettings
     from tformer.loading import Loaded
 
-PROMPT, CHOICE, OUTPUT, MODEL = "What to continue", "How tokens are chosen", "Output", "Model and machine"
 DEFAULT_SEED = 1337
+BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
 
 EPILOG = examples(
     "`tformer generate`",
     '`tformer generate runs/gpt-tiny-1 --prompt "The " --temperature 0.8 --top-k 50 --num-samples 3`',
     "`tformer generate --input prompts.txt --output completions.jsonl --greedy --json`",
+    "`tformer generate runs/transformer-tiny-1 --input test.en --output test.de --beam-size 5 --length-penalty 1`",
+    "`tformer generate --ensemble runs/a runs/b --input test.en --n-best 3 --alignments --json`",
     '`tformer generate runs/bert-tiny-1 --prompt "The [MASK] sat." --top-k 10`',
 )
 
 
 def generate(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Run or checkpoint folder; default: the newest run."),
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Text to continue; default: nothing.", rich_help_panel=PROMPT)
-    ] = None,
-    input_path: Annotated[
-        str | None,
-        typer.Option(
-            "--input",
-            metavar="FILE|-",
-            help="One prompt a line; each gives one line of output, its completion alone.",
-            rich_help_panel=PROMPT,
-        ),
-    ] = None,
-    errors: Annotated[
-        str,
-        typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8 in --input.", rich_help_panel=PROMPT),
-    ] = "strict",
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Length of a completion at most.", rich_help_panel=CHOICE)
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy.", rich_help_panel=CHOICE)
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            help="Keep the K most probable tokens; 0: all. For a [MASK]: show so many (5).",
-            rich_help_panel=CHOICE,
-        ),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option("--top-p", help="Keep the fewest tokens of total probability P.", rich_help_panel=CHOICE),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option("--min-p", help="Keep tokens at least P times as probable as the best.", rich_help_panel=CHOICE),
-    ] = None,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Always the most probable token.", rich_help_panel=CHOICE)
-    ] = False,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option("--repetition-penalty", help="Above 1: used tokens become less likely.", rich_help_panel=CHOICE),
-    ] = None,
-    no_repeat_ngram: Annotated[
-        int | None,
-        typer.Option("--no-repeat-ngram", metavar="N", help="No N tokens in a row twice.", rich_help_panel=CHOICE),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", help="End before this text; may be given again.", rich_help_panel=CHOICE),
-    ] = None,
-    num_samples: Annotated[
-        int, typer.Option("--num-samples", help="Completions of each prompt.", rich_help_panel=CHOICE)
-    ] = 1,
-    seed: Annotated[
-        int, typer.Option("--seed", help="The same seed gives the same text.", rich_help_panel=CHOICE)
-    ] = DEFAULT_SEED,
-    context: Annotated[
-        str,
-        typer.Option(
-            "--context",
-            metavar="slide|error",
-            help="When the model's context is full: go on with its last half, or stop (and refuse a longer prompt).",
-            rich_help_panel=CHOICE,
-        ),
-    ] = "slide",
-    output: Annotated[
-        Path | None, typer.Option("--output", help="A file instead of standard output.", rich_help_panel=OUTPUT)
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document per prompt, one a line.", rich_help_panel=OUTPUT)
-    ] = False,
-    logprobs: Annotated[
-        bool,
-        typer.Option("--logprobs", help="The model's log-probabilities of the tokens.", rich_help_panel=OUTPUT),
-    ] = False,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL)
-    ] = "best",
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", help="Prompts of --input at a time.", rich_help_panel=MODEL)
-    ] = 16,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
-    precision: Annotated[
-        str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
-    ] = "auto",
+    arguments: options.Arguments = None,
+    prompt: options.Prompt = None,
+    input_path: options.InputPath = None,
+    errors: options.Errors = "strict",
+    target_prefix: options.TargetPrefix = None,
+    target_prefix_file: options.TargetPrefixFile = None,
+    beam_size: options.BeamSize = None,
+    n_best: options.NBest = None,
+    length_penalty: options.LengthPenalty = None,
+    length_penalty_type: options.LengthPenaltyType = None,
+    coverage_penalty: options.CoveragePenalty = None,
+    stopping: options.Stopping = None,
+    beam_groups: options.BeamGroups = None,
+    diversity_penalty: options.DiversityPenalty = None,
+    ensemble: options.Ensemble = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    greedy: options.Greedy = False,
+    num_samples: options.NumSamples = 1,
+    seed: options.Seed = DEFAULT_SEED,
+    stop: options.Stop = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    min_new_tokens: options.MinNewTokens = None,
+    length_margin: options.LengthMargin = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    no_repeat_ngram: options.NoRepeatNgram = None,
+    context: options.Context = "slide",
+    output: options.Output = None,
+    as_json: options.AsJson = False,
+    logprobs: options.LogProbs = False,
+    alignments: options.Alignments = False,
+    checkpoint: options.Checkpoint = "best",
+    batch_size: options.BatchSize = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
 ) -> None:
-    """Continue a text, or each line of a file, with a trained model.
+    """Continue or translate a text, or each line of a file, with a trained model.
 
     What is not given here comes from the model's recipe. A prompt is shown with its continuation, streamed on a
     terminal; lines of --input give completions only, with line ends inside them written as \\\\n. An empty prompt
     starts from the model's start token.
 
+    An encoder-decoder (transformer, T5, BART) turns each source into a target, by a beam search of the recipe's size;
+    --greedy and the options of sampling do otherwise. An empty line gives an empty line; of standard input, what has
+    arrived is answered before more is waited for. A decoder alone (GPT) searches when an option of beams is given.
+
     A masked language model (BERT) fills each [MASK] of the prompt: the most probable tokens, one a line, with their
     probabilities and the text that each gives.
     """
-    _check_usage(prompt, input_path, errors, greedy, temperature, num_samples, batch_size, as_json)
-    refuse_to_replace(output, [] if input_path is None else [input_path])
+    asked = Asked(**locals())  # whose attributes are these parameters
+    asked.check()
+    refuse_to_replace(output, asked.files)
     from tformer.decoding.output import open_output
 
     with StopFlag() as flag, open_output(output) as write:
-        from tformer.decoding.precision import cast_matrices, inference_dtype
-        from tformer.decoding.settings import GenerationSettings
-        from tformer.loading import load
-        from tformer.training.precision import resolve_device
+        models = load_models(asked)
+        printer = Printer(write, on_terminal=output is None and sys.stdout.isatty())
+        _answer(asked, models, flag, printer)
 
-        place = resolve_device(device)
-        loaded = load(run, device=place, which=checkpoint, kinds={"lm", "masked_lm"})
-        fills_masks = loaded.model.decoder is None and "masked_lm" in loaded.model.heads
-        if not fills_masks and (loaded.model.decoder is None or loaded.model.encoder is not None):
-            raise InputError(f"{loaded.path}: generation needs a decoder-only model")
-        dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
-        cast_matrices(loaded.model, dtype)
-        if fills_masks:
-            refuse_options(
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                min_p=min_p,
-                greedy=greedy or None,
-                repetition_penalty=repetition_penalty,
-                no_repeat_ngram=no_repeat_ngram,
-                stop=stop,
-                num_samples=num_samples if num_samples != 1 else None,
-                logprobs=logprobs or None,
-            )
-            on_terminal = output is None and sys.stdout.isatty()
-            filler = MaskFiller(loaded, flag, write, top_k=top_k, as_json=as_json, on_terminal=on_terminal)
-            filler.fill(prompt, input_path, errors)
+
+def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer) -> None:
+    """What the kind of model, and the options, ask for."""
+    first, notes = models[0], [note for loaded in models for note in loaded.notes]
+    if fills_masks(first):
+        names = dict.fromkeys((*OF_TEXTS, *SEARCH, *OF_SOURCES))
+        refuse_options(**{name: getattr(asked, name) for name in asked.given(names) if name != "top_k"})
+        filler = MaskFiller(
+            first, flag, printer.write, top_k=asked.top_k, as_json=asked.as_json, on_terminal=printer.on_terminal
+        )
+        filler.fill(asked.prompt, asked.input_path, asked.errors)
+        return
+    if first.model.decoder is None:
+        raise InputError(f"{first.path}: generation needs a model with a decoder")
+    translates, generation = is_encoder_decoder(first), first.recipe.generation
+    if not translates:
+        asked.check_decoder_only(first.path)
+    eos_id = first.decoder_tokens.eos if translates else end_token(first)
+    batch_size = asked.batch_size or (BATCH_OF_SOURCES if translates else BATCH_OF_PROMPTS)
+    paths = ", ".join(str(loaded.path) for loaded in models)
+    settings: BeamSettings | GenerationSettings
+    if asked.engine(generation, encoder_decoder=translates) == "sample":
+        settings = asked.sampling_settings(generation, eos_id=eos_id, encoder_decoder=translates)
+        how = f"generating with {paths}" + ("" if settings.greedy else f", seed {asked.seed}")
+        _tell([how, *notes])
+        if not translates:
+            session = Session(first, settings, flag, printer, as_json=asked.as_json)
+            if asked.input_path is None:
+                session.continue_prompt(asked.prompt or "")
+            else:
+                session.continue_lines(asked.input_path, asked.utf8, batch_size)
             return
-        for note in (f"generating with {loaded.path}, seed {seed}", *loaded.notes):
-            console.print(note, style="dim", markup=False)
-        settings = GenerationSettings.from_recipe(
-            loaded.recipe.generation,
-            max_new_tokens=max_new_tokens,
-            temperature=0.0 if greedy else temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            no_repeat_ngram=no_repeat_ngram,
-            stop_texts=tuple(stop) if stop else None,
-            eos_id=_eos_id(loaded),
-            seed=seed,
-            num_samples=num_samples,
-            logprobs=logprobs,
-            context=context,
-        )
-        session = Session(
-            loaded, settings, flag, write, as_json=as_json, on_terminal=output is None and sys.stdout.isatty()
-        )
-        if input_path is None:
-            session.continue_prompt(prompt or "")
-        else:
-            session.continue_lines(input_path, errors, batch_size)
-
-
-def _check_usage(
-    prompt: str | None,
-    input_path: str | None,
-    errors: str,
-    greedy: bool,
-    temperature: float | None,
-    num_samples: int,
-    batch_size: int,
-    as_json: bool,
-) -> None:
-    """What can be refused before anything is loaded."""
-    if prompt is not None and input_path is not None:
-        raise InputError("--prompt and --input exclude each other")
-    if greedy and temperature:
-        raise InputError(f"--greedy and --temperature {temperature:g} exclude each other")
-    if input_path is not None and num_samples > 1 and not as_json:
+        searcher = _translator(asked, models, settings)
+    else:
+        settings = asked.beam_settings(generation, eos_id=eos_id)
+        _tell([f"generating with {paths}, beam {settings.beam_size}", *notes])
+        searcher = _translator(asked, models, settings) if translates else _continuer(asked, models, settings)
+    translation = TranslateSession(
+        searcher,
+        asked,
+        flag,
+        printer,
+        checks=_checks(models) if translates else None,
+        tokenizers=(first.text_tokenizer, first.target_tokenizer),
+        batch_size=batch_size,
+    )
+    if asked.input_path is not None:
+        translation.answer_lines(asked.input_path)
+    elif asked.prompt is not None or not translates:
+        translation.answer_prompt(asked.prompt or "")
+    elif sys.stdin.isatty():
         raise InputError(
-            f"--num-samples {num_samples} with --input gives more than one line a prompt", hint="add --json"
+            "nothing to translate", hint="give --prompt TEXT or --input FILE, or pipe one text a line into the command"
         )
-    if batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, found {batch_size}")
-    if errors not in ("strict", "replace"):
-        raise InputError(f"--errors must be strict or replace, found '{errors}'")
+    else:
+        translation.answer_lines(STANDARD_INPUT)
 
 
-def _eos_id(loaded: Loaded) -> int | None:
-    chosen = loaded.recipe.tokenizer.special_ids.eos
-    return loaded.text_tokenizer.special.eos if chosen is None else chosen
+def _translator(asked: Asked, models: list[Loaded], settings: BeamSettings | GenerationSettings) -> Searcher:
+    from tformer.decoding.translate_loaded import translator_of
+
+    more: dict[str, Any] = {name: getattr(asked, name) for name in ("length_margin", "coverage_penalty", "alignments")}
+    return translator_of(*models, settings=settings, **more)
+
+
+def _continuer(asked: Asked, models: list[Loaded], settings: BeamSettings) -> Searcher:
+    from tformer.cli.generate_beams import Continuer
+
+    return Continuer([loaded.model for loaded in models], models[0].text_tokenizer, settings, context=asked.context)
+
+
+def _checks(models: list[Loaded]) -> Checks:
+    return Checks(
+        models[0].text_tokenizer,
+        models[0].target_tokenizer,
+        limit=min(loaded.model.max_seq_len for loaded in models),
+        start_tokens=len(models[0].decoder_tokens.prefix),
+    )
+
+
+def _tell(notes: list[str]) -> None:
+    for note in notes:
+        console.print(note, style="dim", markup=False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING
 
+from tformer.cli.classify_input import line_blocks
 from tformer.cli.common import StopFlag, console
-from tformer.errors import visible
+from tformer.cli.generate_output import Printer
 
 if TYPE_CHECKING:
-    from tformer.decoding.output import Write
+    from tformer.data.text import Errors
     from tformer.decoding.settings import Generated, GenerationSettings
     from tformer.loading import Loaded
 
@@ -25,47 +25,43 @@ class Session:
         loaded: Loaded,
         settings: GenerationSettings,
         flag: StopFlag,
-        write: Write,
+        printer: Printer,
         *,
         as_json: bool,
-        on_terminal: bool,
     ) -> None:
-        self.loaded, self.settings, self.flag, self.as_json = loaded, settings, flag, as_json
-        self.on_terminal = on_terminal
-        self.write = write
+        self.loaded, self.settings, self.flag, self.printer = loaded, settings, flag, printer
+        self.as_json = as_json
 
     def continue_prompt(self, prompt: str) -> None:
         """One prompt: the prompt and its continuation, each sample after a line of dashes."""
-        stream = self.on_terminal and not self.as_json and self.settings.num_samples == 1
+        stream = self.printer.on_terminal and not self.as_json and self.settings.num_samples == 1
         streamed = 0
         if stream:
-            self._show(prompt)
+            self.printer.show(prompt)
 
         def show_piece(row: int, sample: int, token: int, piece: str) -> None:
             nonlocal streamed
             streamed += len(piece)
-            self._show(piece)
+            self.printer.show(piece)
 
         [completions] = self._generate([prompt], first_row=0, on_token=show_piece if stream else None)
         if self.as_json:
             self._write_document(0, prompt, completions)
         elif stream:
-            self._show(_text(completions[0])[streamed:] + "\n")
+            self.printer.show(_text(completions[0])[streamed:] + "\n")
         else:
             texts = [prompt + _text(completion) for completion in completions]
-            self._show(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
+            self.printer.show(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
         self._tell_logprobs(completions)
         if self.flag.should_stop():
             raise self.flag.interrupted("interrupted: the text ends where generation was")
 
-    def continue_lines(self, path: str, errors: str, batch_size: int) -> None:
-        """Each line of a file: one line of output."""
-        from tformer.decoding.prompts import read_lines
+    def continue_lines(self, path: str, errors: Errors, batch_size: int) -> None:
+        """Each line of a file or of standard input: one line of output."""
         from tformer.decoding.rendering import as_one_line
 
-        lines = read_lines(path, errors="replace" if errors == "replace" else "strict")
         done = 0
-        while prompts := list(islice(lines, batch_size)):
+        for prompts in line_blocks(path, errors=errors, size=batch_size):
             results = self._generate(prompts, first_row=done)
             if self.flag.should_stop():
                 raise self.flag.interrupted(f"interrupted after {done} prompts")
@@ -73,7 +69,7 @@ class Session:
                 if self.as_json:
                     self._write_document(done, prompt, completions)
                 else:
-                    self._show(as_one_line(_text(completions[0])) + "\n")
+                    self.printer.show(as_one_line(_text(completions[0])) + "\n")
                 self._tell_logprobs(completions)
                 done += 1
 
@@ -87,11 +83,7 @@ class Session:
         limit = self.loaded.model.max_seq_len
         for number, prompt_ids in enumerate(ids, start=first_row + 1):
             if len(prompt_ids) > limit and self.settings.context == "slide":
-                console.print(
-                    f"prompt {number} has {len(prompt_ids)} tokens, the model's context holds {limit}: "
-                    f"only the last {max(1, limit // 2)} are read",
-                    markup=False,
-                )
+                tell_cut_prompt(number, length=len(prompt_ids), limit=limit)
         return run_engine(
             self.loaded.model,
             ids,
@@ -102,19 +94,10 @@ class Session:
             first_row=first_row,
         )
 
-    def _show(self, text: str) -> None:
-        # A model can write anything, control characters included.
-        self.write(visible(text) if self.on_terminal else text)
-
     def _write_document(self, index: int, prompt: str, completions: list[Generated]) -> None:
-        import json
-
-        from tformer.checkpoint.logs import finite
         from tformer.decoding.rendering import as_document
 
-        # ASCII alone on a terminal: JSON leaves some control characters as they are.
-        document = finite(as_document(index, prompt, completions))
-        self.write(json.dumps(document, ensure_ascii=self.on_terminal, allow_nan=False) + "\n")
+        self.printer.show_document(as_document(index, prompt, completions))
 
     def _tell_logprobs(self, completions: list[Generated]) -> None:
         if self.as_json:
@@ -125,6 +108,15 @@ class Session:
                 console.print(
                     f"log-probability {total:.3f} of {count} tokens, {total / count:.3f} a token", style="dim"
                 )
+
+
+def tell_cut_prompt(number: int, *, length: int, limit: int) -> None:
+    """Say that the beginning of a prompt is not read."""
+    console.print(
+        f"prompt {number} has {length} tokens, the model's context holds {limit}: "
+        f"only the last {max(1, limit // 2)} are read",
+        markup=False,
+    )
 
 
 def _text(completion: Generated) -> str:

@@ -8,12 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from tformer.cli.common import STARTED, StopFlag, console, emit, emit_json, examples, progress_reporter
+from tformer.errors import InputError
 
 EPILOG = examples(
     "`tformer train --arch gpt`",
     "`tformer train --arch bert --data train.tsv --valid valid.tsv --label-column label`",
+    "`tformer train --arch transformer --source train.en --target train.de --valid-source val.en --valid-target val.de`",
     "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
 )
+
+VOCABULARIES: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "joint": {"tokenizer.separate": False},
+    "separate": {"tokenizer.separate": True, "model.tie.source_target": False},
+}
+"""What --vocabulary sets."""
 
 MODEL, DATA, RUN, OPTIM, MACHINE = "Model", "Data", "Run", "Optimization", "Machine"
 
@@ -61,6 +70,30 @@ def train(
     label_column: Annotated[
         str | None, typer.Option(help="Column of the label or score.", rich_help_panel=DATA)
     ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(help="Source side of aligned text, a line a sentence; may be repeated.", rich_help_panel=DATA),
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Its target side, as many lines.", rich_help_panel=DATA)
+    ] = None,
+    valid_source: Annotated[
+        list[str] | None, typer.Option(help="Source side to validate on.", rich_help_panel=DATA)
+    ] = None,
+    valid_target: Annotated[
+        list[str] | None, typer.Option(help="Target side to validate on.", rich_help_panel=DATA)
+    ] = None,
+    source_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the source in a table; several with commas.", rich_help_panel=DATA),
+    ] = None,
+    target_column: Annotated[
+        str | None, typer.Option(help="Column of the target in a table.", rich_help_panel=DATA)
+    ] = None,
+    vocabulary: Annotated[
+        str | None,
+        typer.Option(help="Of pairs: joint (one tokenizer) or separate (one a side).", rich_help_panel=DATA),
+    ] = None,
     errors: Annotated[
         str | None, typer.Option(help="Invalid UTF-8: strict (default) or replace.", rich_help_panel=DATA)
     ] = None,
@@ -71,8 +104,8 @@ def train(
     objective: Annotated[
         str | None,
         typer.Option(
-            help="causal_lm, masked_lm (or masked_lm,next_sentence), replaced_token, classification, multi_label or "
-            "regression; brings its head along.",
+            help="causal_lm, masked_lm (or masked_lm,next_sentence), replaced_token, classification, multi_label, "
+            "regression, seq2seq, span_corruption or denoising; brings its head along.",
             rich_help_panel=OPTIM,
         ),
     ] = None,
@@ -117,6 +150,8 @@ def train(
         "data.columns.text": parse_column(text_column),
         "data.columns.text2": parse_column(text2_column),
         "data.columns.label": parse_column(label_column),
+        "data.columns.source": parse_column(source_column),
+        "data.columns.target": parse_column(target_column),
         "data.errors": errors,
         "tokenizer.path": None if tokenizer is None else str(tokenizer),
         "training.max_steps": max_steps,
@@ -135,6 +170,14 @@ def train(
     for key, paths in (("data.train", data), ("data.valid", valid)):
         if paths:
             flags[key] = [{"path": path} for path in paths]
+    for key, sources, targets, names in (
+        ("data.train", source, target, "--source and --target"),
+        ("data.valid", valid_source, valid_target, "--valid-source and --valid-target"),
+    ):
+        aligned = _aligned(sources or [], targets or [], names)
+        if aligned:
+            flags[key] = [*flags.get(key, []), *aligned]
+    flags |= _vocabulary_flags(vocabulary)
     if objective is not None:
         flags["objectives"] = [{"kind": kind.strip()} for kind in objective.split(",")]
 
@@ -172,3 +215,16 @@ def train(
             emit(summary["recipe_yaml"].rstrip())
         else:
             emit(summary["run"])
+
+
+def _aligned(sources: list[str], targets: list[str], names: str) -> list[dict[str, str]]:
+    """Entries of the recipe's data section. Errors: one side without the other."""
+    if len(sources) != len(targets):
+        raise InputError(f"{names} come in pairs, found {len(sources)} and {len(targets)}")
+    return [{"path": path, "target_path": target} for path, target in zip(sources, targets, strict=True)]
+
+
+def _vocabulary_flags(vocabulary: str | None) -> dict[str, Any]:
+    if vocabulary not in VOCABULARIES:
+        raise InputError(f"--vocabulary must be joint or separate, found '{vocabulary}'")
+    return VOCABULARIES[vocabulary]

@@ -1,10 +1,13 @@
-"""Text that is on every machine: what the running Python says about itself.
+"""Text that is on every machine: what the running Python says about itself, dates, and rows of digits.
 
 - `builtin:python-docs`: the docstrings of the standard library's modules, classes and functions, with their
   signatures, and the help topics of `pydoc`. One document a module or topic.
 - `builtin:python-stdlib`: the standard library's own source files, one document a file.
 - `builtin:python-packages`: functions and classes of some packages, one document each; with labels for those who ask
   (`builtin_labelled`).
+- `builtin:dates`: dates as people write them and as ISO 8601 has them, one pair a document; as pairs for those who ask
+  (`builtin_pairs`). Likewise `builtin:copy`, `builtin:reverse` and `builtin:sort`: rows of digits. These four are made
+  from nothing.
 
 Sources are parsed, never imported. Tests, IDLE and installed packages are left out.
 """
@@ -12,6 +15,7 @@ Sources are parsed, never imported. Tests, IDLE and installed packages are left 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import os
@@ -26,7 +30,8 @@ from tformer.errors import InputError, did_you_mean
 
 PREFIX = "builtin:"
 LEFT_OUT = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
-DEFAULTS = {"lm": "python-docs", "classification": "python-packages"}  # what a task reads when no data is given
+# What a task reads when no data is given.
+DEFAULTS = {"lm": "python-docs", "classification": "python-packages", "pairs": "dates"}
 
 
 @cache
@@ -119,6 +124,13 @@ def _package_texts() -> Iterator[str]:
         yield f"{row.text}\n"
 
 
+def _pair_texts(name: str) -> Iterator[str]:
+    from tformer.data.builtin_pairs import PAIRS  # which needs this module
+
+    for row in PAIRS[name]():
+        yield f"{row.source}\t{row.target}\n"
+
+
 @dataclass(frozen=True)
 class BuiltinText:
     """One built-in source: its documents and a fingerprint of what they are made from."""
@@ -126,11 +138,14 @@ class BuiltinText:
     name: str
     make: Callable[[], Iterable[str]]
     labelled: bool = False  # its documents also have labels
+    paired: bool = False  # its documents are pairs, made from nothing
 
     def documents(self) -> Iterator[str]:
         yield from self.make()
 
     def fingerprint(self) -> str:
+        if self.paired:
+            return hashlib.sha256("".join(self.documents()).encode()).hexdigest()
         digest = hashlib.sha256(f"{self.name}:{sys.version}".encode())
         for path in stdlib_files():
             status = path.stat()
@@ -142,6 +157,10 @@ BUILTINS: dict[str, BuiltinText] = {
     "python-docs": BuiltinText("python-docs", _docs),
     "python-stdlib": BuiltinText("python-stdlib", _stdlib_sources),
     "python-packages": BuiltinText("python-packages", _package_texts, labelled=True),
+    **{
+        name: BuiltinText(name, functools.partial(_pair_texts, name), paired=True)
+        for name in ("dates", "copy", "reverse", "sort")
+    },
 }
 
 

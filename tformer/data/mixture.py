@@ -8,12 +8,11 @@ of any run can be computed alone, and each source goes through all of its sample
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from tformer.data.masked_windows import MaskedWindows
 from tformer.data.permutation import derive_key, permute
-from tformer.data.windows import Example, LmWindows
 from tformer.errors import InputError
 
 DEFAULT_BLOCK = 1024
@@ -55,22 +54,31 @@ class Mixture:
         return sources, blocks * quotas + slots - (self._ends[sources] - quotas)
 
 
+class Source(Protocol):
+    """What is mixed: windows of a corpus, or pairs."""
+
+    @property
+    def seq_len(self) -> int: ...
+    def __len__(self) -> int: ...
+    def examples(self, epoch: int, indices: list[int], /) -> Sequence[Any]: ...
+
+
 class MixedWindows:
-    """The windows of several corpora as one, by weight. Its epoch is as many draws as they have windows.
+    """The samples of several sources as one, by weight. Its epoch is as many draws as they have samples.
 
     Sources keep epochs of their own: a source that is drawn often starts over, with a new order, when it is used up.
     """
 
     def __init__(
         self,
-        sources: Sequence[LmWindows | MaskedWindows],
+        sources: Sequence[Source],
         weights: Sequence[float],
         *,
         seed: int = 0,
         block: int = DEFAULT_BLOCK,
     ) -> None:
-        self.sources = list(sources)
-        self.seed, self.seq_len = seed, sources[0].seq_len
+        self.sources: list[Any] = list(sources)  # those packed by "concat" have `windows` as well
+        self.seed, self.seq_len = seed, max(source.seq_len for source in sources)
         self.mixture = Mixture(weights, block=block, seed=seed)
         self.lengths = None  # they change from epoch to epoch: batches of mixed sources are cut by examples
         self._count = sum(len(source) for source in sources)
@@ -97,10 +105,12 @@ class MixedWindows:
         return np.stack([rows[place] for place in range(len(indices))])
 
     def window(self, epoch: int, index: int) -> np.ndarray:
+        """The ids of one window."""
         return self.examples(epoch, [index])[0].ids
 
-    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
-        found: dict[int, Example] = {}
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Any]:
+        """The samples, each of its source's own kind."""
+        found: dict[int, Any] = {}
         for number, own, places, windows in self._grouped(epoch, indices):
             found.update(zip(places, self.sources[number].examples(own, windows), strict=True))
         return [found[place] for place in range(len(indices))]

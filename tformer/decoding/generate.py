@@ -6,6 +6,9 @@ A finished completion leaves the batch at once. When the cache is full it is bui
 still looks at (see `GenerationSettings.context`): that window depends on the completion's own length, never on its
 neighbours.
 
+With `sources` the model is an encoder-decoder and the prompts are what its decoder begins with. The encoder reads each
+source once; what cross-attention needs of it goes along with the rows, also into a cache that is built again.
+
 Legend: B live completions, T tokens fed, V vocabulary.
 """
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from tformer.decoding.chooser import TokenChooser
 from tformer.decoding.completion import Completion, OnToken, check_prompts
+from tformer.decoding.inputs import check_sources, left_padded, right_padded
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
@@ -30,6 +34,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
     *,
+    sources: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | None = None,
     on_token: OnToken | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -37,26 +42,30 @@ def generate(
 ) -> list[list[Generated]]:
     """`settings.num_samples` completions of each prompt, in order.
 
-    prompts: token ids, at least one each.
-    tokenizer: gives the completions' text, and keeps a model whose vocabulary was rounded up from choosing an id that
-    has no token; needed for stop texts.
+    prompts: token ids, at least one each; of the decoder, its start token included, when there are sources.
+    sources: the encoder's token ids, one list for each prompt, at least one id each. The context's limit is the
+    decoder's: sources are the caller's to cut.
+    tokenizer: of the target side; gives the completions' text, and keeps a model whose vocabulary was rounded up from
+    choosing an id that has no token; needed for stop texts.
     on_token(row, sample, id, text_piece): called for every token as it is chosen; the pieces of one completion add up
     to its text (a piece is empty while a character or a possible stop text is incomplete).
     should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
     first_row: number of the first prompt in a longer list. A completion depends on (seed, row number, sample number)
     and its prompt, not on how the list is cut into batches (up to rounding of the logits).
 
-    Raises InputError for a prompt without tokens, or longer than the context with `context="error"`;
-    ValueError for stop texts without a tokenizer.
+    Raises InputError for a prompt or source without tokens, or a prompt longer than the context with
+    `context="error"`; ValueError for stop texts without a tokenizer, a model that cannot read sources, or not one
+    source for each prompt.
     """
     completions = start_completions(
-        model, prompts, settings, tokenizer=tokenizer, on_token=on_token, first_row=first_row
+        model, prompts, settings, sources=sources, tokenizer=tokenizer, on_token=on_token, first_row=first_row
     )
     with inference(model):
         _run(
             model,
             completions,
             settings,
+            sources=sources,
             vocab_size=None if tokenizer is None else tokenizer.vocab_size,
             should_stop=should_stop or (lambda: False),
         )
@@ -68,13 +77,16 @@ def start_completions(
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
     *,
+    sources: Sequence[Sequence[int]] | None,
     tokenizer: Tokenizer | None,
     on_token: OnToken | None,
     first_row: int,
 ) -> list[Completion]:
-    """`num_samples` completions of each prompt, side by side, after the checks on the prompts."""
+    """`num_samples` completions of each prompt, side by side, after the checks on the prompts and sources."""
     if settings.stop_texts and tokenizer is None:
         raise ValueError("stop texts need a tokenizer")
+    if sources is not None:
+        check_sources(model, sources, prompts, first_row=first_row)
     check_prompts(prompts, settings, max_seq_len=model.max_seq_len, first_row=first_row)
     return [
         Completion(
@@ -114,6 +126,7 @@ def _run(
     completions: Sequence[Completion],
     settings: GenerationSettings,
     *,
+    sources: Sequence[Sequence[int]] | None,
     vocab_size: int | None,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -134,14 +147,15 @@ def _run(
         if cache is None:
             # The samples of a prompt stand side by side: the first of each is read, and its cache repeated.
             windows = [completion.window() for completion in live]
-            logits_BV, cache = _prefill(model, windows[:: settings.num_samples], steps=steps_left)
+            logits_BV, cache = _prefill(model, windows[:: settings.num_samples], steps=steps_left, sources=sources)
             if settings.num_samples > 1:
                 cache.expand(settings.num_samples)
                 logits_BV = logits_BV.repeat_interleave(settings.num_samples, dim=0)
         elif cache.length == cache.capacity:
-            logits_BV, cache = _prefill(model, [completion.window() for completion in live], steps=steps_left)
+            windows = [completion.window() for completion in live]
+            logits_BV, cache = _prefill(model, windows, steps=steps_left, sources=sources, full=cache)
         else:
-            logits_BV = _step(model, live, cache)
+            logits_BV = _step(model, live, cache, beside_encoder=sources is not None)
         steps_left -= 1
 
         ids, logprobs = chooser.choose(logits_BV)
@@ -154,23 +168,40 @@ def _run(
         live = [live[index] for index in kept]
 
 
-def _prefill(model: Transformer, windows: Sequence[Sequence[int]], *, steps: int) -> tuple[Tensor, ModelCache]:
-    """Read whole windows into a new cache with room for `steps` tokens, or as many as the context holds."""
+def _prefill(
+    model: Transformer,
+    windows: Sequence[Sequence[int]],
+    *,
+    steps: int,
+    sources: Sequence[Sequence[int]] | None,
+    full: ModelCache | None = None,
+) -> tuple[Tensor, ModelCache]:
+    """Read whole windows into a new cache with room for `steps` tokens, or as many as the context holds.
+
+    full: the cache of the same rows that the new one replaces; what it knows of the sources is taken over.
+    """
     device = next(model.parameters()).device
     longest = max(map(len, windows))
     capacity = min(model.max_seq_len, longest + steps)
     cache = model.new_cache(len(windows), capacity, device=device, dtype=model.compute_dtype)
-    ids_BT = torch.tensor([[0] * (longest - len(window)) + list(window) for window in windows], device=device)
-    mask_BT = None
-    if min(map(len, windows)) < longest:
-        lengths_B1 = torch.tensor([[len(window)] for window in windows], device=device)
-        mask_BT = torch.arange(longest, device=device) >= longest - lengths_B1
-    return model(ids_BT, attention_mask=mask_BT, cache=cache).logits_at(-1), cache
+    ids_BT, mask_BT = left_padded(windows, device)
+    inputs = _decoder_inputs(sources is not None, input_ids=ids_BT, attention_mask=mask_BT)
+    if sources is not None and full is not None:
+        cache.take_encoder(full)
+    elif sources is not None:
+        inputs["input_ids"], inputs["attention_mask"] = right_padded(sources, device)
+    return model(**inputs, cache=cache).logits_at(-1), cache
 
 
-def _step(model: Transformer, live: Sequence[Completion], cache: ModelCache) -> Tensor:
+def _step(model: Transformer, live: Sequence[Completion], cache: ModelCache, *, beside_encoder: bool) -> Tensor:
     """Feed the newest token of every completion."""
     device = next(model.parameters()).device
     ids_B1 = torch.tensor([[completion.ids[-1]] for completion in live], device=device)
     position_ids_B1 = torch.tensor([[completion.next_position] for completion in live], device=device)
-    return model(ids_B1, position_ids=position_ids_B1, cache=cache).logits_at(-1)
+    inputs = _decoder_inputs(beside_encoder, input_ids=ids_B1, position_ids=position_ids_B1)
+    return model(**inputs, cache=cache).logits_at(-1)
+
+
+def _decoder_inputs(beside_encoder: bool, **inputs: Tensor | None) -> dict[str, Tensor | None]:
+    """The decoder's inputs under the names that `Transformer.forward` gives them beside an encoder, or alone."""
+    return {f"decoder_{name}": value for name, value in inputs.items()} if beside_encoder else inputs

@@ -22,11 +22,14 @@ def uncached_generate(
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
     *,
+    sources: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | None = None,
     first_row: int = 0,
 ) -> list[list[Generated]]:
     """What `generate` returns, computed without a cache. Same arguments, same errors."""
-    completions = start_completions(model, prompts, settings, tokenizer=tokenizer, on_token=None, first_row=first_row)
+    completions = start_completions(
+        model, prompts, settings, sources=sources, tokenizer=tokenizer, on_token=None, first_row=first_row
+    )
     device = next(model.parameters()).device
     with inference(model):
         for completion in completions:
@@ -37,7 +40,12 @@ def uncached_generate(
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
             )
             while completion.finish_reason is None:
-                logits_1V = model(torch.tensor([completion.window()], device=device)).logits_at(-1)
+                window = torch.tensor([completion.window()], device=device)
+                if sources is None:
+                    logits_1V = model(window).logits_at(-1)
+                else:
+                    source = torch.tensor([sources[completion.row - first_row]], device=device)
+                    logits_1V = model(source, decoder_input_ids=window).logits_at(-1)
                 ids, logprobs = chooser.choose(logits_1V)
                 completion.take(ids[0], None if logprobs is None else logprobs[0])
     return collect(completions, settings.num_samples)

@@ -49,7 +49,7 @@ def plain_objective(loaded: Loaded) -> Objective:
     options = {"classes": ClassificationOptions, "labels": MultiLabelOptions, "score": RegressionOptions}
     context = ObjectiveContext(
         special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
-        seq_len=seq_len_of(recipe),
+        seq_len=recipe.seq_len,
         padding=recipe.data.padding,
         pad_to=recipe.data.pad_to,
         vocab_size=0 if loaded.tokenizer is None else loaded.tokenizer.vocab_size,
@@ -58,14 +58,6 @@ def plain_objective(loaded: Loaded) -> Objective:
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
     )
     return build_objective([options[kind_of(recipe)]()], context)
-
-
-def seq_len_of(recipe: Recipe) -> int:
-    """The most positions that an example takes."""
-    patches = recipe.model.patches
-    if patches is not None:
-        return (patches.image_size // patches.size) ** 2 + patches.cls
-    return recipe.data.seq_len or recipe.model.max_seq_len
 
 
 class Classifier:
@@ -85,7 +77,7 @@ class Classifier:
         self.reads_images = loaded.recipe.model.patches is not None
         self.reads_pairs = self.columns.text2 is not None
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
-        self.seq_len = seq_len_of(loaded.recipe)
+        self.seq_len = loaded.recipe.seq_len
         self.truncated = 0  # texts so far that were longer than the model reads
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
@@ -94,7 +86,7 @@ class Classifier:
         tokens = tokenise_labelled(
             [_Given([LabelledRow(text, text2, None, "") for text, text2 in texts])],
             self._loaded.text_tokenizer,
-            seq_len=seq_len_of(recipe),
+            seq_len=recipe.seq_len,
             index=None,
             numeric=False,
             truncation=recipe.data.truncation,
@@ -134,7 +126,7 @@ class Classifier:
             needs_label=False,
             should_stop=self._should_stop,
         )
-        images.seq_len = seq_len_of(self._loaded.recipe)
+        images.seq_len = self._loaded.recipe.seq_len
         return images
 
     def scores(self, samples: Samples, *, progress: Callable[..., None] | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What masked language models (BERT, RoBERTa, ELECTRA) are measured on: every token of some corpora, once."""
+"""What models that restore text (BERT, RoBERTa, ELECTRA, T5, BART) are measured on: every token of some corpora, once."""
 
 from __future__ import annotations
 
@@ -35,18 +35,25 @@ class Joined:
         return [self.parts[part].examples(epoch, [int(index - self._starts[part])])[0] for index, part in pairs]
 
 
-def masked_samples(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer) -> Joined:
-    """Windows as in training. Raises InputError when the template leaves no room for text."""
+def masked_samples(
+    recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, *, room: int | None = None
+) -> Joined:
+    """Windows as in training. Raises InputError when the template leaves no room for text.
+
+    room: tokens of bare text, which an objective of an encoder-decoder frames once it is damaged; None: an encoder's
+    windows, inside the template's special tokens.
+    """
     template, data = single_template(tokenizer), recipe.data
+    prefix, suffix = (template.prefix, template.suffix) if room is None else ((), ())
     return Joined(
         [
             MaskedWindows(
                 corpus,
-                data.seq_len or recipe.model.max_seq_len,
+                recipe.seq_len if room is None else room,
                 packing=data.packing,
                 seed=recipe.seed,
-                prefix=template.prefix,
-                suffix=template.suffix,
+                prefix=prefix,
+                suffix=suffix,
                 document_mask=data.document_mask,
             )
             for corpus in corpora

@@ -12,7 +12,7 @@ BACKWARD_AND_FORWARD = 3
 
 
 def flops_per_token(
-    num_matmul_params: int, num_layers: int, d_attention: int, seq_len: int, *, causal: bool = False
+    num_matmul_params: int, num_layers: int, d_attention: int, seq_len: float, *, causal: bool = False
 ) -> float:
     """Operations per trained token, 6 N + 12 L d T.
 

@@ -2,12 +2,23 @@
 
 BLEU: Papineni et al. 2002; chrF: Popović 2015; signatures: Post 2018 (arXiv 1804.08771). Texts are detokenised: the
 metric has a tokenizer of its own, which the signature names.
+
+`moses` is the older measure of Multi30k and others: both sides are lowercased (if asked for), normalised and tokenised
+by the scripts of Moses, then compared as they are. Its figures are not those of `13a`, hence a signature that says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from tformer.errors import InputError, did_you_mean
+
+TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "moses")
+MOSES = "moses"  # moses:de has the rules of German
+TOKENISED_END = (" .", " ?", " !")
+TOKENISED_SHARE = 0.5  # of the texts that end in such a sign
 
 
 @dataclass(frozen=True)
@@ -21,23 +32,114 @@ class CorpusScore:
 def bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> CorpusScore:
-    """Corpus BLEU of one reference per hypothesis. `tokenize`: 13a, zh, ja-mecab, char, ..."""
-    from sacrebleu.metrics.bleu import BLEU
+    """Corpus BLEU of one reference per hypothesis.
 
+    `tokenize`: sacrebleu's 13a, intl, zh, ja-mecab, ko-mecab, char or none; or `moses` (English) and `moses:LANGUAGE`,
+    which need the package sacremoses.
+
+    Raises InputError for an unknown tokenizer and for a package that is not installed.
+    """
     _check(hypotheses, references)
-    metric = BLEU(tokenize=tokenize, lowercase=lowercase)
-    score = metric.corpus_score(list(hypotheses), [list(references)])
-    return CorpusScore(float(score.score), str(metric.get_signature()))
+    if tokenize.partition(":")[0] == MOSES:
+        return _moses_bleu(hypotheses, references, language=tokenize.partition(":")[2] or "en", lowercase=lowercase)
+    return _sacrebleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str], *, word_order: int = 0) -> CorpusScore:
+def require_tokenizer(tokenize: str) -> None:
+    """Refuse before any work what `bleu` would refuse after it. Raises InputError."""
+    bleu(["."], ["."], tokenize=tokenize)
+
+
+def chrf(
+    hypotheses: Sequence[str], references: Sequence[str], *, word_order: int = 0, lowercase: bool = False
+) -> CorpusScore:
     """Corpus chrF of one reference per hypothesis; `word_order=2` is chrF++."""
     from sacrebleu.metrics.chrf import CHRF
 
     _check(hypotheses, references)
-    metric = CHRF(word_order=word_order)
+    metric = CHRF(word_order=word_order, lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return CorpusScore(float(score.score), str(metric.get_signature()))
+
+
+def sequence_accuracy(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
+    """The share of hypotheses that are their reference; how much white space parts the words makes no difference."""
+    _check(hypotheses, references)
+    pairs = zip(hypotheses, references, strict=True)
+    return sum(same_text(hypothesis, reference, lowercase=lowercase) for hypothesis, reference in pairs) / len(
+        references
+    )
+
+
+def same_text(hypothesis: str, reference: str, *, lowercase: bool = False) -> bool:
+    """Whether two texts have the same words in the same order."""
+    if lowercase:
+        hypothesis, reference = hypothesis.lower(), reference.lower()
+    return hypothesis.split() == reference.split()
+
+
+def tokenised_note(hypotheses: Sequence[str], references: Sequence[str]) -> str | None:
+    """What to tell somebody whose texts look tokenised already ("a dog ."): their BLEU is nobody else's."""
+    for name, texts in (("outputs", hypotheses), ("references", references)):
+        ended = [text for text in map(str.rstrip, texts) if text.endswith((".", "?", "!"))]
+        parted = sum(text.endswith(TOKENISED_END) for text in ended)
+        if len(ended) > 1 and parted > TOKENISED_SHARE * len(ended):
+            return (
+                f"{parted:,} of {len(texts):,} {name} end in a sign of their own (' .'): they look tokenised, "
+                "and BLEU of tokenised texts cannot be compared with others"
+            )
+    return None
+
+
+def _sacrebleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    tokenize: str,
+    lowercase: bool,
+) -> CorpusScore:
+    from sacrebleu.metrics.bleu import BLEU
+
+    if tokenize not in TOKENIZERS:
+        raise InputError(f"unknown tokenizer of BLEU '{tokenize}'", hint=did_you_mean(tokenize, TOKENIZERS))
+    try:
+        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # its warning: `tokenised_note`
+    except (ImportError, RuntimeError) as error:
+        package = tokenize.partition("-")[0]
+        raise InputError(
+            f"BLEU with the tokenizer {tokenize} needs a package that is not installed",
+            hint=f"pip install sacrebleu[{package}]",
+        ) from error
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return CorpusScore(float(score.score), str(metric.get_signature()))
+
+
+def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool) -> CorpusScore:
+    """In the order of the published files (`lc.norm.tok`): lowercased, normalised, tokenised."""
+    moses = _sacremoses()
+    normalise = moses.MosesPunctNormalizer(lang=language).normalize
+    tokenise = moses.MosesTokenizer(lang=language).tokenize
+
+    def prepared(text: str) -> str:
+        text = text.lower() if lowercase else text
+        return str(tokenise(normalise(text), return_str=True, escape=False))
+
+    sides = [[prepared(text) for text in texts] for texts in (hypotheses, references)]
+    plain = _sacrebleu(*sides, tokenize="none", lowercase=lowercase)
+    version = getattr(moses, "__version__", None)
+    parts = [plain.signature, f"{MOSES}:{language}", *([f"sacremoses:{version}"] if version else [])]
+    return CorpusScore(plain.score, "|".join([*parts, *(["lc"] if lowercase else [])]))
+
+
+def _sacremoses() -> Any:
+    try:
+        import sacremoses
+    except ImportError as error:
+        raise InputError(
+            "BLEU with the tokenizer moses needs the package sacremoses, which is not installed",
+            hint="pip install sacremoses",
+        ) from error
+    return sacremoses
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:

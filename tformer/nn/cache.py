@@ -3,12 +3,17 @@
 Slots are filled in order of arrival, the same slot in every row. What a slot means differs per row (left padding), so
 `ModelCache` keeps each slot's position and whether it holds a token. Lengths are Python integers: no device sync.
 
-Shape legend: B batch, K kv heads, C capacity in slots, S slots in use, T new slots, h head_dim, v value_dim.
+Beam search gives every sentence several rows, side by side (`fan_out`). The keys and values of cross-attention and the
+encoder's mask then stay one per sentence, and only those of self-attention move when rows are reordered.
+
+Shape legend: B batch (rows), K kv heads, C capacity in slots, S slots in use, T new slots, h head_dim, v value_dim;
+b beams, so that B / b sentences.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -26,8 +31,9 @@ class LayerCache:
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        self.keys = torch.zeros(batch_size, num_kv_heads, capacity, head_dim, device=device, dtype=dtype)
-        self.values = torch.zeros(batch_size, num_kv_heads, capacity, value_dim, device=device, dtype=dtype)
+        # Nothing beyond `length` is ever read, and memory that is not written costs nothing on a CPU.
+        self.keys = torch.empty(batch_size, num_kv_heads, capacity, head_dim, device=device, dtype=dtype)
+        self.values = torch.empty(batch_size, num_kv_heads, capacity, value_dim, device=device, dtype=dtype)
         self.length = 0
 
     @property
@@ -43,13 +49,36 @@ class LayerCache:
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def select_rows(self, index: Tensor) -> None:
-        # Only the slots in use are copied into storage of the full capacity.
-        self.keys = _select(self.keys, index, self.length)
-        self.values = _select(self.values, index, self.length)
+    def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
+        """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
+        spares = Spares() if spares is None else spares
+        capacity = self.capacity if capacity is None else capacity
+        self.keys = spares.gather(self.keys, index, length=self.length, capacity=capacity)
+        self.values = spares.gather(self.values, index, length=self.length, capacity=capacity)
 
     def truncate(self, length: int) -> None:
         self.length = length
+
+
+class Spares:
+    """Memory for moving rows: a tensor is gathered into a free one, and is then itself the free one of its shape.
+
+    Layers of one shape share a single free tensor, so that a reorder allocates nothing and clears nothing.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, ...], Tensor] = {}
+
+    def gather(self, storage_BKCx: Tensor, index: Tensor, *, length: int, capacity: int) -> Tensor:
+        """Rows `index` of the first `length` slots, in a tensor with room for `capacity`; `storage` is given up."""
+        num_kv_heads, _, size = storage_BKCx.shape[1:]
+        free = self._free.get((num_kv_heads, capacity, size))
+        if free is None or free.shape[0] < index.shape[0]:
+            free = storage_BKCx.new_empty(index.shape[0], num_kv_heads, capacity, size)
+        target = free[: index.shape[0]]
+        torch.index_select(storage_BKCx[:, :, :length], 0, index, out=target[:, :, :length])
+        self._free[tuple(storage_BKCx.shape[1:])] = storage_BKCx
+        return target
 
 
 class CrossCache:
@@ -63,8 +92,13 @@ class CrossCache:
     def filled(self) -> bool:
         return self.keys is not None
 
+    @property
+    def batch_size(self) -> int:
+        return self.read()[0].shape[0]
+
     def fill(self, k_BKSh: Tensor, v_BKSv: Tensor) -> None:
-        self.keys, self.values = k_BKSh, v_BKSv
+        # They come as views of one product: laid out here once instead of in every step's products.
+        self.keys, self.values = k_BKSh.contiguous(), v_BKSv.contiguous()
 
     def read(self) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None, "the cross-attention cache was read before fill"
@@ -79,7 +113,8 @@ class ModelCache:
     """The caches of all layers of a decoder, and what each slot holds.
 
     key_positions: long [B, C]; key_valid: bool [B, C], False for padding; length: slots in use.
-    encoder_mask: bool [B, S_source] or None, kept here so that it follows the rows.
+    encoder_mask: bool [B / b, S_source] or None, kept here so that it follows the rows.
+    beams: rows per sentence, 1 before `fan_out`. padded: whether any slot may be padding.
     """
 
     def __init__(
@@ -98,34 +133,45 @@ class ModelCache:
         self.key_valid = torch.zeros(batch_size, capacity, dtype=torch.bool, device=device)
         self.encoder_mask: Tensor | None = None
         self.length = 0
+        self.beams = 1
+        self.padded = False
+        self._alike = True  # the slots of all rows have the same positions
+        self._spares = Spares()
 
     @property
     def batch_size(self) -> int:
         return self.key_positions.shape[0]
 
+    @property
+    def knows_encoder(self) -> bool:
+        """Whether cross-attention's keys and values are here: the encoder need not run again."""
+        return bool(self.cross) and all(cross.filled for cross in self.cross)
+
+    def take_encoder(self, other: ModelCache) -> None:
+        """Read on from what `other`, of the same rows, knows of the encoder."""
+        self.cross, self.encoder_mask = other.cross, other.encoder_mask
+
     def advance(self, positions_BT: Tensor, valid_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Announce T new slots; positions [B or 1, T], valid None when all hold tokens.
 
-        Returns (key_positions [B, S], key_valid [B, S]) of all slots in use, the new ones included. Called once per
-        forward pass, before the layers append theirs. ValueError when the slots do not fit.
+        Returns (key_positions [B, S], or [1, S] when all rows have always had the same; key_valid [B, S]) of all slots
+        in use, the new ones included. Called once per forward pass, before the layers append theirs. ValueError when
+        the slots do not fit.
         """
         start, end = self.length, self.length + positions_BT.shape[1]
         _check_fit(end, self.capacity)
         self.key_positions[:, start:end] = positions_BT
         self.key_valid[:, start:end] = True if valid_BT is None else valid_BT
         self.length = end
-        return self.key_positions[:, :end], self.key_valid[:, :end]
+        self.padded = self.padded or valid_BT is not None
+        self._alike = self._alike and positions_BT.shape[0] == 1
+        return self.key_positions[: 1 if self._alike else None, :end], self.key_valid[:, :end]
 
     def reorder(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was; `index` long [B'] may repeat or drop rows (beam search)."""
-        for layer in self.layers:
-            layer.select_rows(index)
-        for cross in self.cross:
-            cross.select_rows(index)
-        self.key_positions = self.key_positions.index_select(0, index)
-        self.key_valid = self.key_valid.index_select(0, index)
-        if self.encoder_mask is not None:
-            self.encoder_mask = self.encoder_mask.index_select(0, index)
+        """Row i becomes what row index[i] was; `index` long [B'] may repeat or drop rows. Not after `fan_out`."""
+        assert self.beams == 1, "rows of a cache that was fanned out move within their sentence"
+        self._select_rows(index)
+        self._select_sentences(index)
 
     def compact(self, rows: Tensor) -> None:
         """Keep only `rows` (long [B'] or bool [B]), in order."""
@@ -134,8 +180,33 @@ class ModelCache:
     def expand(self, n: int) -> None:
         """Repeat each row n times in place: a, b -> a, a, b, b (several samples from one prefill)."""
         if n > 1:
-            rows = torch.arange(self.batch_size, device=self.key_positions.device)
-            self.reorder(rows.repeat_interleave(n))
+            self.reorder(self._repeated(n))
+
+    def fan_out(self, beams: int, *, capacity: int) -> None:
+        """Give each row, now a sentence, `beams` rows side by side, with room for `capacity` slots: a, b -> a, a, b, b.
+
+        What belongs to the encoder stays once per sentence.
+        """
+        assert self.beams == 1, "a cache is fanned out once"
+        _check_fit(self.length, capacity)
+        more = max(0, capacity - self.capacity)
+        self.key_positions = F.pad(self.key_positions, (0, more))[:, :capacity]
+        self.key_valid = F.pad(self.key_valid, (0, more))[:, :capacity]
+        self.capacity = capacity
+        self._select_rows(self._repeated(beams))
+        self.beams = beams
+        self._spares = Spares()  # those of before are too small
+
+    def reorder_beams(self, index: Tensor) -> None:
+        """Row i becomes what row index[i] was, long [B], of the same sentence: its positions and padding are equal."""
+        for layer in self.layers:
+            layer.select_rows(index, spares=self._spares)
+
+    def keep_sentences(self, sentences: Tensor) -> None:
+        """Keep only these sentences (long), with all their rows."""
+        beams = torch.arange(self.beams, device=sentences.device)
+        self._select_rows((sentences.unsqueeze(1) * self.beams + beams).flatten())
+        self._select_sentences(sentences)
 
     def truncate(self, length: int) -> None:
         """Forget every slot from `length` on."""
@@ -145,13 +216,22 @@ class ModelCache:
         for layer in self.layers:
             layer.truncate(length)
 
+    def _repeated(self, n: int) -> Tensor:
+        return torch.arange(self.batch_size, device=self.key_positions.device).repeat_interleave(n)
+
+    def _select_rows(self, index: Tensor) -> None:
+        for layer in self.layers:
+            layer.select_rows(index, capacity=self.capacity, spares=self._spares)
+        self.key_positions = self.key_positions.index_select(0, index)
+        self.key_valid = self.key_valid.index_select(0, index)
+
+    def _select_sentences(self, index: Tensor) -> None:
+        for cross in self.cross:
+            cross.select_rows(index)
+        if self.encoder_mask is not None:
+            self.encoder_mask = self.encoder_mask.index_select(0, index)
+
 
 def _check_fit(end: int, capacity: int) -> None:
     if end > capacity:
         raise ValueError(f"the cache holds {capacity} positions, {end} are needed")
-
-
-def _select(storage_BKCx: Tensor, index: Tensor, length: int) -> Tensor:
-    selected = storage_BKCx.new_zeros((index.shape[0], *storage_BKCx.shape[1:]))
-    selected[:, :, :length] = storage_BKCx[:, :, :length].index_select(0, index)
-    return selected

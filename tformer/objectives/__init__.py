@@ -9,19 +9,25 @@ from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
 from tformer.objectives.classification import Classification
 from tformer.objectives.combined import Combined
+from tformer.objectives.denoising import Denoising
 from tformer.objectives.masked_lm import MaskedLm
 from tformer.objectives.multi_label import MultiLabel
 from tformer.objectives.next_sentence import NextSentence
 from tformer.objectives.options import (
     ClassificationOptions,
+    DenoisingOptions,
     MaskedLmOptions,
     MultiLabelOptions,
     NextSentenceOptions,
     RegressionOptions,
     ReplacedTokenOptions,
+    Seq2SeqOptions,
+    SpanCorruptionOptions,
 )
 from tformer.objectives.regression import Regression
 from tformer.objectives.replaced_token import ReplacedToken
+from tformer.objectives.seq2seq import Seq2Seq
+from tformer.objectives.span_corruption import SpanCorruption
 
 __all__ = ["OBJECTIVES", "CausalLmOptions", "ObjectiveOptions", "build_objective"]
 
@@ -33,6 +39,9 @@ ObjectiveOptions = (
     | ClassificationOptions
     | MultiLabelOptions
     | RegressionOptions
+    | Seq2SeqOptions
+    | SpanCorruptionOptions
+    | DenoisingOptions
 )
 
 
@@ -50,6 +59,9 @@ OBJECTIVES: dict[str, Callable[[Any, ObjectiveContext], Objective]] = {
     "classification": Classification,
     "multi_label": MultiLabel,
     "regression": Regression,
+    "seq2seq": Seq2Seq,
+    "span_corruption": SpanCorruption,
+    "denoising": Denoising,
 }
 
 

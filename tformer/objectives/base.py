@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tformer.data.batch import Batch
 from tformer.data.padding import PadTo, Side
-from tformer.tokenizer.special import SpecialIds
+from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class ObjectiveContext:
         label_counts: int [L], how often each class occurs in the training data.
         generator: ELECTRA's second model.
         images: None for text.
+        target: what a decoder beside an encoder begins and ends with; `target_special_ids` and `target_seq_len` are its
+            side's where that differs from the source's.
+        frame: special ids before and after a source text.
+        sentence_ends: bool [V], True for tokens that can end a sentence.
     """
 
     special_ids: SpecialIds
@@ -76,6 +80,11 @@ class ObjectiveContext:
     label_counts: np.ndarray | None = None
     generator: Callable[..., Any] | None = None
     images: ImageContext | None = None
+    target: DecoderTokens | None = None
+    target_special_ids: SpecialIds | None = None
+    target_seq_len: int | None = None
+    frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    sentence_ends: np.ndarray | None = None
 
 
 class Objective(Protocol):

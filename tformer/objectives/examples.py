@@ -81,7 +81,8 @@ class ExampleCollator:
         batch = collate_texts(examples, self.context, rng=rng)
         if training and self.word_dropout:
             assert batch.input_ids is not None
-            ids = drop_words(batch.input_ids.numpy(), self.kept_V, self.word_dropout, self.replacement, rng)
+            old = batch.input_ids.numpy()
+            ids = drop_words(old, self.kept_V[old], self.word_dropout, self.replacement, rng)
             batch = replace(batch, input_ids=torch.from_numpy(ids))
         return batch
 
@@ -133,9 +134,10 @@ def collate_images(
     return Batch(pixel_values=to_pixels(pixels_BCYX, images.mean, images.std))
 
 
-def replacement_id(special_ids: SpecialIds) -> int:
-    """What word dropout writes: [MASK], else [UNK], else padding; InputError when there is none of them."""
-    for token in (special_ids.mask, special_ids.unk, special_ids.pad):
+def replacement_id(special_ids: SpecialIds, roles: Sequence[str] = ("mask", "unk", "pad")) -> int:
+    """What word dropout writes: the first of these roles that there is; InputError when there is none of them."""
+    for role in roles:
+        token: int | None = getattr(special_ids, role)
         if token is not None:
             return token
     raise InputError(
@@ -145,11 +147,10 @@ def replacement_id(special_ids: SpecialIds) -> int:
 
 
 def drop_words(
-    ids_BT: np.ndarray, kept_V: np.ndarray, share: float, replacement: int, rng: np.random.Generator
+    ids: np.ndarray, kept: np.ndarray, share: float, replacement: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """New ids: each becomes `replacement` with probability `share`, but those for which `kept_V` is True."""
-    dropped_BT = (rng.random(ids_BT.shape) < share) & ~kept_V[ids_BT]
-    return np.where(dropped_BT, replacement, ids_BT)
+    """New ids of the same shape: each becomes `replacement` with probability `share`, but not where `kept` is True."""
+    return np.where((rng.random(ids.shape) < share) & ~kept, replacement, ids)
 
 
 def swap_pair(example: Example, special_ids: SpecialIds) -> Example:

@@ -93,9 +93,14 @@ def never_masked(context: ObjectiveContext) -> np.ndarray:
     if context.never_masked is not None:
         return context.never_masked
     table = np.zeros(context.vocab_size, dtype=bool)
-    roles = (getattr(context.special_ids, role.name) for role in fields(SpecialIds))
-    table[[i for role in roles for i in (role if isinstance(role, tuple) else (role,)) if i is not None]] = True
+    table[ids_of(context.special_ids)] = True
     return table
+
+
+def ids_of(special_ids: SpecialIds) -> list[int]:
+    """Every id that has a role; a token with two roles is listed twice."""
+    roles = (getattr(special_ids, role.name) for role in fields(SpecialIds))
+    return [i for role in roles for i in (role if isinstance(role, tuple) else (role,)) if i is not None]
 
 
 def corrupt(

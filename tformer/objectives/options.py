@@ -106,3 +106,62 @@ class RegressionOptions:
     def __post_init__(self) -> None:
         require_probability(word_dropout=self.word_dropout)
         require_positive(weight=self.weight)
+
+
+@dataclass(frozen=True)
+class Seq2SeqOptions:
+    """The target is predicted token by token from the source and what stands before (teacher forcing)."""
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    label_smoothing: float = 0.0
+    # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
+    smoothing_kind: Literal["uniform", "off_target"] = "uniform"
+    word_dropout: float = 0.0  # training: a share of the source's and the decoder's input tokens becomes [UNK]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        require_positive(weight=self.weight)
+
+
+@dataclass(frozen=True)
+class SpanCorruptionOptions:
+    """T5's objective: spans of the text are cut out, a sentinel stands for each, the target lists them."""
+
+    kind: Literal["span_corruption"] = "span_corruption"
+    noise_density: float = 0.15
+    mean_span_length: float = 3.0
+    label_smoothing: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_probability(label_smoothing=self.label_smoothing)
+        require(0 < self.noise_density < 1, f"noise_density must be between 0 and 1, found {self.noise_density}")
+        require(self.mean_span_length >= 1, f"mean_span_length must be at least 1, found {self.mean_span_length}")
+        require_positive(weight=self.weight)
+
+
+@dataclass(frozen=True)
+class DenoisingOptions:
+    """BART's objective: the text is damaged, the target is the whole of it."""
+
+    kind: Literal["denoising"] = "denoising"
+    mask_share: float = 0.3
+    span_length: float = 3.0  # Poisson's lambda of text infilling; 0: single tokens are masked
+    replace_share: float = 0.0  # of what would be masked: a random token instead
+    delete_share: float = 0.0
+    permute_sentences: bool = False
+    rotate_share: float = 0.0  # of the examples: they begin at a random token
+    label_smoothing: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_probability(
+            label_smoothing=self.label_smoothing,
+            mask_share=self.mask_share,
+            replace_share=self.replace_share,
+            delete_share=self.delete_share,
+            rotate_share=self.rotate_share,
+        )
+        require(self.span_length >= 0, f"span_length must be at least 0, found {self.span_length}")
+        require_positive(weight=self.weight)

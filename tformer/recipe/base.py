@@ -32,8 +32,16 @@ class Base(NamedTuple):
     note: str | None = None  # says what was chosen where the user left it open
 
 
-def choose_base(*, arch: str | None, preset: str | None, file: Document | None, file_name: str, device: str) -> Base:
-    """The arch and preset under everything else. Unknown names, and flags that disagree with the file: `InputError`."""
+def choose_base(
+    *,
+    arch: str | None,
+    preset: str | None,
+    file: Document | None,
+    file_name: str,
+    device: str,
+    has_data: bool = True,
+) -> Base:
+    """The arch and preset under everything else; `has_data` as for `default_preset`. Unknown names, and flags that disagree with the file: `InputError`."""
     if preset is not None and "/" in preset:
         named, _, preset = preset.partition("/")
         if arch not in (None, named):
@@ -50,7 +58,7 @@ def choose_base(*, arch: str | None, preset: str | None, file: Document | None, 
         return Base(chosen, on)
     if file is not None and "model" in file.value:
         return Base(chosen, None)
-    name, note = default_preset(chosen.name, device)
+    name, note = default_preset(chosen.name, device, has_data=has_data)
     return Base(chosen, Choice(name, DEFAULT), note)
 
 

@@ -22,16 +22,22 @@ from tformer.nn.heads import (
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, SpecialTokens
 
-# How an objective's examples come: running text cut into windows, sentences, or labelled rows (or images).
-DataKind = Literal["text", "sentences", "labelled"]
+# How an objective's examples come: running text cut into windows, sentences, labelled rows (or images), or pairs.
+DataKind = Literal["text", "sentences", "labelled", "pairs"]
 
-DECODING = ("generation.beam_size", "generation.length_penalty", "generation.length_penalty_type")
-PAIRED = ("data.max_length_ratio", "tokenizer.source_path", "tokenizer.target_path", "teacher")
+BEAMS = ("beam_size", "length_penalty", "length_penalty_type", "stopping", "beam_groups", "diversity_penalty")
+OF_SOURCES = tuple(f"generation.{name}" for name in ("coverage_penalty", "length_margin"))
+DECODING = (*(f"generation.{name}" for name in BEAMS), "generation.min_new_tokens", *OF_SOURCES)
+VALID_DECODING = ("training.valid_beam_size", "training.valid_sentences")
+VOCABULARIES = tuple(f"tokenizer.{name}" for name in ("separate", "train_target", "source_path", "target_path"))
+PAIRED = ("data.max_length_ratio", "data.target_seq_len", "data.overlong", *VOCABULARIES, *VALID_DECODING, "teacher")
 IMAGES = ("data.image_mean", "data.image_std", "data.augment")
 COLUMNS_OF_LABELLED = ("data.columns.text2", "data.columns.label", "data.label_separator", "data.truncation")
 COLUMNS_OF_PAIRS = ("data.columns.source", "data.columns.target")
 SPECIAL_IDS = tuple(f"tokenizer.special_ids.{name}" for name in SpecialTokens.model_fields)
 WINDOWS = ("data.document_mask",)
+_READ_IDS = ("decoder_start", "forced_bos", "eos")  # by what has an encoder and a decoder
+_UNREAD_IDS = tuple(key for key in SPECIAL_IDS if not key.endswith(_READ_IDS))
 
 
 class Needs(NamedTuple):
@@ -45,7 +51,8 @@ class Needs(NamedTuple):
     unused: tuple[str, ...]  # keys that it does not read
 
 
-_TEXT_UNUSED = (*PAIRED, *IMAGES, *COLUMNS_OF_LABELLED, *COLUMNS_OF_PAIRS, *DECODING, "data.valid_split")
+_LM_UNUSED = (*PAIRED, *IMAGES, *COLUMNS_OF_LABELLED, *COLUMNS_OF_PAIRS, "data.valid_split")
+_TEXT_UNUSED = (*_LM_UNUSED, *DECODING)
 _LABELLED_UNUSED = (*PAIRED, *COLUMNS_OF_PAIRS, *DECODING, *SPECIAL_IDS, *WINDOWS, "generator")
 CLASS_METRICS = ("loss", "accuracy", "f1", "mcc")
 
@@ -56,7 +63,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("encoder", "patches"),
         head=LmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *(key for key in SPECIAL_IDS if not key.endswith(".eos")), "generator"),
+        unused=(*_LM_UNUSED, *OF_SOURCES, *(key for key in SPECIAL_IDS if not key.endswith(".eos")), "generator"),
     ),
     "masked_lm": Needs(
         data="text",
@@ -106,13 +113,37 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         metrics=("loss", "pearson", "spearman"),
         unused=(*_LABELLED_UNUSED, "data.label_separator", "data.labels"),
     ),
+    "seq2seq": Needs(
+        data="pairs",
+        parts=("encoder", "decoder"),
+        without=("patches",),
+        head=LmHeadOptions(),
+        metrics=("loss", "accuracy", "sequence_accuracy", "bleu", "chrf"),
+        unused=(*IMAGES, *COLUMNS_OF_LABELLED, *_UNREAD_IDS, *WINDOWS, "data.packing", "data.valid_split", "generator"),
+    ),
+    "span_corruption": Needs(
+        data="text",
+        parts=("encoder", "decoder"),
+        without=("patches",),
+        head=LmHeadOptions(),
+        metrics=("loss", "accuracy"),
+        unused=(*_LM_UNUSED, *_UNREAD_IDS, *WINDOWS, "generator"),
+    ),
+    "denoising": Needs(
+        data="text",
+        parts=("encoder", "decoder"),
+        without=("patches",),
+        head=LmHeadOptions(),
+        metrics=("loss", "accuracy"),
+        unused=(*_LM_UNUSED, *_UNREAD_IDS, *WINDOWS, "generator"),
+    ),
 }
 
 
 def data_kind(recipe: Recipe) -> DataKind:
     """How the examples of this recipe come; of several objectives the most demanding decides."""
     kinds = {OBJECTIVE_NEEDS[objective.kind].data for objective in recipe.objectives}
-    return next(kind for kind in ("labelled", "sentences", "text") if kind in kinds)
+    return next(kind for kind in ("pairs", "labelled", "sentences", "text") if kind in kinds)
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -153,6 +184,9 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(path, f"{objective.kind} needs texts; images have one class each: expected classification")
         yield from _unfit_head(recipe, objective.kind)
     yield from _odd_company(recipe)
+    if recipe.separate_vocabularies and recipe.model.tie.source_target and recipe.model.encoder and recipe.model.decoder:
+        path = ("model", "tie", "source_target")
+        yield Problem(path, "found true, expected false where source and target have a vocabulary each")
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}
     if recipe.training.best_metric not in metrics:
         best, known = recipe.training.best_metric, ", ".join(sorted(metrics))

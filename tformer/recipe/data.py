@@ -41,7 +41,9 @@ class Data(Section):
     pad_to: Literal["longest", "max"] = "longest"
     seq_len: Positive | None = None  # null: model.max_seq_len
     sort_window: NonNegative = 0  # examples sorted by length inside windows of this many; 0: not sorted
-    max_length_ratio: PositiveFloat | None = None
+    target_seq_len: Positive | None = None  # pairs: of the target; null: seq_len
+    overlong: Literal["drop", "truncate"] = "drop"  # what becomes of pairs longer than that
+    max_length_ratio: PositiveFloat | None = None  # pairs whose longer side has more times the tokens are left out
     labels: tuple[str, ...] = ()  # label names in order; empty: found in the data
     label_separator: str = "|"  # between the labels of one example (multi_label)
     truncation: Literal["head", "tail", "head_tail"] = "head"  # which part of a text longer than seq_len is kept

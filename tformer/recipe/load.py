@@ -61,7 +61,14 @@ def load_recipe(
     draft = Draft()
     base: Base | None = None
     if base_yaml is None:
-        base = choose_base(arch=arch, preset=preset, file=file, file_name=str(config), device=device)
+        base = choose_base(
+            arch=arch,
+            preset=preset,
+            file=file,
+            file_name=str(config),
+            device=device,
+            has_data=_names_data(flags, sets, file),
+        )
         _lay_preset(draft, base)
     else:
         stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
@@ -117,6 +124,16 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from leaves(item, (*path, str(index)))
     else:
         yield path
+
+
+def _names_data(flags: Mapping[str, Any], sets: Sequence[str], file: Document | None) -> bool:
+    """Whether a flag, `--set` or the file says what to train on."""
+    in_file = None if file is None else file.value.get("data")
+    return (
+        "data.train" in flags
+        or any(text.startswith("data.train") for text in sets)
+        or (isinstance(in_file, dict) and bool(in_file.get("train")))
+    )
 
 
 def _lay_preset(draft: Draft, base: Base) -> None:

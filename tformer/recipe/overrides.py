@@ -26,6 +26,10 @@ FLAG_NAMES = {
     "data.columns.text": "--text-column",
     "data.columns.text2": "--text2-column",
     "data.columns.label": "--label-column",
+    "data.columns.source": "--source-column",
+    "data.columns.target": "--target-column",
+    "tokenizer.separate": "--vocabulary",
+    "model.tie.source_target": "--vocabulary",
     "objectives": "--objective",
     "model.heads": "--objective",
 }

@@ -8,7 +8,8 @@ import tformer
 from tformer.errors import InputError, did_you_mean
 
 # What `--arch NAME` alone trains, by kind of device: on a CPU something that is done in minutes, on a GPU the family's
-# smallest published size, unless that needs more memory than most GPUs have (llama's: 20 GB and more).
+# smallest published size, unless that needs more memory than most GPUs have (llama's: 20 GB and more). `builtin`: where
+# no data is given and the family's built-in data needs a preset of its own.
 DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "gpt": {"cpu": "tiny", "cuda": "small"},
     "llama": {"cpu": "tiny", "cuda": "tiny"},
@@ -16,6 +17,9 @@ DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "roberta": {"cpu": "tiny", "cuda": "small"},
     "electra": {"cpu": "tiny", "cuda": "small"},
     "vit": {"cpu": "mnist", "cuda": "mnist"},
+    "transformer": {"cpu": "tiny", "cuda": "tiny", "builtin": "dates"},
+    "t5": {"cpu": "tiny", "cuda": "small"},
+    "bart": {"cpu": "tiny", "cuda": "base"},
 }
 DEFAULT_ARCH = "gpt"
 DEVICE_NAMES = {"cpu": "a CPU", "cuda": "a GPU"}
@@ -52,18 +56,22 @@ def check_arch(arch: str) -> None:
         raise InputError(f"unknown arch '{arch}'", hint=did_you_mean(arch, presets))
 
 
-def default_preset(arch: str, device: str) -> tuple[str, str]:
-    """The preset that an arch alone stands for on `device` (`cpu`, `cuda`, `cuda:1`, ...), and a note that says why."""
+def default_preset(arch: str, device: str, *, has_data: bool = True) -> tuple[str, str]:
+    """The preset that an arch alone stands for, and a note that says why.
+
+    `device`: `cpu`, `cuda`, `cuda:1`, ...; `has_data`: whether the person named data of their own.
+    """
     check_arch(arch)
     kind = device.partition(":")[0]
     table = DEFAULT_PRESETS.get(arch)
     if table is None:
         known = ", ".join(list_presets()[arch])
         raise InputError(f"{arch} has no default preset, expected --preset", hint=f"known: {known}")
-    preset = table.get(kind, table["cpu"])
+    preset, where = table.get(kind, table["cpu"]), f"on {DEVICE_NAMES.get(kind, kind)}"
+    if not has_data and "builtin" in table:
+        preset, where = table["builtin"], "with the built-in data"
     others = ", ".join(name for name in list_presets()[arch] if name != preset)
-    where = DEVICE_NAMES.get(kind, kind)
-    return preset, f"preset {arch}/{preset}: the default on {where}, as no --preset was given (others: {others})"
+    return preset, f"preset {arch}/{preset}: the default {where}, as no --preset was given (others: {others})"
 
 
 def preset_summary(arch: str, preset: str) -> str:

@@ -38,6 +38,8 @@ class Tokenizer(Section):
     source_path: str | None = None
     target_path: str | None = None
     train: TokenizerOptions = TokenizerOptions()
+    separate: bool = False  # source and target each have a vocabulary of their own
+    train_target: TokenizerOptions | None = None  # of the target alone; null: as train
     special_ids: SpecialTokens = SpecialTokens()
 
 
@@ -62,6 +64,25 @@ class Recipe(Section):
     training: Training = Training()
     generation: Generation = Generation()
     seed: NonNegative = 1337
+
+    @property
+    def seq_len(self) -> int:
+        """The most positions of an example (of pairs: its source), special tokens included; an image's patches."""
+        patches = self.model.patches
+        if patches is not None:
+            return (patches.image_size // patches.size) ** 2 + patches.cls
+        return self.data.seq_len or self.model.max_seq_len
+
+    @property
+    def target_seq_len(self) -> int:
+        """The most tokens that the decoder beside an encoder reads."""
+        return self.data.target_seq_len or self.seq_len
+
+    @property
+    def separate_vocabularies(self) -> bool:
+        """Whether source and target have a tokenizer each."""
+        tokenizer = self.tokenizer
+        return tokenizer.separate or tokenizer.source_path is not None or tokenizer.target_path is not None
 
     @model_validator(mode="after")
     def _needs_an_objective(self) -> Recipe:

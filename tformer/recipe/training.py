@@ -66,7 +66,11 @@ class Training(Section):
     sample_every: NonNegative | None = None  # null: with every validation; 0: never
     sample_prompt: str = ""
     early_stopping: EarlyStopping | None = None
-    best_metric: Literal["loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf"] = "loss"
+    best_metric: Literal[
+        "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
+    ] = "loss"
+    valid_beam_size: NonNegative = 1  # pairs: how validation decodes; 1: greedy, 0: not at all
+    valid_sentences: Positive | None = None  # pairs: so many are decoded; null: all
     ema_decay: Probability | None = None
     activation_checkpointing: bool = False
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -92,7 +96,13 @@ class Generation(Section):
     min_p: Probability = 0.0
     repetition_penalty: PositiveFloat = 1.0
     no_repeat_ngram: NonNegative = 0
+    min_new_tokens: NonNegative = 0
+    length_margin: NonNegative | None = None  # encoder-decoders: at most so many tokens more than the source has
     beam_size: Positive = 1
     length_penalty: float = 1.0
     length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
+    coverage_penalty: NonNegativeFloat = 0.0
+    stopping: Literal["beam", "exhaustive"] = "beam"
+    beam_groups: Positive = 1
+    diversity_penalty: NonNegativeFloat = 0.0
     stop: tuple[str, ...] = ()

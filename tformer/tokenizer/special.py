@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenizers import processors
 
+from tformer.errors import InputError
 from tformer.tokenizer.options import TemplateName, TokenizerOptions
 
 
@@ -35,6 +36,37 @@ class SpecialIds:
     sep: int | None = None
     mask: int | None = None
     sentinels: tuple[int, ...] = ()  # the id of <extra_id_N> at index N
+
+
+@dataclass(frozen=True)
+class DecoderTokens:
+    """What a decoder beside an encoder begins and ends with: labels are [forced_bos]? text eos, inputs start labels[:-1]."""
+
+    start: int
+    eos: int
+    forced_bos: int | None = None
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What decoding starts from."""
+        return (self.start,) if self.forced_bos is None else (self.start, self.forced_bos)
+
+
+def decoder_tokens(
+    special: SpecialIds, *, start: int | None = None, eos: int | None = None, forced_bos: int | None = None
+) -> DecoderTokens:
+    """The ids given, else the vocabulary's: it starts with bos, else pad (T5, arXiv 1910.10683), else eos.
+
+    Raises InputError for a vocabulary without an end-of-sequence token.
+    """
+    end = special.eos if eos is None else eos
+    if end is None:
+        raise InputError(
+            "a decoder beside an encoder needs a tokenizer with an end-of-sequence token, this one has none",
+            hint="train one with --template seq2seq, t5 or roberta (tokenizer.train.template)",
+        )
+    begin = next(token for token in (start, special.bos, special.pad, end) if token is not None)
+    return DecoderTokens(begin, end, forced_bos)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ GENERATOR = "generator."
 """How the names of the second model's parameters begin, in the optimizer's state."""
 
 
-def vocabulary_size(recipe: Recipe, tokenizer: Tokenizer) -> int:
-    """Rows of the embedding: the recipe's, or the tokenizer's. Errors: a tokenizer with more ids than rows."""
-    rows = recipe.model.vocab_size if recipe.model.vocab_size is not None else tokenizer.vocab_size
+def vocabulary_size(rows: int | None, tokenizer: Tokenizer, *, key: str = "vocab_size") -> int:
+    """Rows of an embedding: the recipe's, or the tokenizer's. Errors: a tokenizer with more ids than rows."""
+    if rows is None:
+        return tokenizer.vocab_size
     if tokenizer.vocab_size > rows:
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids but model.vocab_size is {rows}",
-            hint="leave model.vocab_size out, or train a smaller tokenizer",
+            f"the tokenizer has {tokenizer.vocab_size} ids but model.{key} is {rows}",
+            hint=f"leave model.{key} out, or train a smaller tokenizer",
         )
     return rows
 

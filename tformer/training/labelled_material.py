@@ -72,7 +72,7 @@ def labelled_material(sources: Sources) -> Material:
         fingerprint=hashlib.sha256(f"{rows.fingerprint} {held_out.fingerprint}".encode()).hexdigest(),
         notes=tuple(dict.fromkeys(notes)),
         label_mean=float(np.mean(rows.labels)) if index is None else None,
-        tokens_per_sample=recipe.data.seq_len or recipe.model.max_seq_len,
+        tokens_per_sample=recipe.seq_len,
     )
 
 
@@ -121,7 +121,7 @@ def _tokenise(
         return tokenise_labelled(
             rows,
             tokenizer,
-            seq_len=recipe.data.seq_len or recipe.model.max_seq_len,
+            seq_len=recipe.seq_len,
             index=index,
             numeric=index is None,
             truncation=recipe.data.truncation,

@@ -41,7 +41,7 @@ MAX_SKIPPED_IN_A_ROW = 3
 STEPS_BEFORE_FREEZE = 2
 """After so many steps of this process everything that lives long has been made."""
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf"})
+HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"})
 
 
 class Batches(Protocol):

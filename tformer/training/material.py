@@ -41,6 +41,10 @@ Validate = Callable[[Any, Objective, ShouldStop], dict[str, Any] | None]
 """(model, objective, should_stop) -> the figures of a validation, `loss` among them; None: interrupted."""
 
 
+WriteSample = Callable[[Any, ShouldStop], str | None]
+"""(model, should_stop) -> a sample of its output; empty: it has none to show; None: interrupted."""
+
+
 @dataclass(frozen=True)
 class Material:
     """What a run learns from.
@@ -48,11 +52,13 @@ class Material:
     Attributes:
         recipe: with everything that the data decided: label names, columns, image statistics.
         tokenizer: None for images.
+        target_tokenizer: of the target side, where it has a vocabulary of its own.
         samples: to train on; `packed` when all are windows of one length, which `samples.windows` cuts at once.
         validate: measures a model on what was held out.
         context: what the objective needs to know.
         fingerprint: of all that is trained and validated on.
         label_mean: of the training scores (regression): where the head starts.
+        sample: writes what the model makes of a held-out example, for people to read; None: it continues text.
         tokens_per_sample: positions that the model computes for one sample at most.
     """
 
@@ -65,6 +71,8 @@ class Material:
     notes: tuple[str, ...] = ()
     packed: bool = False
     label_mean: float | None = None
+    target_tokenizer: Tokenizer | None = None
+    sample: WriteSample | None = None
     tokens_per_sample: int = 1
 
 

@@ -21,6 +21,7 @@ from tformer.training.batches import plan_of
 from tformer.training.image_material import image_material
 from tformer.training.labelled_material import labelled_material
 from tformer.training.material import Material, Progress, Samples, Sources
+from tformer.training.pair_material import pair_material
 from tformer.training.precision import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.training.request import RUNS, Start
 from tformer.training.sentence_material import sentence_material
@@ -31,6 +32,7 @@ MATERIALS: dict[str, Callable[[Sources], Material]] = {
     "sentences": sentence_material,
     "labelled": labelled_material,
     "images": image_material,
+    "pairs": pair_material,
 }
 
 DEFAULT_EVERY = 500
@@ -140,7 +142,10 @@ def freeze(material: Material, device: torch.device) -> tuple[Recipe, Precision]
     recipe = settle_steps(material.recipe, material.samples)
     model, generator = recipe.model, recipe.generator
     if material.tokenizer is not None:
-        vocabulary = {"vocab_size": vocabulary_size(recipe, material.tokenizer)}
+        vocabulary = {"vocab_size": vocabulary_size(model.vocab_size, material.tokenizer)}
+        if material.target_tokenizer is not None:
+            own = vocabulary_size(model.target_vocab_size, material.target_tokenizer, key="target_vocab_size")
+            vocabulary["target_vocab_size"] = own
         model = model.model_copy(update=vocabulary)
         generator = None if generator is None else generator.model_copy(update=vocabulary)
     training = recipe.training
@@ -175,11 +180,17 @@ def measure_peak(prepared: Prepared) -> float:
 
 
 def training_flops_per_token(prepared: Prepared, matmul_parameters: int) -> float:
-    """6 N + 12 L d T: forward and backward of every matrix product and of attention; of an image's, all its patches."""
-    stack = prepared.recipe.model.decoder or prepared.recipe.model.encoder
+    """6 N + 12 L d T: forward and backward of every matrix product and of attention; of an image's, all its patches.
+
+    T is the mean length. A token of a pair passes through the encoder or the decoder: half of the products each.
+    """
+    model, material = prepared.recipe.model, prepared.material
+    stack, side = (model.decoder, "decoder") if model.decoder is not None else (model.encoder, "encoder")
     assert stack is not None
-    side = "decoder" if prepared.recipe.model.decoder is not None else "encoder"
-    sizes = resolve_sizes(prepared.recipe.model, side)
-    length = prepared.material.tokens_per_sample
+    sizes = resolve_sizes(model, side)
+    lengths = material.samples.lengths
+    length = material.tokens_per_sample if lengths is None else float(lengths.mean())
+    if model.encoder is not None and model.decoder is not None:
+        matmul_parameters //= 2
     flops = flops_per_token(matmul_parameters, stack.num_layers, sizes.num_heads * sizes.head_dim, length)
-    return flops * (length if prepared.recipe.model.patches is not None else 1)
+    return flops * (length if model.patches is not None else 1)

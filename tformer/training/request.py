@@ -204,7 +204,7 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
             stacks[side] = old.model_copy(update={name: getattr(new, name) for name in REGULARISERS})
     embedding = body.embedding.model_copy(update={"dropout": recipe.model.embedding.dropout})
     model = body.model_copy(update={**stacks, "embedding": embedding, "heads": recipe.model.heads})
-    seq_len = min(recipe.data.seq_len or recipe.model.max_seq_len, body.max_seq_len)
+    seq_len = min(recipe.seq_len, body.max_seq_len)
     return recipe.model_copy(
         update={
             "arch": stored.arch,

@@ -42,7 +42,7 @@ def sentence_material(sources: Sources) -> Material:
         held_out = prepare(valid)
     else:
         sentences, held_out = sentences.split(fraction=recipe.data.valid_fraction)
-    seq_len = recipe.data.seq_len or recipe.model.max_seq_len
+    seq_len = recipe.seq_len
     pairs, held_out_pairs = (
         SentencePairs(
             part, tokenizer, seq_len=seq_len, seed=recipe.seed, token_types=recipe.model.embedding.token_types > 1

@@ -85,6 +85,8 @@ class Session:
         self.recipe_yaml = recipe_to_yaml(recipe)
         tokenizer = prepared.material.tokenizer
         self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
+        target = prepared.material.target_tokenizer
+        self.target_tokenizer_json = None if target is None else target.to_json()
         training = recipe.training
         self.state = TrainerState(
             data_fingerprint=prepared.material.fingerprint,
@@ -172,7 +174,7 @@ class Session:
             if not self.state.validated:
                 forget_validation(run, self.state.step)
             if self.tokenizer_json is not None:
-                run.write_tokenizer(self.tokenizer_json)
+                run.write_tokenizer(self.tokenizer_json, self.target_tokenizer_json)
             run.write_recipe(self.recipe_yaml)
             run.write_environment(
                 device=device_words(self.prepared.device), data_fingerprint=self.state.data_fingerprint
@@ -275,21 +277,26 @@ class Session:
         every = training.sample_every
         if every == 0 or (every is not None and step % every and step < training.max_steps):
             return ""
-        tokenizer, generation = self.prepared.material.tokenizer, self.prepared.recipe.generation
-        if tokenizer is None or self.model.decoder is None:
-            return ""
-        settings = GenerationSettings.from_recipe(
-            generation,
-            max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens),
-            seed=self.prepared.recipe.seed,
-            eos_id=tokenizer.special.eos,
-        )
-        text = write_sample(self.model, tokenizer, settings, text=training.sample_prompt, should_stop=self.should_stop)
+        write = self.prepared.material.sample or self._continue_text
+        text = write(self.model, self.should_stop)
         self.last_sample = text or self.last_sample
         return text
 
+    def _continue_text(self, model: Transformer, should_stop: ShouldStop) -> str | None:
+        """What a causal language model makes of the recipe's prompt."""
+        recipe, tokenizer = self.prepared.recipe, self.prepared.material.tokenizer
+        if tokenizer is None or model.decoder is None or model.encoder is not None:
+            return ""
+        settings = GenerationSettings.from_recipe(
+            recipe.generation,
+            max_new_tokens=min(MAX_SAMPLE_TOKENS, recipe.generation.max_new_tokens),
+            seed=recipe.seed,
+            eos_id=tokenizer.special.eos,
+        )
+        return write_sample(model, tokenizer, settings, text=recipe.training.sample_prompt, should_stop=should_stop)
+
     def _save(self, state: TrainerState, score: float | None) -> None:
-        tokenizer = self.prepared.material.tokenizer
+        tokenizer, target = self.prepared.material.tokenizer, self.prepared.material.target_tokenizer
         save_checkpoint(
             self.run,
             state.step,
@@ -303,6 +310,8 @@ class Session:
             score=score,
             generator=None if self.models.generator is None else self.models.generator.state_dict(),
             tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
+            target_tokenizer_json=self.target_tokenizer_json,
+            target_tokenizer_sha256=None if target is None else target.sha256,
             keep_last=self.prepared.recipe.training.keep_last,
         )
 

@@ -1,9 +1,9 @@
-"""Running text as material: token corpora cut into windows, for causal and masked language models and ELECTRA."""
+"""Running text as material: token corpora cut into windows, for language models and for models that restore text."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tformer.data.corpus import TokenCorpus
@@ -13,12 +13,13 @@ from tformer.evaluation.combine import combine_validation
 from tformer.evaluation.lm import evaluate_lm, isolates_documents
 from tformer.evaluation.masked import masked_samples
 from tformer.evaluation.objective import evaluate_objective
-from tformer.objectives.base import Objective
+from tformer.objectives import build_objective
+from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 from tformer.training.corpora import Corpora, check_validation, open_text, prepare_corpora
 from tformer.training.material import Material, ShouldStop, Sources
-from tformer.training.tokenizers import obtain_tokenizer, require_mask, text_context
+from tformer.training.tokenizers import decoder_context, obtain_tokenizer, require_mask, require_sentinels, text_context
 
 VALIDATION_TOKENS = 16384  # in a batch
 
@@ -38,8 +39,7 @@ def text_material(sources: Sources) -> Material:
     size = None if None in sizes else sum(size for size in sizes if size is not None)
     tokenizer = obtain_tokenizer(sources, documents, size_bytes=size)
     kind = recipe.objectives[0].kind
-    if kind != "causal_lm":
-        require_mask(tokenizer, kind)
+    REQUIREMENTS.get(kind, require_mask)(tokenizer, kind)
     corpora = prepare_corpora(
         recipe,
         train,
@@ -49,7 +49,8 @@ def text_material(sources: Sources) -> Material:
         progress=sources.progress,
         should_stop=sources.should_stop,
     )
-    samples = _cut(recipe, corpora.train, tokenizer)
+    context = _context(recipe, tokenizer)
+    samples = _cut(recipe, corpora.train, tokenizer, context)
     check_validation(corpora)
     notes = [note for corpus in (*corpora.train, *corpora.valid) for note in corpus.notes]
     notes = list(dict.fromkeys([*(note for source in train for note in source.notes), *notes]))
@@ -67,25 +68,31 @@ def text_material(sources: Sources) -> Material:
         tokenizer=tokenizer,
         samples=mixed,
         validate=functools.partial(VALIDATIONS.get(kind, _validate_masked), recipe, corpora, tokenizer),
-        context=text_context(recipe, tokenizer),
+        context=context,
         fingerprint=corpora.fingerprint,
         notes=tuple(notes),
         packed=recipe.data.packing == "concat" and not recipe.data.document_mask,
-        tokens_per_sample=_seq_len(recipe),
+        tokens_per_sample=recipe.seq_len,
     )
 
 
-def _seq_len(recipe: Recipe) -> int:
-    return recipe.data.seq_len or recipe.model.max_seq_len
+def _context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
+    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    return decoder_context(recipe, tokenizer) if both else text_context(recipe, tokenizer)
 
 
-def _cut(recipe: Recipe, corpora: tuple[TokenCorpus, ...], tokenizer: Tokenizer) -> list[Any]:
+def _cut(
+    recipe: Recipe, corpora: tuple[TokenCorpus, ...], tokenizer: Tokenizer, context: ObjectiveContext
+) -> list[Any]:
     """One set of windows per corpus. Errors: a corpus shorter than one window."""
     if recipe.objectives[0].kind != "causal_lm":
-        return masked_samples(recipe, corpora, tokenizer).parts
+        # Objectives that damage the text themselves say how much of it they take.
+        damages = context.target is not None
+        room = getattr(build_objective(recipe.objectives, context), "room", None) if damages else None
+        return masked_samples(recipe, corpora, tokenizer, room=room).parts
     data = recipe.data
     return [
-        LmWindows(corpus, _seq_len(recipe), packing=data.packing, seed=recipe.seed, document_mask=data.document_mask)
+        LmWindows(corpus, recipe.seq_len, packing=data.packing, seed=recipe.seed, document_mask=data.document_mask)
         for corpus in corpora
     ]
 
@@ -98,8 +105,8 @@ def _validate_causal(
         values = evaluate_lm(
             model,
             corpus,
-            seq_len=_seq_len(recipe),
-            batch_size=max(1, min(64, VALIDATION_TOKENS // _seq_len(recipe))),
+            seq_len=recipe.seq_len,
+            batch_size=max(1, min(64, VALIDATION_TOKENS // recipe.seq_len)),
             document_mask=isolates_documents(recipe.data),
             should_stop=should_stop,
         )
@@ -118,8 +125,8 @@ def _validate_masked(
     values = evaluate_objective(
         model,
         objective,
-        masked_samples(recipe, corpora.valid, tokenizer),
-        batch_size=max(1, min(64, VALIDATION_TOKENS // _seq_len(recipe))),
+        masked_samples(recipe, corpora.valid, tokenizer, room=getattr(objective, "room", None)),
+        batch_size=max(1, min(64, VALIDATION_TOKENS // recipe.seq_len)),
         seed=recipe.seed,
         should_stop=should_stop,
     )
@@ -127,3 +134,7 @@ def _validate_masked(
 
 
 VALIDATIONS = {"causal_lm": _validate_causal}
+REQUIREMENTS: dict[str, Callable[[Tokenizer, str], None]] = {
+    "causal_lm": lambda tokenizer, objective: None,
+    "span_corruption": require_sentinels,
+}

@@ -4,6 +4,9 @@ Projections are fused: one product makes queries, keys and values of self-attent
 from `x` (the decoder) and its keys and values from `memory` (the encoder's output). The head and value sizes are free:
 neither need equal the other, nor their product with the heads d_model. DropHead: arXiv 2004.13342.
 
+A cross-attention cache may have one row for several rows of `x`, the beams of a sentence. They look at the same keys,
+so they are attended to as further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end.
+
 Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim.
 """
 
@@ -46,6 +49,14 @@ def drop_heads(batch: int, heads: int, rate: float, device: torch.device) -> Ten
     draw = torch.rand(batch, heads, device=device)
     kept = (draw >= rate) | (draw == draw.amax(dim=1, keepdim=True))
     return (kept * (heads / kept.sum(dim=1, keepdim=True))).view(batch, heads, 1, 1)
+
+
+def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:
+    """How many rows of `x` share a row of the cache: beams."""
+    if cache is None or not cache.filled:
+        return 1
+    assert x_BTD.shape[0] % cache.batch_size == 0, "the cache belongs to other rows"
+    return x_BTD.shape[0] // cache.batch_size
 
 
 def _hook_functions(hooks: Positions | None, q_pos: Tensor, k_pos: Tensor) -> dict[str, Any]:
@@ -126,7 +137,8 @@ class MultiHeadAttention(nn.Module):
 
         memory: [B, S, memory_dim], cross-attention only; not read again once a CrossCache holds its keys and values.
         q_pos: long [B or 1, T]; k_pos: [B or 1, S] of ALL keys, the cached ones first; None: the queries' own.
-        mask, is_causal: from `masks.make_mask`. positions: the hooks of self-attention; cross-attention uses none.
+        mask, is_causal: from `masks.make_mask`; with fewer rows in a CrossCache than in x, of the cache's rows and the
+        same for all queries. positions: the hooks of self-attention; cross-attention uses none.
         prepared: what `positions.prepare` made of q_pos for all layers; None: it is made here.
         taps: this layer's scope; provides `weights` [B, H, T, S].
         """
@@ -134,9 +146,13 @@ class MultiHeadAttention(nn.Module):
         hooks = positions if positions is not None and not self.is_cross else None
         if self.is_cross:
             assert not isinstance(cache, LayerCache), "cross-attention takes a CrossCache"
+            beams = _rows_per_sentence(x_BTD, cache)
+            if beams > 1:
+                x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
             q, k, v = self._project_cross(x_BTD, memory, cache)
         else:
             assert not isinstance(cache, CrossCache), "self-attention takes a LayerCache"
+            beams = 1
             q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
             if cache is not None:
                 k, v = cache.append(k, v)
@@ -157,8 +173,11 @@ class MultiHeadAttention(nn.Module):
             need_weights=need_weights,
         )
         if taps is not None and weights is not None:
+            if beams > 1:
+                weights = weights.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
             taps.put("weights", weights)
-        return self.out(out_BHTv.transpose(1, 2).flatten(2))
+        out_BTD = self.out(out_BHTv.transpose(1, 2).flatten(2))
+        return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
 
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""

@@ -1,0 +1,334 @@
+"""`tformer evaluate` of models of pairs, as a user runs it: figures, signatures, scores of given targets, mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+LETTERS = "abcdefgh "
+SOURCES = ["abc", "hgfed", "a b", "cab", "dead beef", "h"]
+TARGETS = ["cba", "defgh", "b a", "bac", "feeb daed", "h"]
+RECIPE = """
+schema: 1
+{data}
+model:
+  d_model: 8
+  max_seq_len: 16
+  tie: {{output: false, source_target: false}}
+  encoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
+  decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
+  init: {{std: 0.7}}
+objectives: [{{kind: {kind}}}]
+generation: {{beam_size: 3, max_new_tokens: 8, length_penalty: 0.0}}
+training: {{precision: fp32}}
+"""
+
+
+@pytest.fixture(scope="module")
+def make_pair_run(tmp_path_factory):
+    def make(data: str = "", *, kind: str = "seq2seq", target_letters: str | None = None) -> Path:
+        import torch
+
+        from tformer.build import build_model
+        from tformer.checkpoint import RunDirectory, save_checkpoint
+        from tformer.recipe.load import recipe_from_yaml
+        from tformer.tokenizer import TokenizerOptions, train_tokenizer
+
+        options = TokenizerOptions(
+            model="char", template="seq2seq", min_frequency=1, sentinels=4 * (kind == "span_corruption")
+        )
+        tokenizer = train_tokenizer(lambda: iter([LETTERS]), options)
+        recipe, own, target = RECIPE.format(data=data, kind=kind), {}, None
+        if target_letters is not None:
+            recipe += "tokenizer: {separate: true}\n"
+            target = train_tokenizer(lambda: iter([target_letters]), options)
+            own = {"target_tokenizer_json": target.to_json(), "target_tokenizer_sha256": target.sha256}
+        torch.manual_seed(2)
+        model = build_model(
+            recipe_from_yaml(recipe, name="test").model,
+            vocab_size=tokenizer.vocab_size,
+            target_vocab_size=None if target is None else target.vocab_size,
+        )
+        folder = tmp_path_factory.mktemp("home") / "runs"
+        run = RunDirectory.create(arch="transformer", preset="tiny", runs_dir=folder)
+        save_checkpoint(
+            run,
+            3,
+            weights=model.state_dict(),
+            recipe_yaml=recipe,
+            tokenizer_json=tokenizer.to_json(),
+            tokenizer_sha256=tokenizer.sha256,
+            trainer={"step": 3},
+            **own,
+        )
+        return Path(run.path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def run(make_pair_run):
+    return make_pair_run()
+
+
+def write(path: Path, lines) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return ["--source", write(tmp_path / "a.en", SOURCES), "--target", write(tmp_path / "a.de", TARGETS)]
+
+
+def figures_of(cli, *arguments):
+    outcome = cli("evaluate", *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    [line] = outcome.out.splitlines()
+    return json.loads(line)
+
+
+def refusal(outcome) -> str:
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    assert "Traceback" not in outcome.err
+    return outcome.err
+
+
+def translations(run, sources, **settings):
+    """What the beam writes, by the library."""
+    from tformer.decoding.beam_settings import BeamSettings
+    from tformer.decoding.translate_loaded import translator_of
+    from tformer.loading import load
+
+    loaded = load(run)
+    chosen = BeamSettings.from_recipe(loaded.recipe.generation, eos_id=loaded.decoder_tokens.eos, **settings)
+    return translator_of(loaded, settings=chosen).translate(sources)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_document_with_every_figure_and_signature(cli, run, pair):
+    figures = figures_of(cli, run, *pair)
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]), rel=1e-5)
+    assert 0 <= figures["accuracy"] <= 1 and figures["examples"] == len(SOURCES)
+    assert "tok:13a" in figures["bleu_signature"] and "nc:6" in figures["chrf_signature"]
+    assert {"bleu", "chrf", "sequence_accuracy", "sentences_per_second"} <= figures.keys()
+    assert (figures["step"], figures["data"]) == (3, str(pair[1]))
+
+
+def test_plain_output_is_one_figure_a_line_with_signatures(cli, run, pair):
+    lines = cli("evaluate", run, *pair).out.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names == ["loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf", "examples"]
+    assert next(line.split()[2] for line in lines if len(line.split()) > 2).startswith(
+        "nrefs:1|case:mixed|eff:no|tok:13a"
+    )
+
+
+def test_own_outputs_as_references_are_perfect(cli, run, tmp_path):
+    outputs = [ones[0].text for ones in translations(run, SOURCES, beam_size=2)]
+    files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", outputs)]
+    assert figures_of(cli, run, *files, "--beam-size", 2)["sequence_accuracy"] == 1
+    other = figures_of(cli, run, *files, "--beam-size", 1, "--length-penalty", 2, "--length-penalty-type", "gnmt")
+    assert other["loss"] == pytest.approx(figures_of(cli, run, *files, "--batch-size", 1)["loss"], abs=1e-5)
+
+
+def test_a_table_gives_the_same_as_aligned_files(cli, run, pair, tmp_path):
+    rows = [f"{n}\t{target}\t{source}" for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))]
+    table = write(tmp_path / "pairs.tsv", ["number\tgerman\tenglish", *rows])
+    found = figures_of(cli, run, "--data", table, "--source-column", "english", "--target-column", "german")
+    expected = figures_of(cli, run, *pair)
+    for name in ("loss", "accuracy", "bleu", "chrf", "sequence_accuracy"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-6)
+
+
+def test_each_side_may_have_a_vocabulary_of_its_own(cli, make_pair_run, tmp_path):
+    run = make_pair_run(target_letters="uvwxyz")
+    files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", ["uvw"] * len(SOURCES))]
+    assert figures_of(cli, run, *files)["examples"] == len(SOURCES)
+    assert len(figures_of(cli, run, *files, "--score")["scores"]) == len(SOURCES)
+
+
+def test_lowercase_and_the_tokenizer_of_bleu_are_in_the_signature(cli, run, pair):
+    figures = figures_of(cli, run, *pair, "--lowercase", "--bleu-tokenize", "char")
+    assert "case:lc" in figures["bleu_signature"] and "tok:char" in figures["bleu_signature"]
+    assert "case:lc" in figures["chrf_signature"]
+
+
+def test_no_decode_gives_the_loss_alone(cli, run, pair):
+    figures = figures_of(cli, run, *pair, "--no-decode")
+    assert "bleu" not in figures and figures["loss"] == pytest.approx(figures_of(cli, run, *pair)["loss"], abs=1e-6)
+    names = [line.split()[0] for line in cli("evaluate", run, *pair, "--no-decode").out.splitlines()]
+    assert names == ["loss", "perplexity", "accuracy", "examples"]
+
+
+def test_nothing_is_left_out_of_named_data(cli, run, tmp_path):
+    files = [
+        "--source",
+        write(tmp_path / "s", ["abc", "", "a" * 40]),
+        "--target",
+        write(tmp_path / "t", ["c", "a", "b"]),
+    ]
+    outcome = cli("evaluate", run, *files, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["examples"] == 3 and "cut" in outcome.err
+
+
+def test_tokenised_references_are_told_of(cli, run, tmp_path):
+    files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", ["a b ."] * len(SOURCES))]
+    assert "look tokenised" in cli("evaluate", run, *files).err
+    assert "look tokenised" not in cli("evaluate", run, *files, "--bleu-tokenize", "none").err
+
+
+# --- which data -------------------------------------------------------------------------------------------------------
+
+
+def test_without_options_the_runs_own_validation_data_is_read(cli, make_pair_run, pair):
+    recipe = f'data: {{valid: [{{path: "{pair[1]}", target_path: "{pair[3]}"}}]}}'
+    found, expected = figures_of(cli, make_pair_run(recipe)), figures_of(cli, make_pair_run(), *pair)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6) and found["data"] == expected["data"]
+
+
+def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_run, tmp_path):
+    from tformer.data.pair_tokens import split_pairs, tokenise_pairs
+    from tformer.data.pairs import open_pairs
+    from tformer.loading import load
+
+    rows = [f"{a}{b}\t{b}{a}{a}" for a in "abcdefgh" for b in "abcdefgh"] + ["a" * 30 + "\tb"]  # the last is dropped
+    table = write(tmp_path / "train.tsv", rows)
+    run = make_pair_run(f'data: {{train: [{{path: "{table}"}}], valid_fraction: 0.2}}')
+    loaded = load(run)
+    pairs = tokenise_pairs(
+        open_pairs(loaded.recipe.data.train, columns=loaded.recipe.data.columns),
+        loaded.text_tokenizer,
+        loaded.target_tokenizer,
+        seq_len=16,
+        target_seq_len=16,
+        eos=loaded.decoder_tokens.eos,
+    )
+    held_out = [pairs.texts(index) for index in split_pairs(pairs, fraction=0.2)[1]]
+    named = write(tmp_path / "held_out.tsv", ["\t".join(row) for row in held_out])
+    found, expected = figures_of(cli, run), figures_of(cli, run, "--data", named)
+    assert found["examples"] == len(held_out) and found["data"] == f"20% of {table}, held out"
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+
+
+def test_the_prefix_of_the_runs_task_stands_before_named_sources(cli, make_pair_run, pair, tmp_path):
+    recipe = f'data: {{train: [{{path: "{pair[1]}", target_path: "{pair[3]}", prefix: "be "}}]}}'
+    files = ["--source", write(tmp_path / "s", [f"be {source}" for source in SOURCES]), *pair[2:]]
+    found, expected = figures_of(cli, make_pair_run(recipe), *pair), figures_of(cli, make_pair_run(), *files)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+
+
+# --- scores of given targets ------------------------------------------------------------------------------------------
+
+
+def test_score_agrees_with_what_beam_search_reported(cli, run, tmp_path):
+    """Exactness: the log-probability of the beam's own output, force-decoded by the command (1e-4, fp32)."""
+    from tformer.loading import load
+
+    tokenizer = load(run).target_tokenizer
+    found = translations(run, SOURCES, beam_size=16, n_best=16)
+    own = [
+        (source, one)
+        for source, ones in zip(SOURCES, found, strict=True)
+        for one in ones
+        if one.finish_reason == "eos" and one.text.strip() and tokenizer.encode(one.text) == list(one.ids[:-1])
+    ]
+    assert len(own) > 5
+    files = ["--source", write(tmp_path / "s", [source for source, _ in own])]
+    files += ["--target", write(tmp_path / "t", [one.text for _, one in own])]
+    document = figures_of(cli, run, *files, "--score")
+    for score, (_, one) in zip(document["scores"], own, strict=True):
+        assert score["logprob"] == pytest.approx(one.logprob, abs=1e-4)
+        assert score["tokens"] == len(one.ids)
+    assert document["logprob"] == pytest.approx(sum(one.logprob for _, one in own), abs=1e-3)
+    assert document["perplexity"] == pytest.approx(math.exp(-document["logprob"] / document["tokens"]))
+    lines = cli("evaluate", run, *files, "--score").out.splitlines()
+    assert [float(line) for line in lines] == pytest.approx([one.logprob for _, one in own], abs=1e-4)
+
+
+def test_the_scores_of_all_targets_are_the_loss(cli, run, pair):
+    document, figures = figures_of(cli, run, *pair, "--score"), figures_of(cli, run, *pair, "--no-decode")
+    assert -document["logprob"] / document["tokens"] == pytest.approx(figures["loss"], abs=1e-5)
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_written_the_surest_first(cli, run, tmp_path):
+    outputs = [ones[0] for ones in translations(run, SOURCES)]
+    targets = [outputs[0].text, *["zzz"] * (len(SOURCES) - 1)]
+    files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", targets)]
+    assert cli("evaluate", run, *files, "--errors", tmp_path / "wrong.jsonl").code == 0
+    rows = [json.loads(line) for line in (tmp_path / "wrong.jsonl").read_text().splitlines()]
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+    assert {(row["source"], row["output"]) for row in rows} == {
+        (source, one.text) for source, one in list(zip(SOURCES, outputs, strict=True))[1:]
+    }
+    assert all(row["reference"] == "zzz" for row in rows)
+    assert cli("evaluate", run, *files, "--errors", tmp_path / "wrong.tsv").code == 0
+    table = (tmp_path / "wrong.tsv").read_text().splitlines()
+    assert table[0] == "source\treference\toutput\tscore" and len(table) == len(rows) + 1
+    assert {line.count("\t") for line in table} == {3}
+
+
+# --- mistakes of the user ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--source", "a.en"], ["--source without --target"]),
+        (["--target", "a.de"], ["--target without --source"]),
+        (["PAIR", "--data", "x.tsv"], ["--data", "--source", "exclude"]),
+        (["PAIR", "--score", "--no-decode"], ["--score", "--no-decode", "exclude"]),
+        (["PAIR", "--score", "--beam-size", "3"], ["--beam-size", "--score"]),
+        (["PAIR", "--no-decode", "--errors", "wrong.tsv"], ["--errors", "--no-decode"]),
+        (["PAIR", "--beam-size", "0"], ["beam_size", "0"]),
+        (["PAIR", "--beam-size", "99"], ["99", "vocabulary of"]),
+        (["PAIR", "--length-penalty-type", "mean"], ["length_penalty_type", "mean"]),
+        (["PAIR", "--bleu-tokenize", "13b"], ["13b", "13a"]),
+        (["PAIR", "--stride", "3"], ["--stride", "a model of pairs"]),
+        (["PAIR", "--text-column", "3"], ["--text-column", "a model of pairs"]),
+        (["--source", "absent.en", "--target", "absent.de"], ["absent.en"]),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(cli, run, pair, arguments, words):
+    given = [*pair, *arguments[1:]] if arguments[0] == "PAIR" else arguments
+    message = refusal(cli("evaluate", run, *given))
+    assert all(word in message for word in words), message
+
+
+def test_files_of_different_length_are_refused_with_both_counts(cli, run, pair, tmp_path):
+    short = write(tmp_path / "short.de", TARGETS[:-1])
+    message = refusal(cli("evaluate", run, *pair[:3], short))
+    assert f"{len(SOURCES)} lines" in message and str(len(SOURCES) - 1) in message and "short.de" in message
+
+
+def test_moses_without_its_package_says_what_to_install(cli, run, pair, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    assert "pip install sacremoses" in refusal(cli("evaluate", run, *pair, "--bleu-tokenize", "moses"))
+
+
+def test_the_errors_file_never_replaces_what_is_read(cli, run, tmp_path):
+    table = write(tmp_path / "pairs.tsv", ["source\ttarget", "abc\tcba"])
+    message = refusal(cli("evaluate", run, "--data", table, "--errors", table))
+    assert "would replace" in message and table.read_text() == "source\ttarget\nabc\tcba\n"
+
+
+def test_options_of_pairs_mean_nothing_to_other_models(cli, random_run, pair):
+    assert "--source" in refusal(cli("evaluate", random_run, *pair))
+
+
+@pytest.mark.parametrize("kind", ["span_corruption", "denoising"])
+def test_a_model_that_restores_texts_is_evaluated_on_texts(cli, make_pair_run, kind, tmp_path):
+    text = write(tmp_path / "text.txt", ["dead beef cab", "abc hgf ed"] * 9)
+    figures = figures_of(cli, make_pair_run(kind=kind), "--data", text)
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]), rel=1e-4)

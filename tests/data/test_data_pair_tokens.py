@@ -1,0 +1,240 @@
+"""Pairs as token ids: templates and ends, filters and what they report, subsets, joins, the split, interruption."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
+from tformer.data import pair_tokens
+from tformer.data.pair_tokens import PairTokens, join_pairs, split_pairs
+from tformer.errors import InputError, Interrupted
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
+
+
+def shown(pairs: PairTokens, tokenizer: Tokenizer | None = None) -> list[tuple[str, str]]:
+    tokenizer = tokenizer or words()
+    return [
+        (
+            tokenizer.decode(a.source.tolist(), skip_special=False),
+            tokenizer.decode(a.target.tolist(), skip_special=False),
+        )
+        for a in pairs.examples(0, range(len(pairs)))
+    ]
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("seq2seq", ("[START] the cat [END]", "a mat [END]")),
+        ("t5", ("the cat </s>", "a mat </s>")),
+        ("roberta", ("<s> the cat </s>", "a mat </s>")),
+    ],
+)
+def test_a_source_has_its_template_and_a_target_its_end(template: str, expected: tuple[str, str]) -> None:
+    pairs = tokenise(rows_of([("the cat", "a mat")]), template=template)
+    assert shown(pairs, words(template)) == [expected]
+    assert pairs.notes == () and pairs.texts(0) == ("the cat", "a mat")
+
+
+def test_lengths_are_of_the_longer_side_with_its_special_tokens() -> None:
+    pairs = tokenise(rows_of([("the cat sat", "a"), ("a", "the cat sat on")]))
+    assert pairs.source_lengths.tolist() == [5, 3] and pairs.target_lengths.tolist() == [2, 5]
+    assert pairs.lengths.tolist() == [5, 5] == [len(each) for each in pairs.examples(0, [0, 1])]
+    example = pairs.examples(3, [1])[0]
+    assert example.source.dtype == example.target.dtype == np.int64, "whatever they are kept as"
+
+
+def test_each_side_has_its_own_tokenizer() -> None:
+    options = TokenizerOptions(model="char", vocab_size=40, template="t5")
+    other = train_tokenizer(lambda: iter(["xyz" * 9]), options)
+    assert other.special.eos is not None
+    pairs = pair_tokens.tokenise_pairs(
+        [rows_of([("the cat", "xyz")])], words(), other, seq_len=9, target_seq_len=9, eos=other.special.eos
+    )
+    example = pairs.examples(0, [0])[0]
+    assert words().decode(example.source.tolist()) == "the cat"
+    assert example.target.tolist() == [*other.encode("xyz"), other.special.eos]
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12))
+def test_ids_are_the_tokenizers_and_texts_are_kept(pairs: list[tuple[str, str]]) -> None:
+    tokenizer = words()
+    tokens = tokenise(rows_of(pairs), keep_all=True)
+    assert len(tokens) == len(pairs), "keep_all leaves nothing out"
+    for number, ((source, target), example) in enumerate(
+        zip(pairs, tokens.examples(0, range(len(pairs))), strict=True)
+    ):
+        assert example.source.tolist() == tokenizer.encode(source, template=True)
+        assert example.target.tolist() == [*tokenizer.encode(target), tokenizer.special.eos]
+        assert tokens.texts(number) == (source, target)
+
+
+def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of([(" ".join(WORDS[: n % 7]), " ".join(WORDS[n % 5 :])) for n in range(40)])
+    whole = tokenise(rows)
+    seen: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(pair_tokens, "BATCH_CHARACTERS", 50)
+    parts = tokenise(rows, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
+    assert (parts.fingerprint, parts.notes, shown(parts)) == (whole.fingerprint, whole.notes, shown(whole))
+
+
+def test_a_source_without_tokens_still_gives_an_encoder_something_to_read() -> None:
+    pairs = tokenise(rows_of([("", "a")]), template="none", keep_all=True)
+    assert len(pairs.examples(0, [0])[0].source) == 1
+
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+MIXED = [
+    ("the cat", "a mat"),
+    ("", "a mat"),
+    ("the cat", " "),
+    ("the cat sat on a mat the cat", "a a a a"),
+    ("a", "the cat sat on"),
+    ("the", "a " * 7),
+    ("\u3000", ""),
+]
+
+
+def test_pairs_that_are_empty_too_long_or_uneven_are_left_out_and_counted() -> None:
+    pairs = tokenise(rows_of(MIXED), seq_len=8, target_seq_len=8, max_length_ratio=3)
+    assert shown(pairs) == [("[START] the cat [END]", "a mat [END]")]
+    assert pairs.notes == (
+        "a.tsv: 6 of 7 pairs left out: 3 with an empty side, 1 longer than 8 tokens, 2 with a length ratio above 3",
+    )
+    other = tokenise(rows_of(MIXED), seq_len=8, target_seq_len=5)
+    assert other.notes == ("a.tsv: 5 of 7 pairs left out: 3 with an empty side, 2 longer than 8 tokens (targets: 5)",)
+
+
+def test_the_ratio_counts_no_special_tokens() -> None:
+    rows = rows_of([("a", "the cat sat"), ("a", "the cat sat on")])
+    assert len(tokenise(rows, max_length_ratio=3)) == 1
+    assert len(tokenise(rows, max_length_ratio=4)) == 2
+
+
+def test_truncation_keeps_special_tokens_and_is_told() -> None:
+    pairs = tokenise(rows_of(MIXED[3:5]), seq_len=5, target_seq_len=4, overlong="truncate")
+    assert shown(pairs) == [("[START] the cat sat [END]", "a a a [END]"), ("[START] a [END]", "the cat sat [END]")]
+    assert pairs.notes == ("a.tsv: 2 of 2 pairs are longer than 5 tokens (targets: 4) and were cut",)
+    assert pairs.texts(0) == MIXED[3], "texts are whole"
+
+
+def test_for_evaluation_nothing_is_left_out() -> None:
+    pairs = tokenise(rows_of(MIXED), seq_len=8, target_seq_len=8, max_length_ratio=1, keep_all=True)
+    assert len(pairs) == len(MIXED) and pairs.lengths.max() <= 8
+    assert pairs.notes == ("a.tsv: 1 of 7 pairs are longer than 8 tokens and were cut",)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.integers(3, 9), st.integers(2, 9))
+def test_what_stays_fits_and_every_pair_is_accounted_for(
+    pairs: list[tuple[str, str]], seq_len: int, target_seq_len: int
+) -> None:
+    rows = rows_of([*pairs, ("a", "a")])
+    tokens = tokenise(rows, seq_len=seq_len, target_seq_len=target_seq_len, max_length_ratio=2)
+    assert tokens.source_lengths.max() <= seq_len and tokens.target_lengths.max() <= target_seq_len
+    bare = np.stack([tokens.source_lengths - 2, tokens.target_lengths - 1])
+    assert (bare > 0).all() and (bare.max(0) <= 2 * bare.min(0)).all()
+    dropped = len(pairs) + 1 - len(tokens)
+    assert (f"{dropped} of {len(pairs) + 1} pairs left out" in "".join(tokens.notes)) == bool(dropped)
+
+
+def test_nothing_left_is_an_error_that_says_why() -> None:
+    with pytest.raises(InputError, match=r"a\.tsv: none of 2 pairs is left: 2 with an empty side"):
+        tokenise(rows_of([("", "a"), ("a", "")]))
+    with pytest.raises(InputError, match=r"a\.tsv: no rows"):
+        tokenise(Rows(()))
+    with pytest.raises(InputError, match=r"data\.seq_len: 2 tokens leave no room for text beside 2 special tokens"):
+        tokenise(rows_of([("a", "a")]), seq_len=2)
+    with pytest.raises(InputError, match=r"data\.target_seq_len: 1 tokens leave no room"):
+        tokenise(rows_of([("a", "a")]), target_seq_len=1)
+
+
+def test_it_can_be_interrupted() -> None:
+    with pytest.raises(Interrupted, match=r"a\.tsv"):
+        tokenise(rows_of([("a", "a")]), should_stop=lambda: True)
+
+
+# -- sets --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_subset_has_its_own_texts_and_fingerprint() -> None:
+    pairs = tokenise(rows_of([(word, f"{word} a") for word in WORDS]))
+    part = pairs.subset([5, 1])
+    assert (len(part), part.texts(0), part.lengths.tolist()) == (2, ("mat", "mat a"), [3, 3])
+    assert shown(part) == [shown(pairs)[5], shown(pairs)[1]]
+    assert len({pairs.fingerprint, part.fingerprint, pairs.subset([1, 5]).fingerprint}) == 3
+    assert part.subset([1]).texts(0) == ("cat", "cat a")
+
+
+def test_joined_sets_are_one_after_the_other_with_tasks_of_one_name_as_one() -> None:
+    one = tokenise(rows_of([("the cat", "sat"), ("a", "mat on")], task="x", name="x.tsv"))
+    two = tokenise(rows_of([("mat", "a"), ("", "a")], task="y", name="y.tsv"))
+    joined = join_pairs([one.subset([1, 0]), two, one.subset([1])])
+    assert shown(joined) == [shown(one)[1], shown(one)[0], *shown(two), shown(one)[1]]
+    assert [joined.texts(n)[0] for n in range(4)] == ["a", "the cat", "mat", "a"]
+    assert [joined.tasks[each.task] for each in joined.examples(0, range(4))] == ["x", "x", "y", "x"]
+    assert joined.name == "x.tsv, y.tsv" and joined.notes == two.notes
+    assert join_pairs([one]) is one
+
+
+def test_tasks_are_numbered_alike_when_they_are_named() -> None:
+    rows = rows_of([("a", "a")], task="y")
+    assert tokenise(rows, tasks=("x", "y", "x")).examples(0, [0])[0].task == 1
+    both = tokenise([rows, rows_of([("a", "mat")], task="x", name="b.tsv")])
+    assert both.tasks == ("y", "x") and [each.task for each in both.examples(0, [0, 1])] == [0, 1]
+
+
+def test_fingerprint_follows_what_changes_the_examples() -> None:
+    rows = rows_of([("the cat", "sat")])
+    prints = {
+        tokenise(rows).fingerprint,
+        tokenise(rows, seq_len=8).fingerprint,
+        tokenise(rows, target_seq_len=8).fingerprint,
+        tokenise(rows, overlong="truncate").fingerprint,
+        tokenise(rows, max_length_ratio=9).fingerprint,
+        tokenise(rows, template="t5").fingerprint,
+        tokenise(rows_of([("the mat", "sat")])).fingerprint,
+    }
+    assert len(prints) == 7
+
+
+# -- the fixed split ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(TEXTS.filter(bool), min_size=2, max_size=40).filter(lambda texts: len(set(texts)) > 1),
+    st.floats(0.01, 0.49),
+)
+def test_equal_sources_fall_on_one_side_and_both_have_some(texts: list[str], fraction: float) -> None:
+    pairs = tokenise(rows_of([(text, "a") for text in texts]))
+    kept, held_out = split_pairs(pairs, fraction=fraction)
+    assert sorted([*kept, *held_out]) == list(range(len(texts))) and len(kept) and len(held_out)
+    assert not {texts[n] for n in kept} & {texts[n] for n in held_out}
+    again = split_pairs(pairs, fraction=fraction)
+    assert again[0].tolist() == kept.tolist() and again[1].tolist() == held_out.tolist()
+
+
+def test_the_split_is_near_the_fraction_mixed_and_depends_on_the_seed_alone() -> None:
+    texts = [" ".join(WORDS[int(digit)] for digit in f"{n:04}" if digit < "6") + " the" * (n % 3) for n in range(900)]
+    texts = list(dict.fromkeys(texts))
+    pairs = tokenise(rows_of([(text, "a") for text in texts]))
+    held_out = split_pairs(pairs, fraction=0.1)[1]
+    assert len(held_out) == round(0.1 * len(texts)) and 0.3 < held_out.mean() / len(texts) < 0.7
+    assert held_out.tolist() != split_pairs(pairs, fraction=0.1, seed=1)[1].tolist()
+    order = np.arange(len(texts))[::-1]
+    turned = split_pairs(pairs.subset(order), fraction=0.1)[1]
+    assert sorted(order[turned]) == held_out.tolist(), "by the texts, not by their places"
+
+
+def test_one_source_alone_cannot_be_split() -> None:
+    with pytest.raises(InputError, match="2 pairs with 1 different source are too few"):
+        split_pairs(tokenise(rows_of([("a", "a"), ("a", "mat")])), fraction=0.1)

@@ -1,0 +1,231 @@
+"""Pairs out of aligned files and tables; what is refused, with file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.pair_makers import Spec, open_one, read, write
+from tformer.data.pairs import PairRow, open_pairs
+from tformer.errors import InputError
+
+PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]
+
+
+def refusal(call: Callable[[], object]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        call()
+    return caught.value
+
+
+# -- aligned files -----------------------------------------------------------------------------------------------------
+
+
+def test_aligned_files_are_one_pair_a_line_and_empty_lines_are_rows(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.en", "one cat\n\ntwo"), write(tmp_path / "a.de", "eine Katze\nnichts\n\n")
+    opened = open_one(source, target)
+    assert list(opened.rows()) == [
+        PairRow("one cat", "eine Katze", f"{source}:1"),
+        PairRow("", "nichts", f"{source}:2"),
+        PairRow("two", "", f"{source}:3"),
+    ]
+    assert list(opened.rows()) == list(opened.rows()), "rows can be read again"
+    assert (opened.name, opened.notes, opened.source_column) == (str(source), (), None)
+    assert opened.size_bytes() == source.stat().st_size + target.stat().st_size
+
+
+def test_files_of_different_length_are_refused_with_both_counts(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.en", "x\n" * 2900), write(tmp_path / "a.de", "y\n" * 2899)
+    assert refusal(lambda: open_one(source, target)).message == f"{source} has 2,900 lines, {target} 2,899"
+    one = write(tmp_path / "b.en", "x")
+    assert refusal(lambda: open_one(one, target)).message == f"{one} has 1 line, {target} 2,899"
+
+
+def test_only_newlines_part_sentences(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.en", "one\u2028line\x0b\x0c\x85\r\ntwo\n")
+    target = write(tmp_path / "a.de", "eins\nzwei\n")
+    assert read(source, target) == [("one\u2028line\x0b\x0c\x85", "eins"), ("two", "zwei")]
+
+
+def test_compressed_aligned_files(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "a.en.gz", gzip.compress(b"one\ntwo\n")), write(tmp_path / "a.de", "eins\nzwei\n")
+    assert read(source, target) == [("one", "eins"), ("two", "zwei")]
+    assert open_one(source, target).size_bytes() is None
+
+
+def test_aligned_files_are_single_files_of_plain_text(tmp_path: Path) -> None:
+    plain, table = write(tmp_path / "a.en", "x\n"), write(tmp_path / "a.tsv", "x\ty\n")
+    assert refusal(lambda: open_one(table, plain)).message == f"{table}: holds both sides of pairs"
+    assert refusal(lambda: open_one("builtin:dates", plain)).message == "builtin:dates: holds both sides of pairs"
+    assert "found a folder" in refusal(lambda: open_one(plain, tmp_path)).message
+    assert "expected one file, found 2" in refusal(lambda: open_one(tmp_path / "a.*", plain)).message
+    assert "no such file" in refusal(lambda: open_one(plain, tmp_path / "missing")).message
+    assert "is empty" in refusal(lambda: open_one(write(tmp_path / "e", ""), plain)).message
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "source\ttarget\none cat\teine Katze\n\ntwo\tzwei\n"),
+        ("a.tsv", "one cat\teine Katze\ntwo\tzwei\n"),
+        ("a.csv", "one cat,eine Katze\r\ntwo,zwei\r\n"),
+        ("a.csv", '\ufeffid, target ,note,src\n1,eine Katze,-,"one cat"\n2,zwei,-,two\n'),
+        ("a.tsv", "id\tanswer\tquestion\n1\teine Katze\tone cat\n2\tzwei\ttwo\n"),
+        ("a.tsv", "EN\tde\none cat\teine Katze\ntwo\tzwei\n"),
+        ("a.jsonl", '{"source": "one cat", "target": "eine Katze"}\n{"target": "zwei", "source": "two", "n": [1]}\n'),
+        ("a.jsonl", '{"input": "one cat", "id": 1, "output": "eine Katze"}\n{"input": "two", "output": "zwei"}\n'),
+        ("a.jsonl", '{"lemma": "one cat", "form": "eine Katze"}\n{"lemma": "two", "form": "zwei"}\n'),
+        ("pairs", "one cat\teine Katze\ntwo\tzwei\n"),
+        ("pairs", '{"src": "one cat", "tgt": "eine Katze"}\n{"src": "two", "tgt": "zwei"}\n'),
+        ("pairs.txt", "source,target\none cat,eine Katze\ntwo,zwei\n"),
+    ],
+)
+def test_columns_are_guessed_and_told(tmp_path: Path, name: str, content: str) -> None:
+    path = write(tmp_path / name, content)
+    source = open_one(path)
+    assert [(row.source, row.target) for row in source.rows()] == PAIRS
+    assert len(source.notes) == 1 and source.notes[0].startswith(f"{name}: source in column ")
+    columns = {"source_column": source.source_column, "target_column": source.target_column}
+    assert read(path, **columns) == PAIRS, "what was guessed can be asked for"
+
+
+def test_columns_by_name_by_number_and_several_joined(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "lemma\tform\tfeatures\nsee\tsaw\tV;PST\nbe\twas\t\n")
+    assert read(path, source_column="lemma,features", target_column="form") == [("see V;PST", "saw"), ("be", "was")]
+    assert read(path, source_column="features, lemma", target_column="form")[0] == ("V;PST see", "saw")
+    assert open_one(path, source_column="lemma,features", target_column="form").notes == ()
+    bare = write(tmp_path / "b.tsv", "see\tsaw\tV;PST\nbe\twas\tV\n")
+    assert read(bare, source_column="0,2", target_column=1) == [("see V;PST", "saw"), ("be V", "was")]
+    assert open_one(bare, source_column="0,2", target_column=1).source_column == "0,2"
+    really = write(tmp_path / "c.csv", '"a,b",a,b,t\n1,2,3,x\n')
+    assert read(really, source_column="a,b", target_column="t") == [("1", "x")]
+    keys = write(tmp_path / "d.jsonl", '{"a": "x", "b": "y", "t": "z"}\n{"a": null, "b": "y", "t": "z"}\n')
+    assert read(keys, source_column="a,b", target_column="t") == [("x y", "z"), ("y", "z")]
+
+
+def test_a_first_row_is_data_unless_it_names_columns(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.tsv", "question\tFrage\nanswer\tAntwort\n"))[0] == ("question", "Frage")
+    assert len(read(write(tmp_path / "b.tsv", "question\tanswer\nq\ta\nquestion\tanswer\n"))) == 3
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"n": [[1]] * 2, "target": ["x", None], "source": ["a", "b"]}), path)
+    source = open_one(path)
+    assert list(source.rows()) == [PairRow("a", "x", f"{path}:1"), PairRow("b", "", f"{path}:2")]
+    parquet.write_table(pa.table({"source": [1], "target": ["x"]}), path)
+    assert refusal(lambda: read(path)).message == f"{path}:1: 'source' should be text, found int"
+
+
+def test_folders_globs_and_compressed_tables(tmp_path: Path) -> None:
+    write(tmp_path / "b.tsv", "two\tzwei\n")
+    write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"source": "one cat", "target": "eine Katze"}\n'))
+    write(tmp_path / "SOURCE.md", "no data")
+    assert read(tmp_path) == PAIRS
+    assert read(tmp_path / "*.tsv") == PAIRS[1:]
+    assert len(open_one(tmp_path).notes) == 2
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one cat\teine Katze\ntwo\tzwei\n")))
+    source = open_one("-")
+    assert [(row.source, row.target) for row in source.rows()] == PAIRS
+    assert next(iter(source.rows())).place == "standard input:1"
+
+
+@given(rows=st.lists(st.tuples(st.text('ab",\n\t x', max_size=8), st.text('cd",\n ', max_size=8)), min_size=1))
+def test_csv_round_trip(rows: list[tuple[str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows([("source", "target"), *rows])
+        assert read(path) == rows
+
+
+# -- prefixes, tasks, weights, fingerprints ----------------------------------------------------------------------------
+
+
+def test_a_prefix_stands_before_every_source_but_a_blank_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "one\teins\n \tnull\n")
+    source = open_one(path, prefix="translate to German: ", task="de", weight=2.0)
+    assert [row.source for row in source.rows()] == ["translate to German: one", " "]
+    assert {row.task for row in source.rows()} == {"de"} and (source.task, source.weight) == ("de", 2.0)
+
+
+def test_fingerprint_follows_what_changes_the_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "one\teins\n")
+    other = write(tmp_path / "b.tsv", "two\teins\n")
+    source, target = write(tmp_path / "a.en", "one\n"), write(tmp_path / "a.de", "eins\n")
+    opened = [
+        open_one(path),
+        open_one(other),
+        open_one(path, prefix="x"),
+        open_one(path, task="x"),
+        open_one(path, source_column=1, target_column=0),
+        open_one(source, target),
+        open_one(target, source),
+    ]
+    assert len({each.fingerprint() for each in opened}) == len(opened)
+    assert open_one(path).fingerprint() == open_one(path, source_column=0, target_column=1).fingerprint()
+
+
+def test_several_sources_keep_their_order(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.tsv", f"{name}\tx\n") for name in "ba"]
+    sources = open_pairs([Spec(str(path)) for path in paths])
+    assert [row.source for source in sources for row in source.rows()] == ["b", "a"]
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "source\ttarget\na\tb\nc\n", ":3: expected 2 fields, found 1"),
+        ("a.tsv", "a\tb\nc\td\te\n", ":2: expected 2 fields, found 3"),
+        ("a.csv", 'source,target\n"a\nb",x\nc,d,y\n', ":4: expected 2 fields, found 3"),
+        ("a.tsv", "source\ttarget\n", ": no rows under the names of its columns"),
+        ("a.tsv", "\n\n", ": no rows"),
+        ("a.tsv", "one\ntwo\n", ": cannot tell which column holds the source; there is one column, number 0"),
+        ("a.tsv", "a\tb\tc\n", ": cannot tell which column holds the source; there are 3 columns, numbered from 0"),
+        ("a.jsonl", '{"a": "", "b": "", "c": ""}\n', ": cannot tell which column holds the source; columns: a, b, c"),
+        ("a.jsonl", '{"source": "a", "target": "x"}\n["b", "y"]\n', ":2: expected an object, found list"),
+        ("a.jsonl", '{"source": "a", "target": "x"}\n{"source": "b"}\n', ":2: no key 'target'; known: source"),
+        ("a.jsonl", '{"source": "a", "target": 5}\n', ":1: 'target' should be text, found int"),
+        ("a.txt", "just text\nmore of it\n", ": plain text is one side of pairs, found no other"),
+        ("a.txt", "a\tb\njust text, and more\n", ": plain text is one side of pairs, found no other"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = write(tmp_path / name, content)
+    assert refusal(lambda: read(path)).message == f"{path}{message}"
+
+
+def test_missing_columns_name_what_is_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "lemma\tform\tfeatures\nsee\tsaw\tV\n")
+    error = refusal(lambda: read(path, source_column="lema", target_column="form"))
+    assert error.message.startswith(f"{path}: no column 'lema'; did you mean 'lemma'?")
+    assert "data.columns.source" in str(error.hint)
+    assert "no column 'x'" in refusal(lambda: read(path, source_column="lemma,x", target_column="form")).message
+    assert "no column 7; there are 3" in refusal(lambda: read(path, source_column=7, target_column=0)).message
+    same = refusal(lambda: read(path, source_column="lemma,form", target_column="form"))
+    assert same.message == f"{path}: source and target are the same column 'form'"
+    assert "first row: lemma, form, features" in str(refusal(lambda: read(path)).hint)
+    keys = write(tmp_path / "a.jsonl", '{"a": "x", "b": "y"}\n')
+    assert "jsonl has keys" in refusal(lambda: read(keys, source_column=0, target_column="b")).message
+    twice = write(tmp_path / "b.tsv", "source\tsource\ttarget\na\tb\tc\n")
+    assert "2 columns are called 'source'" in refusal(lambda: read(twice, source_column="source")).message

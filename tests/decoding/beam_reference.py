@@ -1,0 +1,200 @@
+"""A stepper whose probabilities are written down, a slow beam search over lists, and the enumeration of everything."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tformer.decoding.beam_settings import BeamSettings, Hypothesis
+from tformer.decoding.length_penalty import length_penalty
+from tformer.decoding.sampling import NgramBlocker
+
+NEVER = float("-inf")
+Rule = Callable[[tuple[int, ...]], Sequence[float]]  # new tokens so far -> log-probabilities [V]
+
+
+class ScriptedStepper:
+    """Each sentence has a rule of its own. Remembers what it was asked for, and checks that it may be."""
+
+    def __init__(self, rules: Sequence[Rule], *, rooms: Sequence[int] | None = None) -> None:
+        self.rules = list(rules)
+        self.rooms = list(rooms) if rooms is not None else [1000] * len(rules)
+        self.max_steps = max(self.rooms, default=0)
+        self.num_sentences = len(rules)
+        self.vocab_size = len(self.rules[0](())) if rules else 5
+        self.batches: list[int] = []  # sentences at each step
+
+    def start(self, beams: int) -> Tensor:
+        self.beams = beams
+        self.rows: list[tuple[int, ...]] = [()] * (beams * self.num_sentences)
+        self.batches.append(self.num_sentences)
+        return torch.tensor([rule(()) for rule in self.rules], dtype=torch.float32)
+
+    def step(self, ids_R: Tensor) -> Tensor:
+        ids = ids_R.tolist()
+        assert len(ids) == len(self.rows) == self.beams * self.num_sentences
+        assert all(0 <= token < self.vocab_size for token in ids)
+        self.batches.append(self.num_sentences)
+        self.rows = [(*row, token) for row, token in zip(self.rows, ids, strict=True)]
+        rules = [rule for rule in self.rules for _ in range(self.beams)]
+        return torch.tensor([rule(row) for rule, row in zip(rules, self.rows, strict=True)], dtype=torch.float32)
+
+    def reorder(self, rows_R: Tensor) -> None:
+        rows = rows_R.tolist()
+        assert [row // self.beams for row in rows] == [row // self.beams for row in range(len(self.rows))]
+        self.rows = [self.rows[row] for row in rows]
+
+    def keep(self, sentences: Tensor) -> None:
+        kept = sentences.tolist()
+        assert kept == sorted(set(kept)) and kept
+        self.rows = [self.rows[sentence * self.beams + beam] for sentence in kept for beam in range(self.beams)]
+        self.rules = [self.rules[sentence] for sentence in kept]
+        self.num_sentences = len(kept)
+
+
+def logs(*probabilities: float) -> list[float]:
+    return [math.log(p) if p > 0 else NEVER for p in probabilities]
+
+
+def table(probabilities: Mapping[tuple[int, ...], Sequence[float]], otherwise: Sequence[float]) -> Rule:
+    """A rule written down prefix by prefix."""
+    return lambda prefix: logs(*probabilities.get(prefix, otherwise))
+
+
+def random_rule(seed: int, *, vocab_size: int, levels: int | None = None, pad_to: int = 0) -> Rule:
+    """Random log-probabilities for every prefix; `levels`: rounded to so many values, so that there are ties.
+
+    `pad_to` adds tokens of probability zero, for beams that would be larger than the vocabulary.
+    """
+    memory: dict[tuple[int, ...], list[float]] = {}
+
+    def rule(prefix: tuple[int, ...]) -> list[float]:
+        if prefix not in memory:
+            values = np.random.default_rng((seed, *prefix)).normal(size=vocab_size) * 1.5
+            logprobs = values - np.logaddexp.reduce(values)
+            if levels is not None:
+                logprobs = -1.0 - np.floor(np.exp(logprobs) * levels) / levels
+            memory[prefix] = logprobs.astype(np.float32).tolist() + [NEVER] * (pad_to - vocab_size)
+        return memory[prefix]
+
+    return rule
+
+
+def penalty(settings: BeamSettings, length: int) -> float:
+    return length_penalty(length, alpha=settings.length_penalty, kind=settings.length_penalty_type)
+
+
+def finished(settings: BeamSettings, ids: tuple[int, ...], logprob: float, total: float, reason: str) -> Hypothesis:
+    return Hypothesis(ids, logprob, total / penalty(settings, len(ids)), reason)  # type: ignore[arg-type]
+
+
+def enumerate_all(rule: Rule, settings: BeamSettings, *, limit: int, tokens: int) -> list[Hypothesis]:
+    """Every hypothesis over the first `tokens` ids, best first."""
+    found = []
+    for length in range(limit + 1):
+        for prefix in itertools.product([t for t in range(tokens) if t != settings.eos_id], repeat=length):
+            logprob = sum(rule(prefix[:place])[token] for place, token in enumerate(prefix))
+            if length == limit:
+                found.append(finished(settings, prefix, logprob, logprob, "length"))
+            elif length >= settings.min_new_tokens:
+                assert settings.eos_id is not None
+                total = logprob + rule(prefix)[settings.eos_id]
+                found.append(finished(settings, (*prefix, settings.eos_id), total, total, "eos"))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def slow_beam_search(
+    rule: Rule, settings: BeamSettings, *, limit: int = 1000, history: Sequence[int] = (), never_stop: bool = False
+) -> list[Hypothesis]:
+    """One sentence, every candidate looked at, nothing batched."""
+    limit = min(limit, settings.max_new_tokens)
+    groups, width = settings.beam_groups, settings.beam_size // settings.beam_groups
+    live: list[list[tuple[float, float, tuple[int, ...]]]] = [[(0.0, 0.0, ())] for _ in range(groups)]
+    pool: list[tuple[int, Hypothesis]] = []  # with the group, in the order in which they finish
+    for length in range(limit):
+        taken: list[int] = []
+        for group in range(groups):
+            candidates = _candidates(rule, settings, live[group], history, length)
+            candidates = _in_order(candidates, settings.diversity_penalty, taken)
+            going: list[tuple[float, float, tuple[int, ...]]] = []
+            took: list[int] = []
+            for rank, (total, logprob, token, beam) in enumerate(candidates[: 2 * width]):
+                ids = (*live[group][beam][2], token)
+                if token != settings.eos_id:
+                    if len(going) < width:
+                        going.append((total, logprob, ids))
+                        took.append(token)
+                elif rank < width:
+                    pool.append((group, finished(settings, ids, logprob, total, "eos")))
+                    took.append(token)
+            taken += took
+            live[group] = going
+        for group in range(groups):
+            own_pool = [hypothesis for where, hypothesis in pool if where == group]
+            if not never_stop and _over(settings, live[group], own_pool, width, length + 1, limit):
+                live[group] = []
+    for group in range(groups):
+        pool += [(group, finished(settings, ids, logprob, total, "length")) for total, logprob, ids in live[group]]
+    unique: dict[tuple[int, ...], Hypothesis] = {}
+    for _, hypothesis in sorted(pool, key=lambda entry: -entry[1].score):
+        unique.setdefault(hypothesis.ids, hypothesis)
+    return list(unique.values())
+
+
+def _candidates(
+    rule: Rule,
+    settings: BeamSettings,
+    live: list[tuple[float, float, tuple[int, ...]]],
+    history: Sequence[int],
+    length: int,
+) -> list[tuple[float, float, int, int]]:
+    """(sum that is ranked, log-probability, token, beam) of every token that may follow."""
+    candidates = []
+    for beam, (total, logprob, ids) in enumerate(live):
+        seen = [*history, *ids]
+        own = rule(ids)
+        scores = [np.float32(value) for value in own]
+        if settings.repetition_penalty != 1.0:
+            factor = np.float32(settings.repetition_penalty)
+            scores = [value * factor if token in seen else value for token, value in enumerate(scores)]
+        if settings.no_repeat_ngram:
+            banned = NgramBlocker(settings.no_repeat_ngram, seen).banned()
+            left = [NEVER if token in banned else value for token, value in enumerate(scores)]
+            scores = left if max(left) > NEVER else scores
+        candidates += [
+            (total + float(value), logprob + own[token], token, beam)
+            for token, value in enumerate(scores)
+            if value > NEVER
+        ]
+    if length < settings.min_new_tokens:
+        candidates = [c for c in candidates if c[2] != settings.eos_id] or candidates
+    return candidates
+
+
+def _in_order(
+    candidates: list[tuple[float, float, int, int]], shunned: float, taken: list[int]
+) -> list[tuple[float, float, int, int]]:
+    """Best first, equal ones by token, then by beam."""
+    return sorted(candidates, key=lambda c: (-(c[0] - shunned * taken.count(c[2])), c[2], c[3]))
+
+
+def _over(
+    settings: BeamSettings,
+    live: list[tuple[float, float, tuple[int, ...]]],
+    pool: list[Hypothesis],
+    width: int,
+    length: int,
+    limit: int,
+) -> bool:
+    if len(pool) < width:
+        return False
+    if settings.stopping == "beam":
+        return True
+    worst = sorted(hypothesis.score for hypothesis in pool)[-width]
+    attainable = range(min(length + 1, limit), limit + 1)
+    return not any(total / penalty(settings, reach) > worst for total, _, _ in live for reach in attainable)

@@ -1,0 +1,477 @@
+"""`tformer generate` with encoder-decoders and beams, as a user runs it, on tiny models with random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+Run = Path
+
+LETTERS = "abcdefgh \t"
+SEQ2SEQ = """
+schema: 1
+model:
+  d_model: 8
+  max_seq_len: 16
+  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
+  decoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
+  tie: {source_target: false, output: false}
+  heads: [{kind: lm, bias: true}]
+  init: {std: 0.7}
+generation: {beam_size: 3, max_new_tokens: 8}
+training: {precision: fp32}
+"""
+DECODER = SEQ2SEQ.replace("  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}\n", "").replace(
+    "beam_size: 3", "beam_size: 1"
+)
+LINES = ["abc", "", "fed cab", "h", "   ", "hgfedcba", "a b"]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """`make(recipe, seed=, letters=, targets=)`: a checkpoint with random weights; `targets`: its own vocabulary."""
+
+    def build(recipe: str = SEQ2SEQ, *, seed: int = 0, letters: str = LETTERS, targets: str | None = None) -> Run:
+        import torch
+
+        from tformer.build import build_model
+        from tformer.checkpoint import RunDirectory, save_checkpoint
+        from tformer.recipe.load import recipe_from_yaml
+        from tformer.tokenizer import TokenizerOptions, train_tokenizer
+
+        template = "seq2seq" if "encoder" in recipe else "none"
+        options = TokenizerOptions(model="char", template=template, min_frequency=1)
+        source = train_tokenizer(lambda: iter([letters]), options)
+        target = None if targets is None else train_tokenizer(lambda: iter([targets]), options)
+        torch.manual_seed(seed)
+        model = build_model(
+            recipe_from_yaml(recipe, name="test").model,
+            vocab_size=source.vocab_size,
+            target_vocab_size=None if target is None else target.vocab_size,
+        )
+        with torch.no_grad():  # visible texts: of the special tokens only the end is ever likely
+            bias = model.state_dict()["heads.lm.bias"]
+            special = [token for token in range(len(bias)) if (target or source).is_special(token)]
+            bias[[token for token in special if token != (target or source).special.eos]] = -30.0
+        run = RunDirectory.create(arch="test", preset="tiny", runs_dir=tmp_path_factory.mktemp("home") / "runs")
+        own = {} if target is None else {
+            "target_tokenizer_json": target.to_json(), "target_tokenizer_sha256": target.sha256
+        }  # fmt: skip
+        save_checkpoint(
+            run,
+            3,
+            weights=model.state_dict(),
+            recipe_yaml=recipe,
+            tokenizer_json=source.to_json(),
+            tokenizer_sha256=source.sha256,
+            trainer={"step": 3},
+            **own,
+        )
+        return Path(run.path)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def translator(make: Callable[..., Run]) -> Run:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def decoder(make: Callable[..., Run]) -> Run:
+    return make(DECODER)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
+    return path
+
+
+def documents(outcome: Any) -> list[dict[str, Any]]:
+    assert outcome.code == 0, outcome.err
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+def refusal(outcome: Any) -> str:
+    """The one line of an error that is the user's."""
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    assert "Traceback" not in outcome.err
+    [message] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    return message
+
+
+# --- files, order, empty lines ----------------------------------------------------------------------------------------
+
+
+def test_every_line_in_gives_one_line_out_in_order_and_empty_gives_empty(
+    cli: Cli, translator: Run, lines: Path
+) -> None:
+    outcome = cli("generate", translator, "--input", lines)
+    assert outcome.code == 0, outcome.err
+    answers = outcome.out.split("\n")
+    assert answers.pop() == "" and len(answers) == len(LINES)
+    assert [bool(answer) for answer in answers] == [bool(line.strip()) for line in LINES]
+    for line, answer in zip(LINES, answers, strict=True):
+        assert cli("generate", translator, "--prompt", line).out == answer + "\n"
+
+
+def test_batch_size_and_order_of_lines_change_nothing(cli: Cli, translator: Run, lines: Path, tmp_path: Path) -> None:
+    outputs = [cli("generate", translator, "--input", lines, "--batch-size", size).out for size in (1, 2, 32)]
+    assert len(set(outputs)) == 1
+    turned = tmp_path / "turned.txt"
+    turned.write_text("".join(line + "\n" for line in reversed(LINES)))
+    assert cli("generate", translator, "--input", turned).out.splitlines() == outputs[0].splitlines()[::-1]
+
+
+def test_a_file_goes_to_a_file_and_never_over_itself(cli: Cli, translator: Run, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    assert cli("generate", translator, "--input", lines, "--output", out).out == ""
+    assert out.read_text() == cli("generate", translator, "--input", lines).out
+    assert "would replace" in refusal(cli("generate", translator, "--input", lines, "--output", lines))
+
+
+def test_an_empty_file_gives_an_empty_output(cli: Cli, translator: Run, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").write_text("")
+    outcome = cli("generate", translator, "--input", tmp_path / "none.txt")
+    assert (outcome.code, outcome.out) == (0, "")
+
+
+def test_standard_input_is_answered_line_by_line(cli: Cli, translator: Run) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tformer", "generate", str(translator)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    answers = []
+    for line in ("abc", "", "fed cab"):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        answers.append(process.stdout.readline())  # arrives while the pipe stays open
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
+    assert answers == [cli("generate", translator, "--prompt", line).out for line in ("abc", "", "fed cab")]
+    process.stdout.close()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+# --- what is searched, and how it is written --------------------------------------------------------------------------
+
+
+def test_the_recipe_gives_the_beam_and_flags_override_it(cli: Cli, translator: Run) -> None:
+    common = ("generate", translator, "--prompt", "abc", "--json")
+    assert "beam 3" in cli(*common).err
+    assert documents(cli(*common)) == documents(cli(*common, "--beam-size", 3))
+    assert "beam 5" in cli(*common, "--beam-size", 5).err
+    greedy = documents(cli(*common, "--greedy"))
+    assert greedy == documents(cli(*common, "--beam-size", 1)) == documents(cli(*common, "--temperature", 0))
+
+
+def test_greedy_is_the_most_probable_sample(cli: Cli, translator: Run, lines: Path) -> None:
+    searched = cli("generate", translator, "--input", lines, "--greedy")
+    drawn = cli("generate", translator, "--input", lines, "--top-k", 1)
+    assert searched.out == drawn.out != ""
+
+
+def test_n_best_gives_index_score_and_text_best_first(cli: Cli, translator: Run, lines: Path) -> None:
+    outcome = cli("generate", translator, "--input", lines, "--n-best", 3)
+    assert outcome.code == 0, outcome.err
+    rows = [line.split("\t") for line in outcome.out.splitlines()]
+    assert {len(row) for row in rows} == {3}
+    assert sorted({int(row[0]) for row in rows}) == list(range(len(LINES)))
+    best = cli("generate", translator, "--input", lines).out.splitlines()
+    for index, line in enumerate(LINES):
+        mine = [row for row in rows if row[0] == str(index)]
+        scores = [float(score) for _, score, _ in mine]
+        texts = [text for _, _, text in mine]
+        assert scores == sorted(scores, reverse=True) and len(set(texts)) == len(texts)
+        assert len(texts) == (3 if line.strip() else 1)
+        assert texts[0] == best[index].replace("\t", "\\t")
+
+
+def test_json_holds_all_hypotheses_and_scores(cli: Cli, translator: Run, lines: Path) -> None:
+    found = documents(cli("generate", translator, "--input", lines, "--n-best", 2, "--json"))
+    assert [document["index"] for document in found] == list(range(len(LINES)))
+    assert [document["prompt"] for document in found] == LINES
+    for document in found:
+        first = document["completions"][0]
+        assert (document["text"], document["score"]) == (first["text"], first["score"])
+        for one in document["completions"]:
+            assert set(one) == {"text", "ids", "score", "logprob", "finish_reason"}
+            if one["ids"]:
+                length = len(one["ids"])
+                assert one["score"] == pytest.approx(one["logprob"] / length, abs=1e-5)
+
+
+def test_length_options_hold(cli: Cli, translator: Run, lines: Path) -> None:
+    def lengths(*more: object) -> list[int]:
+        found = documents(cli("generate", translator, "--input", lines, "--json", *more))
+        return [len(document["completions"][0]["ids"]) for document in found if document["prompt"].strip()]
+
+    assert max(lengths("--max-new-tokens", 2)) <= 2
+    assert min(lengths("--min-new-tokens", 6)) >= 6
+    margins = lengths("--length-margin", 1, "--min-new-tokens", 8)
+    assert all(found <= len(line) + 1 for found, line in zip(margins, filter(str.strip, LINES), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--length-penalty", "0.6", "--length-penalty-type", "gnmt"],
+        ["--length-penalty-type", "none"],
+        ["--stopping", "exhaustive"],
+        ["--coverage-penalty", "0.2"],
+        ["--beam-size", "4", "--beam-groups", "2", "--diversity-penalty", "0.5"],
+        ["--no-repeat-ngram", "1", "--repetition-penalty", "1.5"],
+        ["--alignments"],
+        ["--temperature", "1.5", "--top-p", "0.9", "--seed", "3"],
+        ["--greedy", "--stop", "a"],
+        ["--logprobs"],
+    ],
+)
+def test_every_option_decodes(cli: Cli, translator: Run, lines: Path, options: list[str]) -> None:
+    outcome = cli("generate", translator, "--input", lines, *options)
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == len(LINES)
+
+
+def test_no_token_twice_when_unigrams_may_not_repeat(cli: Cli, translator: Run) -> None:
+    [document] = documents(cli("generate", translator, "--prompt", "abc", "--no-repeat-ngram", 1, "--json"))
+    ids = document["completions"][0]["ids"]
+    assert len(set(ids)) == len(ids)
+
+
+def test_samples_are_drawn_by_seed(cli: Cli, translator: Run) -> None:
+    common = ("generate", translator, "--prompt", "abc", "--num-samples", 4, "--temperature", 2, "--json")
+    [document] = documents(cli(*common))
+    assert len(document["completions"]) == 4 and len({one["text"] for one in document["completions"]}) > 1
+    assert documents(cli(*common)) == [document] != documents(cli(*common, "--seed", 5))
+    assert cli(*common[:-1]).out.count("---------------\n") == 3
+
+
+def test_every_output_begins_with_the_target_prefix(cli: Cli, translator: Run, lines: Path, tmp_path: Path) -> None:
+    outcome = cli("generate", translator, "--input", lines, "--target-prefix", "ba")
+    assert outcome.code == 0, outcome.err
+    for line, answer in zip(LINES, outcome.out.split("\n"), strict=False):
+        assert answer.startswith("ba") if line.strip() else answer == ""
+    prefixes = tmp_path / "prefixes.txt"
+    starts = ["c", "x", "", "dd", "", "e", "f"]
+    prefixes.write_text("".join(start.replace("x", "a") + "\n" for start in starts))
+    found = documents(cli("generate", translator, "--input", lines, "--target-prefix-file", prefixes, "--json"))
+    for document in found:
+        assert document["text"].startswith(document["target_prefix"]) or not document["prompt"].strip()
+
+
+def test_alignments_are_pharaoh_pairs_after_a_tab_and_pairs_in_json(cli: Cli, translator: Run, lines: Path) -> None:
+    common = ("generate", translator, "--input", lines, "--alignments")
+    found = documents(cli(*common, "--json"))
+    for line, document in zip(cli(*common).out.splitlines(), found, strict=True):
+        text, _, pairs = line.rpartition("\t")
+        [completion] = document["completions"]
+        assert text == completion["text"].replace("\t", "\\t")
+        assert pairs == " ".join(f"{source}-{target}" for source, target in completion["alignment"])
+        if document["prompt"].strip():
+            assert document["source_tokens"] == list(document["prompt"])
+            assert [target for _, target in completion["alignment"]] == list(range(len(completion["tokens"])))
+            assert all(0 <= source < len(document["prompt"]) for source, _ in completion["alignment"])
+    assert cli(*common, "--n-best", 2).out.splitlines()[0].count("\t") == 3
+
+
+def test_each_side_may_have_a_vocabulary_of_its_own(cli: Cli, make: Callable[..., Run]) -> None:
+    outcome = cli("generate", make(targets="xyz"), "--prompt", "abc", "--n-best", 3)
+    assert outcome.code == 0, outcome.err
+    texts = [line.split("\t")[2] for line in outcome.out.splitlines()]
+    assert set("".join(texts)) <= set("xyz")
+
+
+# --- ensembles --------------------------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_takes_words_commas_and_repeats(cli: Cli, make: Callable[..., Run], translator: Run) -> None:
+    second, third = make(seed=1), make(seed=2)
+    common = ("--prompt", "abc", "--json")
+    ways = [
+        cli("generate", "--ensemble", translator, second, third, *common),
+        cli("generate", "--ensemble", f"{translator},{second},{third}", *common),
+        cli("generate", "--ensemble", translator, "--ensemble", second, "--ensemble", third, *common),
+        cli("generate", *common, "--ensemble", translator, second, third),
+        cli("generate", "--ensemble", translator, second, third, translator, *common),
+    ]
+    answers = [documents(way) for way in ways]
+    assert all(answer == answers[0] for answer in answers)
+    assert all(str(run.name) in ways[0].err for run in (translator, second, third))
+    assert answers[0] != documents(cli("generate", translator, *common))
+    assert documents(cli("generate", "--ensemble", translator, *common)) == documents(
+        cli("generate", translator, *common)
+    )
+
+
+def test_an_ensemble_of_decoders_continues(cli: Cli, make: Callable[..., Run], decoder: Run) -> None:
+    outcome = cli("generate", "--ensemble", decoder, make(DECODER, seed=1), "--prompt", "abc", "--beam-size", 3)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("abc") and len(outcome.out) > 4
+
+
+def test_an_ensemble_of_different_vocabularies_names_both(
+    cli: Cli, make: Callable[..., Run], translator: Run, decoder: Run
+) -> None:
+    other = make(letters="xyz")
+    message = refusal(cli("generate", "--ensemble", translator, other, "--prompt", "a"))
+    assert str(translator) in message and str(other) in message and "different vocabularies" in message
+    target = make(targets="xyz")
+    message = refusal(cli("generate", "--ensemble", target, make(targets="vw"), "--prompt", "a"))
+    assert "different target vocabularies" in message
+    assert "no encoder" in refusal(cli("generate", "--ensemble", translator, decoder, "--prompt", "a"))
+
+
+# --- decoders alone ---------------------------------------------------------------------------------------------------
+
+
+def test_a_decoder_alone_continues_its_prompt_with_a_beam(cli: Cli, decoder: Run, lines: Path) -> None:
+    shown = cli("generate", decoder, "--prompt", "abc", "--beam-size", 4)
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("abc")
+    [document] = documents(cli("generate", decoder, "--prompt", "abc", "--beam-size", 4, "--json"))
+    assert shown.out == "abc" + document["text"] + "\n"
+    answers = cli("generate", decoder, "--input", lines, "--beam-size", 4).out
+    assert answers.splitlines()[0] == document["text"].replace("\n", "\\n")
+    assert len(answers.splitlines()) == len(LINES)
+    rows = cli("generate", decoder, "--input", lines, "--beam-size", 4, "--n-best", 4).out.splitlines()
+    assert len(rows) == 4 * len(LINES) and rows[0].split("\t")[2] == document["text"].replace("\t", "\\t")
+
+
+def test_a_beam_of_one_is_greedy_for_a_decoder_alone(cli: Cli, decoder: Run) -> None:
+    assert (
+        cli("generate", decoder, "--prompt", "abc", "--beam-size", 1).out
+        == cli("generate", decoder, "--prompt", "abc", "--greedy").out
+    )
+
+
+def test_a_beam_ends_with_the_context_and_a_long_prompt_is_cut_or_refused(cli: Cli, decoder: Run) -> None:
+    common = ("generate", decoder, "--beam-size", 2, "--json", "--max-new-tokens", 50)
+    [document] = documents(cli(*common, "--prompt", "abcabcabc"))
+    assert (document["finish_reason"], len(document["completions"][0]["ids"])) == ("length", 8)
+    cut = cli(*common, "--prompt", "abc" * 10)
+    assert cut.code == 0 and "30 tokens" in cut.err and "last 8" in cut.err
+    assert "prompt 1 has 30 tokens" in refusal(cli(*common, "--prompt", "abc" * 10, "--context", "error"))
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--n-best", 4], ["--n-best 4", "--beam-size 3"]),
+        (["--n-best", 2, "--greedy"], ["--n-best 2", "--beam-size 1"]),
+        (["--beam-size", 40], ["beam", "40", "vocabulary", "17"]),
+        (["--beam-size", 0], ["beam_size", "0"]),
+        (["--beam-groups", 2], ["2", "3"]),
+        (["--stopping", "early"], ["--stopping", "exhaustive", "early"]),
+        (["--length-penalty-type", "wu"], ["--length-penalty-type", "gnmt, avg or none", "wu"]),
+        (["--coverage-penalty", "-1"], ["--coverage-penalty", "-1"]),
+        (["--length-margin", "-1"], ["--length-margin", "-1"]),
+        (["--greedy", "--beam-size", 2], ["--greedy", "--beam-size 2"]),
+        (["--temperature", 1, "--beam-size", 2], ["--temperature", "--beam-size"]),
+        (["--num-samples", 2, "--n-best", 2, "--json"], ["--num-samples", "--n-best"]),
+        (["--stop", "a"], ["--stop", "beam of 3"]),
+        (["--stop", "a", "--beam-size", 2], ["--stop", "--beam-size"]),
+        (["--target-prefix", "abX"], ["--target-prefix", "'abX'"]),
+        (["--target-prefix", "a" * 16], ["--target-prefix", "16 tokens", "15"]),
+        (["--target-prefix", "a", "--target-prefix-file", "b"], ["--target-prefix", "--target-prefix-file"]),
+        (["--prompt", "a", "--target-prefix-file", "b"], ["--prompt", "--target-prefix-file"]),
+        (["--target-prefix-file", "absent.txt"], ["absent.txt"]),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(
+    cli: Cli, translator: Run, lines: Path, options: list[object], words: list[str]
+) -> None:
+    given = () if "--prompt" in options else ("--input", lines)
+    message = refusal(cli("generate", translator, *given, *options))
+    assert all(word in message for word in words), message
+
+
+def test_a_long_source_names_its_line_before_anything_is_written(cli: Cli, translator: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "long.txt", tmp_path / "out.txt"
+    path.write_text("abc\n" * 50 + "abcdefgh" * 2 + "\n")
+    out.write_text("precious")
+    message = refusal(cli("generate", translator, "--input", path, "--output", out, "--batch-size", 1))
+    assert "long.txt:51" in message and "18 tokens" in message and "16" in message
+    assert out.read_text() == "precious"
+    assert "18 tokens" in refusal(cli("generate", translator, "--prompt", "abcdefgh" * 2))
+
+
+def test_prefix_files_have_a_line_for_each_source_made_of_known_tokens(
+    cli: Cli, translator: Run, lines: Path, tmp_path: Path
+) -> None:
+    prefixes = tmp_path / "prefixes.txt"
+    common = ("generate", translator, "--input", lines, "--target-prefix-file", prefixes)
+    prefixes.write_text("a\n" * 6)
+    message = refusal(cli(*common))
+    assert "7 lines" in message and " 6" in message and "prefixes.txt" in message
+    prefixes.write_text("a\n" * 6 + "aX\n")
+    assert "prefixes.txt:7" in refusal(cli(*common))
+
+
+@pytest.mark.parametrize("option", ["--coverage-penalty", "--length-margin", "--alignments", "--target-prefix"])
+def test_options_about_sources_are_refused_by_a_decoder_alone(cli: Cli, decoder: Run, option: str) -> None:
+    value = [] if option == "--alignments" else ["1"]
+    message = refusal(cli("generate", decoder, "--prompt", "a", option, *value))
+    assert option in message and str(decoder) in message
+
+
+def test_a_classifier_a_masked_model_and_a_model_of_images_say_what_they_are(
+    cli: Cli, encoder_run: Callable[[str], Path]
+) -> None:
+    for kind in ("single", "image"):
+        message = refusal(cli("generate", encoder_run(kind), "--prompt", "a", "--beam-size", 2))
+        assert "classifier" in message
+    message = refusal(cli("generate", encoder_run("masked"), "--prompt", "a [MASK]", "--beam-size", 2))
+    assert "--beam-size" in message and "masks" in message
+
+
+def test_two_runs_without_ensemble_are_a_mistake(cli: Cli, translator: Run) -> None:
+    outcome = cli("generate", translator, "other", "--prompt", "a")
+    assert "other" in refusal(outcome) and "--ensemble" in outcome.err
+
+
+# --- interrupts -------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_keeps_the_lines_that_were_done(translator: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
+    path.write_text("abc def\n" * 20_000)
+    arguments = ["generate", str(translator), "--input", str(path), "--output", str(out), "--batch-size", "4"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tformer", *arguments, "--n-best", "3", "--json"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    pending = tmp_path / f".tmp-{out.name}-{process.pid}"
+    while process.poll() is None and not (pending.exists() and pending.stat().st_size):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    done = [json.loads(line) for line in out.read_text().splitlines()]
+    assert done and f"interrupted after {len(done):,} lines" in err
+    assert [document["index"] for document in done] == list(range(len(done)))
+    assert {document["finish_reason"] for document in done} <= {"eos", "length"}

@@ -1,0 +1,184 @@
+"""Evaluation of pairs: the loss of a plain loop, own outputs beside references, mistakes, scores of given targets."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tformer.build import build_model
+from tformer.data.pair_tables import PairRow
+from tformer.data.pair_tokens import tokenise_pairs
+from tformer.decoding.beam_settings import BeamSettings
+from tformer.decoding.translate import Translator
+from tformer.decoding.translation import Translation
+from tformer.errors import InputError
+from tformer.evaluation.translation import (
+    Outputs,
+    evaluate_pairs,
+    evaluate_translation,
+    score_pairs,
+    translate_pairs,
+    translation_metrics,
+    wrong_outputs,
+)
+from tformer.objectives import build_objective
+from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.options import Seq2SeqOptions
+from tformer.recipe.model import Model
+from tformer.tokenizer import TokenizerOptions, train_tokenizer
+from tformer.tokenizer.special import decoder_tokens
+
+CONTEXT = 20
+ROWS = [
+    ("abc", "cba"),
+    ("hgfed", "defgh"),
+    ("a b", "b a"),
+    ("", ""),
+    ("cab", "bac"),
+    ("dead beef", "feeb daed"),
+    ("h", "h"),
+]
+TOKENIZER = train_tokenizer(
+    lambda: iter(["abcdefgh "]), TokenizerOptions(model="char", template="seq2seq", min_frequency=1)
+)
+TARGET = decoder_tokens(TOKENIZER.special)
+
+
+class Rows:
+    name = "rows"
+
+    def __init__(self, rows=ROWS) -> None:
+        self._rows = rows
+
+    def rows(self):
+        return (PairRow(source, target, f"rows:{n}") for n, (source, target) in enumerate(self._rows, 1))
+
+    def fingerprint(self) -> str:
+        return repr(self._rows)
+
+    def size_bytes(self) -> int | None:
+        return None
+
+
+def pairs_of(rows=ROWS, seq_len: int = CONTEXT):
+    return tokenise_pairs(
+        [Rows(rows)], TOKENIZER, TOKENIZER, seq_len=seq_len, target_seq_len=seq_len, eos=TARGET.eos, keep_all=True
+    )
+
+
+def make():
+    torch.manual_seed(0)
+    stack = {"num_layers": 1, "num_heads": 2, "feedforward": {"d_ff": 16}, "dropout": 0.3}
+    values = {"d_model": 8, "max_seq_len": CONTEXT, "encoder": stack, "decoder": stack, "tie": {"output": False}}
+    model = build_model(Model.model_validate(values), vocab_size=TOKENIZER.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def objective(**options):
+    context = ObjectiveContext(
+        TOKENIZER.special, seq_len=CONTEXT, vocab_size=TOKENIZER.vocab_size, target=TARGET, target_seq_len=CONTEXT
+    )
+    return build_objective([Seq2SeqOptions(**options)], context)
+
+
+def translator(model, *, max_source: int = CONTEXT, **settings) -> Translator:
+    chosen = BeamSettings(**{"beam_size": 3, "max_new_tokens": 9, **settings})
+    return Translator([model], TOKENIZER, TOKENIZER, settings=chosen, target=TARGET, max_source=max_source)
+
+
+def test_the_loss_is_that_of_a_plain_loop_whatever_the_batch():
+    model, nll, correct = make(), [], []
+    for source, target in ROWS:
+        ids = TOKENIZER.encode(target)
+        labels = torch.tensor([*ids, TARGET.eos])
+        with torch.no_grad():
+            logits = model(
+                torch.tensor([TOKENIZER.encode(source, template=True)]),
+                decoder_input_ids=torch.tensor([[TARGET.start, *ids]]),
+            ).logits[0]
+        nll.append(F.cross_entropy(logits, labels, reduction="none"))
+        correct.append(logits.argmax(1) == labels)
+    expected, accuracy = float(torch.cat(nll).mean()), float(torch.cat(correct).float().mean())
+    model.train()
+    for batch_tokens in (1, 20, 4096):
+        figures = evaluate_pairs(model, objective(word_dropout=0.5), pairs_of(), batch_tokens=batch_tokens)
+        assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+        assert figures["accuracy"] == pytest.approx(accuracy) and figures["examples"] == len(ROWS)
+        assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+    smooth = evaluate_pairs(model, objective(label_smoothing=0.3), pairs_of(), batch_tokens=99, batch_size=2)
+    assert smooth["loss"] != pytest.approx(expected) and smooth["perplexity"] == pytest.approx(
+        math.exp(expected), rel=1e-5
+    )
+
+
+def test_metrics_have_signatures_and_count_exact_matches():
+    figures = translation_metrics(["A cat.", "no"], ["a cat.", "no"])
+    assert figures.keys() == {"bleu", "bleu_signature", "chrf", "chrf_signature", "sequence_accuracy"}
+    assert figures["sequence_accuracy"] == 0.5 and "tok:13a" in figures["bleu_signature"]
+    lower = translation_metrics(["A cat.", "no"], ["a cat.", "no"], lowercase=True)
+    assert lower["sequence_accuracy"] == 1 and lower["chrf"] == pytest.approx(100) and "lc" in lower["chrf_signature"]
+    assert "tok:char" in translation_metrics(["a"], ["a"], tokenize="char")["bleu_signature"]
+    with pytest.raises(InputError, match="'14a'"):
+        translation_metrics(["a"], ["a"], tokenize="14a")
+
+
+def test_own_outputs_are_compared_with_the_references():
+    model, seen = make(), []
+    one = translator(model)
+    outputs = translate_pairs(one, pairs_of(), progress=lambda done, total: seen.append((done, total)))
+    assert outputs.sources == [source for source, _ in ROWS] and outputs.references == [target for _, target in ROWS]
+    assert seen == [(n, len(ROWS)) for n in range(1, len(ROWS) + 1)]
+    assert outputs.texts == [ones[0].text for ones in one.translate(outputs.sources)] and outputs.texts[3] == ""
+    figures = evaluate_translation(one, pairs_of(), lowercase=True, tokenize="char")
+    assert figures == translation_metrics(outputs.texts, outputs.references, lowercase=True, tokenize="char")
+    perfect = pairs_of([(source, text) for source, text in zip(outputs.sources, outputs.texts, strict=True)])
+    assert evaluate_translation(one, perfect, batch_size=2)["sequence_accuracy"] == 1
+
+
+def test_sources_longer_than_the_model_reads_are_cut_and_counted():
+    one = translator(make(), max_source=6)
+    outputs = translate_pairs(one, pairs_of())
+    assert one.cut == 2 and len(outputs.texts) == len(ROWS)
+
+
+def test_interruption_leaves_the_rest_undone():
+    outputs = translate_pairs(translator(make()), pairs_of(), should_stop=lambda: True)
+    reasons = [translation.finish_reason for translation in outputs.translations]
+    assert reasons.count("interrupted") == len(ROWS) - 1  # the empty one is done
+
+
+def test_wrong_outputs_come_with_the_surest_first():
+    made = [("a", -3.0), ("B", -1.0), ("c", -0.5), ("d", -2.0)]
+    translations = [Translation(text, (), score, score, "eos") for text, score in made]
+    outputs = Outputs(["s"] * 4, ["x", "b", "c", "y"], translations)
+    assert wrong_outputs(outputs) == [1, 3, 0] and wrong_outputs(outputs, lowercase=True) == [3, 0]
+
+
+def test_score_of_own_output_is_the_score_that_beam_search_reported():
+    """evaluate --score agrees with the beam to 1e-4 in fp32: one token is one character, so the text gives its ids."""
+    model = make()
+    settings = {"beam_size": 12, "n_best": 12, "length_penalty_type": "none"}
+    sources = [source for source, _ in ROWS if source]
+    found = translator(model, **settings).translate(sources)
+    own = [
+        (source, one)
+        for source, ones in zip(sources, found, strict=True)
+        for one in ones
+        if one.finish_reason == "eos" and one.text and TOKENIZER.encode(one.text) == list(one.ids[:-1])
+    ]
+    assert len(own) > 5
+    scores = score_pairs(
+        model,
+        pairs_of([(source, one.text) for source, one in own]),
+        start_ids=TARGET.prefix,
+        vocab_size=TOKENIZER.vocab_size,
+        batch_tokens=30,
+    )
+    for score, (_, one) in zip(scores, own, strict=True):
+        assert score.logprob == pytest.approx(one.logprob, abs=1e-4) == pytest.approx(one.score, abs=1e-4)

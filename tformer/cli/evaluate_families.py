@@ -1,0 +1,100 @@
+"""Which models `tformer evaluate` knows, how each kind is evaluated and shown, and which options it understands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tformer.cli.common import StopFlag
+from tformer.cli.evaluate_labelled import evaluate_labelled, show_labelled
+from tformer.cli.evaluate_masked import evaluate_masked, show_masked
+from tformer.cli.evaluate_pairs import evaluate_pairs, show_pairs
+from tformer.cli.evaluate_request import Request
+from tformer.cli.evaluate_restored import evaluate_restored
+from tformer.cli.evaluate_text import evaluate_text, show_text
+from tformer.errors import InputError
+
+if TYPE_CHECKING:
+    from tformer.loading import Loaded
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one kind of model is evaluated and shown, and which of the options mean something for it."""
+
+    name: str
+    evaluate: Callable[[Loaded, Request, StopFlag], dict[str, Any]]
+    show: Callable[[dict[str, Any]], None]
+    options: frozenset[str]
+
+
+TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8"})
+TEXT = Family("a causal language model", evaluate_text, show_text, TEXT_OPTIONS | {"stride"})
+MASKED = Family(
+    "a masked language model", evaluate_masked, show_masked, TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
+)
+LABELLED = Family(
+    "a model of labelled examples",
+    evaluate_labelled,
+    show_labelled,
+    TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"},
+)
+DAMAGED = Family("a model that restores texts", evaluate_restored, show_masked, TEXT_OPTIONS)
+PAIRS = Family(
+    "a model of pairs",
+    evaluate_pairs,
+    show_pairs,
+    frozenset(
+        ("source", "target", "source_column", "target_column", "invalid_utf8", "errors_file", "score", "no_decode")
+    )
+    | {"beam_size", "length_penalty", "length_penalty_type", "bleu_tokenize", "lowercase"},
+)
+IMAGES = Family("a model of images", evaluate_labelled, show_labelled, frozenset({"errors_file"}))
+FAMILIES = {  # of text, by the kind of the run's first objective
+    "causal_lm": TEXT,
+    "masked_lm": MASKED,
+    "next_sentence": MASKED,
+    "replaced_token": MASKED,
+    "classification": LABELLED,
+    "multi_label": LABELLED,
+    "regression": LABELLED,
+    "seq2seq": PAIRS,
+    "span_corruption": DAMAGED,
+    "denoising": DAMAGED,
+}
+FLAGS = {
+    "stride": "--stride",
+    "pseudo_perplexity": "--pseudo-perplexity",
+    "max_tokens": "--max-tokens",
+    "text_column": "--text-column",
+    "text2_column": "--text2-column",
+    "invalid_utf8": "--invalid-utf8",
+    "label_column": "--label-column",
+    "errors_file": "--errors",
+    "source": "--source",
+    "target": "--target",
+    "source_column": "--source-column",
+    "target_column": "--target-column",
+    "score": "--score",
+    "no_decode": "--no-decode",
+    "beam_size": "--beam-size",
+    "length_penalty": "--length-penalty",
+    "length_penalty_type": "--length-penalty-type",
+    "bleu_tokenize": "--bleu-tokenize",
+    "lowercase": "--lowercase",
+}
+
+
+def family_of(loaded: Loaded) -> Family:
+    """What kind of model this is, for the command."""
+    reads_images = loaded.recipe.model.patches is not None
+    return IMAGES if reads_images else FAMILIES[loaded.recipe.objectives[0].kind]
+
+
+def check_family(request: Request, family: Family, loaded: Loaded) -> None:
+    """Raise InputError for an option that means nothing to this kind of model."""
+    for option, flag in FLAGS.items():
+        value = getattr(request, option)
+        if value is not None and value is not False and option not in family.options:
+            raise InputError(f"{flag} has no meaning here: {loaded.path} is {family.name}")

@@ -1,0 +1,234 @@
+"""`tformer evaluate` for models of pairs: the loss on given targets, and BLEU, chrF and exact match of own outputs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tformer.cli.common import StopFlag, as_cell, console, emit, progress_reporter
+from tformer.cli.evaluate_request import Request, describe
+from tformer.cli.evaluate_text import require_finite
+from tformer.errors import InputError
+
+if TYPE_CHECKING:
+    from tformer.data.pair_tokens import PairTokens
+    from tformer.evaluation.translation import Outputs
+    from tformer.loading import Loaded
+
+BATCH_TOKENS = 4096  # of a side, when the loss is measured
+BATCH_SENTENCES = 32  # decoded at a time
+DECODING = {  # options that mean nothing when nothing is decoded
+    "beam_size": "--beam-size",
+    "length_penalty": "--length-penalty",
+    "length_penalty_type": "--length-penalty-type",
+    "bleu_tokenize": "--bleu-tokenize",
+    "lowercase": "--lowercase",
+    "errors_file": "--errors",
+}
+SIGNED = ("bleu", "chrf")
+
+
+def check_pair_options(request: Request) -> None:
+    """What can be refused before anything is loaded. Raises InputError."""
+    if (request.source is None) != (request.target is None):
+        given, missing = ("--source", "--target") if request.target is None else ("--target", "--source")
+        raise InputError(f"{given} without {missing}", hint="two aligned files: --source FILE --target FILE")
+    if request.source is not None and request.data is not None:
+        raise InputError("--data and --source exclude each other", hint="--data is one table with both sides")
+    if request.score and request.no_decode:
+        raise InputError("--score and --no-decode exclude each other")
+    for option, flag in DECODING.items() if request.score or request.no_decode else ():
+        if getattr(request, option) not in (None, False):
+            raise InputError(f"{flag} has no meaning with {'--score' if request.score else '--no-decode'}")
+    if request.bleu_tokenize is not None:
+        from tformer.metrics.translation import require_tokenizer
+
+        require_tokenizer(request.bleu_tokenize)
+
+
+def evaluate_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
+    """The figures of every pair; with `--score` the log-probability of each."""
+    translator = None if request.score or request.no_decode else _translator(loaded, request)
+    pairs, name = _read(loaded, request, flag)
+    if not len(pairs):
+        raise InputError(f"{name}: no pairs to evaluate")
+    beginning = {**describe(loaded), "data": name}
+    if request.score:
+        return beginning | _scores(loaded, pairs, request, flag)
+    result = beginning | _loss(loaded, pairs, request, flag)
+    if translator is not None:
+        result |= _decoded(loaded, translator, pairs, request, flag)
+    return result
+
+
+def show_pairs(result: dict[str, Any]) -> None:
+    """One figure a line, BLEU and chrF with their signatures; of `--score` one log-probability a line."""
+    if "scores" in result:
+        for score in result["scores"]:
+            emit(f"{score['logprob']:.6f}")
+        return
+    for name in ("loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf"):
+        if name in result:
+            emit(f"{name} {result[name]:.4f}" + (f" {result[f'{name}_signature']}" if name in SIGNED else ""))
+    emit(f"examples {result['examples']}")
+
+
+def _translator(loaded: Loaded, request: Request) -> Any:
+    """Made before the data is read: its settings may be wrong."""
+    from tformer.decoding.beam_settings import BeamSettings
+    from tformer.decoding.translate_loaded import translator_of
+
+    settings = BeamSettings.from_recipe(
+        loaded.recipe.generation,
+        beam_size=request.beam_size,
+        length_penalty=request.length_penalty,
+        length_penalty_type=request.length_penalty_type,
+        eos_id=loaded.decoder_tokens.eos,
+    )
+    return translator_of(loaded, settings=settings)
+
+
+def _read(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens, str]:
+    from tformer.data.pair_tokens import join_pairs, split_pairs, tokenise_pairs
+    from tformer.data.pairs import open_pairs
+
+    recipe, data, target, held_out = loaded.recipe, loaded.recipe.data, loaded.decoder_tokens, request.held_out(loaded)
+    parts = []
+    sources = open_pairs(request.specs(loaded), columns=request.columns(loaded), errors=request.errors(loaded))
+    for source in sources:
+        with progress_reporter(f"tokenising {source.name}") as progress:
+            pairs = tokenise_pairs(
+                [source],
+                loaded.text_tokenizer,
+                loaded.target_tokenizer,
+                seq_len=recipe.seq_len,
+                target_seq_len=recipe.target_seq_len - (target.forced_bos is not None),
+                eos=target.eos,
+                # What is held out depends on what training kept; of other data nothing is left out.
+                overlong=data.overlong,
+                max_length_ratio=data.max_length_ratio,
+                keep_all=not held_out,
+                progress=progress,
+                should_stop=flag.should_stop,
+            )
+        for note in (*source.notes, *pairs.notes):
+            console.print(note, markup=False)
+        parts.append(pairs.subset(split_pairs(pairs, fraction=data.valid_fraction)[1]) if held_out else pairs)
+    name = ", ".join(source.name for source in sources)
+    return join_pairs(parts), f"{data.valid_fraction:.0%} of {name}, held out" if held_out else name
+
+
+def _loss(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
+    from tformer.evaluation.translation import evaluate_pairs as measure
+    from tformer.objectives import build_objective
+    from tformer.training.tokenizers import decoder_context
+
+    context = decoder_context(loaded.recipe, loaded.text_tokenizer, loaded.own_target_tokenizer)
+    with progress_reporter("reading the pairs") as progress:
+        figures = measure(
+            loaded.model,
+            build_objective(loaded.recipe.objectives, context),
+            pairs,
+            batch_tokens=BATCH_TOKENS,
+            batch_size=request.batch_size,
+            seed=loaded.recipe.seed,
+            should_stop=flag.should_stop,
+            progress=progress,
+        )
+    _stop_here(flag)
+    require_finite(figures["loss"])
+    return figures
+
+
+def _decoded(loaded: Loaded, translator: Any, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
+    from tformer.decoding.precision import cast_matrices
+    from tformer.evaluation.translation import translate_pairs, translation_metrics
+    from tformer.metrics.translation import tokenised_note
+
+    cast_matrices(loaded.model, loaded.model.compute_dtype)
+    began = time.perf_counter()
+    with progress_reporter("decoding") as progress:
+        outputs = translate_pairs(
+            translator,
+            pairs,
+            batch_size=request.batch_size or BATCH_SENTENCES,
+            should_stop=flag.should_stop,
+            progress=progress,
+        )
+    _stop_here(flag)
+    seconds = time.perf_counter() - began
+    if translator.cut:
+        console.print(f"{translator.cut:,} sources are longer than the model reads and were cut", markup=False)
+    tokenize = request.bleu_tokenize or "13a"
+    note = tokenised_note(outputs.texts, outputs.references)
+    if note is not None and tokenize != "none":
+        console.print(note, markup=False)
+    figures = translation_metrics(outputs.texts, outputs.references, tokenize=tokenize, lowercase=request.lowercase)
+    if request.errors_file is not None:
+        written = _write_errors(request.errors_file, outputs, lowercase=request.lowercase)
+        console.print(f"{request.errors_file}: {written:,} pairs", markup=False)
+    return {**figures, "sentences_per_second": len(pairs) / seconds}
+
+
+def _scores(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
+    from tformer.evaluation.translation import score_pairs
+    from tformer.metrics import perplexity
+
+    with progress_reporter("scoring") as progress:
+        scores = score_pairs(
+            loaded.model,
+            pairs,
+            start_ids=loaded.decoder_tokens.prefix,
+            vocab_size=loaded.target_tokenizer.vocab_size,
+            batch_tokens=BATCH_TOKENS,
+            should_stop=flag.should_stop,
+            progress=progress,
+        )
+    _stop_here(flag)
+    total, tokens = sum(score.logprob for score in scores), sum(len(score.logprobs) for score in scores)
+    require_finite(-total)
+    return {
+        "scores": [{"logprob": score.logprob, "tokens": len(score.logprobs)} for score in scores],
+        "logprob": total,
+        "tokens": tokens,
+        "perplexity": perplexity(-total / tokens),
+    }
+
+
+def _write_errors(path: Path, outputs: Outputs, *, lowercase: bool) -> int:
+    """The pairs whose output is not the reference, the surest first. The file appears whole."""
+    from tformer.decoding.output import open_output
+    from tformer.evaluation.translation import wrong_outputs
+
+    wrong = wrong_outputs(outputs, lowercase=lowercase)
+    lines = _json_lines if path.suffix.lower() == ".jsonl" else _table_lines
+    with open_output(path) as write:
+        for line in lines(outputs, wrong):
+            write(line + "\n")
+    return len(wrong)
+
+
+def _json_lines(outputs: Outputs, wrong: list[int]) -> Iterator[str]:
+    for index in wrong:
+        document = {
+            "source": outputs.sources[index],
+            "reference": outputs.references[index],
+            "output": outputs.translations[index].text,
+            "score": outputs.translations[index].score,
+        }
+        yield json.dumps(document, ensure_ascii=False, allow_nan=False)
+
+
+def _table_lines(outputs: Outputs, wrong: list[int]) -> Iterator[str]:
+    yield "source\treference\toutput\tscore"
+    for index in wrong:
+        texts = (outputs.sources[index], outputs.references[index], outputs.translations[index].text)
+        yield "\t".join([*map(as_cell, texts), f"{outputs.translations[index].score:.4f}"])
+
+
+def _stop_here(flag: StopFlag) -> None:
+    if flag.should_stop():
+        raise flag.interrupted("interrupted before every pair was read")

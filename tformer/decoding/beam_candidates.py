@@ -1,0 +1,117 @@
+"""The best next tokens of a step of beam search: of every row on the device, then of every beam group on the host.
+
+Only a few numbers per row leave the device, in one copy. The sums are fp64 from there on: exact sums of the fp32
+log-probabilities, so that a hypothesis's score does not depend on how it was batched or ordered.
+
+Equal candidates are ordered by token id, then by beam.
+
+Legend: R rows, V vocabulary, N chunks of C tokens, k candidates of a row; S sentences, G groups of w beams,
+c = up to 2w candidates of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NEVER = float("-inf")
+CHUNK = 64
+
+
+def top_candidates(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` (<= V) largest fp32 values of each row and their ids, [R, k] each: largest first, equal ones by id.
+
+    The k largest lie in the k chunks with the largest maxima, and a pass for maxima runs at the memory's speed: some
+    times faster than `topk` over a whole vocabulary. NaN counts as larger than any number, so that it is seen.
+    """
+    num_rows, vocab_size = logprobs_RV.shape
+    chunks = vocab_size // CHUNK
+    if chunks <= k:
+        return _first_by_key(logprobs_RV, torch.arange(vocab_size, device=logprobs_RV.device).expand_as(logprobs_RV), k)
+    whole = chunks * CHUNK
+    values_RNC = logprobs_RV[:, :whole].unflatten(1, (chunks, CHUNK))
+    chunks_RN = torch.arange(chunks, device=logprobs_RV.device).expand(num_rows, -1)
+    _, best_Rk = _first_by_key(values_RNC.amax(-1), chunks_RN, k)
+    # In order of the ids, which `_first_by_key` wants.
+    best_Rk1 = best_Rk.sort(-1).values[:, :, None]
+    columns_RX = (best_Rk1 * CHUNK + torch.arange(CHUNK, device=logprobs_RV.device)).flatten(1)
+    if whole < vocab_size:
+        rest = torch.arange(whole, vocab_size, device=logprobs_RV.device).expand(num_rows, -1)
+        columns_RX = torch.cat((columns_RX, rest), 1)
+    return _first_by_key(logprobs_RV.gather(1, columns_RX), columns_RX, k)
+
+
+def _first_by_key(values_RX: Tensor, ids_RX: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`top_candidates` of values whose ids increase along the row, by one int64 key that holds value and place."""
+    bits_RX = (values_RX + 0.0).contiguous().view(torch.int32)  # + 0.0: -0.0 equals 0.0
+    ordered_RX = torch.where(bits_RX < 0, bits_RX ^ 0x7FFFFFFF, bits_RX)  # integers in the order of the floats
+    ordered_RX = ordered_RX.masked_fill(values_RX.isnan(), torch.iinfo(torch.int32).max)
+    width = values_RX.shape[1]
+    place_X = torch.arange(width - 1, -1, -1, device=values_RX.device)
+    top_Rk = (ordered_RX.long() * (1 << 32) + place_X).topk(k, dim=-1, sorted=True).values
+    index_Rk = width - 1 - (top_Rk & 0xFFFFFFFF)
+    return values_RX.gather(1, index_Rk), ids_RX.gather(1, index_Rk)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the groups took, candidates in order of rank.
+
+    beams_SGc, slots_SGc: each candidate's beam within its group, and its place among the candidates of that beam.
+    tokens_SGc, totals_SGc: its token and its new sum.
+    finishing_SGc: candidates that end their hypothesis.
+    next_SGw, alive_SGw: the candidates that the beams go on with; beams that are not alive have none.
+    """
+
+    beams_SGc: np.ndarray
+    slots_SGc: np.ndarray
+    tokens_SGc: np.ndarray
+    totals_SGc: np.ndarray
+    finishing_SGc: np.ndarray
+    next_SGw: np.ndarray
+    alive_SGw: np.ndarray
+
+
+def hold_back(totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, token: int) -> np.ndarray:
+    """Rule out `token`, except in a group that would have nothing left."""
+    held_SGwk = np.where(tokens_SGwk == token, NEVER, totals_SGwk)
+    empty_SG11 = (held_SGwk == NEVER).all((2, 3), keepdims=True)
+    return np.where(empty_SG11, totals_SGwk, held_SGwk)
+
+
+def choose(
+    totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, *, eos_id: int | None, diversity_penalty: float = 0.0
+) -> Choice:
+    """Every group's best 2w candidates (fairseq): an end of sequence among the first w finishes, the others go on.
+
+    Each beam has one end of sequence, so w of 2w candidates go on. Groups choose in turn, each shunning what those
+    before it took at this step (Hamming diversity, arXiv 1610.02424). A sum of -inf is never chosen.
+    """
+    sentences, groups, width, slots = totals_SGwk.shape
+    end = -1 if eos_id is None else eos_id
+    beams_X, slots_X = (grid.ravel() for grid in np.indices((width, slots)))
+    taken_Sn = np.empty((sentences, 0), dtype=np.int64)
+    choices = []
+    for group in range(groups):
+        totals_SX = totals_SGwk[:, group].reshape(sentences, -1)
+        tokens_SX = tokens_SGwk[:, group].reshape(sentences, -1)
+        keys_SX = totals_SX
+        if diversity_penalty and group:
+            keys_SX = totals_SX - diversity_penalty * (tokens_SX[:, :, None] == taken_Sn[:, None, :]).sum(-1)
+        order_SX = np.lexsort((np.broadcast_to(beams_X, totals_SX.shape), tokens_SX, -keys_SX), axis=-1)
+        order_Sc = order_SX[:, : 2 * width]
+        tokens_Sc = np.take_along_axis(tokens_SX, order_Sc, -1)
+        totals_Sc = np.take_along_axis(totals_SX, order_Sc, -1)
+        possible_Sc = totals_Sc > NEVER
+        finishing_Sc = possible_Sc & (tokens_Sc == end)
+        finishing_Sc[:, width:] = False
+        goes_on_Sc = possible_Sc & (tokens_Sc != end)
+        goes_on_Sc &= goes_on_Sc.cumsum(-1) <= width
+        next_Sw = np.argsort(~goes_on_Sc, axis=-1, kind="stable")[:, :width]
+        alive_Sw = np.take_along_axis(goes_on_Sc, next_Sw, -1)
+        taken_Sn = np.concatenate((taken_Sn, np.where(finishing_Sc | goes_on_Sc, tokens_Sc, -1)), -1)
+        choices.append((beams_X[order_Sc], slots_X[order_Sc], tokens_Sc, totals_Sc, finishing_Sc, next_Sw, alive_Sw))
+    return Choice(*(np.stack(parts, axis=1) for parts in zip(*choices, strict=True)))

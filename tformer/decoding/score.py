@@ -1,0 +1,233 @@
+"""Force-decoding: how probable given targets are, token by token, and where the decoder looked for each.
+
+One forward pass reads a whole target (teacher forcing), so this is the check of beam search, which finds the same sums
+one token at a time, and the way to alignments and coverage, which the cached engine does not keep.
+
+Coverage (Wu et al., arXiv 1609.08144, equation 14):  cp = beta * sum over sources j of log min(sum over targets i of
+p_ij, 1), with p_ij the attention that target i pays to source j.
+"""
+
+# Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tformer.data.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
+from tformer.decoding.generate import inference
+from tformer.errors import InputError
+from tformer.model import Transformer
+from tformer.nn.output import Output
+
+HEAD = "lm"
+LEAST_COVERAGE = float(np.finfo(np.float32).tiny)  # a source that nothing looked at costs much, not everything
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """Natural logarithms of the probability of each target token, and where the decoder looked.
+
+    `alignment`: fp32 [u, t], the attention that each target token paid to each source token (special ones included)
+    when it was predicted: the mean over the heads of one layer. None unless asked for.
+    """
+
+    logprobs: tuple[float, ...]
+    alignment: np.ndarray | None = None
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole target."""
+        return float(np.sum(np.array(self.logprobs, dtype=np.float64)))
+
+
+@dataclass(frozen=True)
+class _Row:
+    source: Sequence[int] | None  # None: a decoder alone
+    context: Sequence[int]  # what stands before the target
+    target: Sequence[int]
+
+    @property
+    def decoder_length(self) -> int:
+        return len(self.context) + len(self.target) - 1
+
+    @property
+    def length(self) -> int:
+        return self.decoder_length + (len(self.source) if self.source is not None else 0)
+
+
+def score_targets(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    start_ids: Sequence[int],
+    vocab_size: int | None = None,
+    batch_tokens: int = 4096,
+    alignments: bool = False,
+    layer: int = -1,
+    should_stop: Callable[[], bool] | None = None,
+    progress: Callable[..., None] | None = None,
+) -> list[TargetScore]:
+    """How probable an encoder-decoder finds each target after its source, in order.
+
+    Args:
+        sources: ids as the encoder reads them, special ones included.
+        targets: ids to be predicted, with eos where they end by it. An empty one has no probabilities.
+        start_ids: what the decoder begins from.
+        vocab_size: ids that the tokenizer knows; a vocabulary that was rounded up has more. None: all.
+        batch_tokens: of sources and targets at a time, padding included; one pair at least.
+        alignments, layer: also return the cross-attention of this layer of the decoder (-1: the last).
+        should_stop: polled before every batch; when it says so, the probabilities of the rest are NaN.
+        progress: called with (pairs done, pairs in all).
+
+    Raises InputError for a source or target that is longer than the model's context.
+    """
+    rows = [_Row(source, start_ids, target) for source, target in zip(sources, targets, strict=True)]
+    tap = f"decoder.{layer % _num_layers(model)}.cross_attention.weights" if alignments else None
+    return _score(
+        model,
+        rows,
+        vocab_size=vocab_size,
+        batch_tokens=batch_tokens,
+        tap=tap,
+        should_stop=should_stop,
+        progress=progress,
+    )
+
+
+def score_continuations(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    vocab_size: int | None = None,
+    batch_tokens: int = 4096,
+    should_stop: Callable[[], bool] | None = None,
+    progress: Callable[..., None] | None = None,
+) -> list[TargetScore]:
+    """How probable a decoder-only model finds each target after its prompt (at least one token), in order.
+
+    The other arguments and errors are those of `score_targets`.
+    """
+    rows = [_Row(None, prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
+    return _score(
+        model, rows, vocab_size=vocab_size, batch_tokens=batch_tokens, should_stop=should_stop, progress=progress
+    )
+
+
+def coverage_penalty(alignment: np.ndarray, beta: float) -> float:
+    """beta * sum over sources of log min(coverage, 1) of an alignment [u, t]: 0 at best, lower the more was missed."""
+    covered_t = np.clip(alignment.astype(np.float64).sum(axis=0), LEAST_COVERAGE, 1.0)
+    return beta * float(np.log(covered_t).sum())
+
+
+def _num_layers(model: Transformer) -> int:
+    assert model.decoder is not None
+    return len(model.decoder.blocks)
+
+
+def _score(
+    model: Transformer,
+    rows: Sequence[_Row],
+    *,
+    vocab_size: int | None,
+    batch_tokens: int,
+    tap: str | None = None,
+    should_stop: Callable[[], bool] | None,
+    progress: Callable[..., None] | None,
+) -> list[TargetScore]:
+    _check_lengths(rows, model.max_seq_len)
+    scores = [
+        TargetScore(
+            (float("nan"),) * len(row.target),
+            np.zeros((len(row.target), len(row.source or ())), dtype=np.float32) if tap else None,
+        )
+        for row in rows
+    ]
+    with inference(model):
+        done = 0
+        for batch in _batches(rows, batch_tokens):
+            if should_stop is not None and should_stop():
+                break
+            for index, score in zip(batch, _score_batch(model, [rows[i] for i in batch], vocab_size, tap), strict=True):
+                scores[index] = score
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(rows))
+    return scores
+
+
+def _check_lengths(rows: Sequence[_Row], max_seq_len: int) -> None:
+    for number, row in enumerate(rows, start=1):
+        for side, length in (("source", len(row.source or ())), ("target", row.decoder_length)):
+            if length > max_seq_len:
+                raise InputError(
+                    f"{side} {number} has {length:,} tokens, but the model's context holds {max_seq_len:,}",
+                    hint="shorten it",
+                )
+
+
+def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows with a target, longest first: what does not fit into memory fails at once."""
+    order = sorted((i for i, row in enumerate(rows) if row.target), key=lambda i: -rows[i].length)
+    start = 0
+    while start < len(order):
+        count = max(1, batch_tokens // max(1, rows[order[start]].length))
+        yield order[start : start + count]
+        start += count
+
+
+def _score_batch(
+    model: Transformer, rows: Sequence[_Row], vocab_size: int | None, tap: str | None
+) -> Iterator[TargetScore]:
+    layout = _layout([row.decoder_length for row in rows], model)
+    output = _forward(model, rows, layout, taps={tap} if tap else set())
+    firsts = [len(row.context) - 1 for row in rows]
+    places_BU = np.zeros((len(rows), layout.width), dtype=bool)
+    for places_U, first, row in zip(places_BU, firsts, rows, strict=True):
+        places_U[first : first + len(row.target)] = True
+    device = output.hidden.device
+    wanted_N = torch.tensor([token for row in rows for token in row.target], device=device)
+    found: list[torch.Tensor] = []
+    start = 0
+    for logits_NV in output.logit_chunks(HEAD, torch.from_numpy(places_BU).to(device)):
+        logprobs_NV = logits_NV[:, :vocab_size].log_softmax(-1)
+        ids_N = wanted_N[start : start + len(logprobs_NV)]
+        found.append(logprobs_NV.gather(1, ids_N[:, None])[:, 0])
+        start += len(ids_N)
+    flat = torch.cat(found).tolist()
+    weights_BUT = None if tap is None else output.taps[tap].float().mean(dim=1).cpu().numpy()
+    start = 0
+    for index, (first, row) in enumerate(zip(firsts, rows, strict=True)):
+        logprobs = tuple(flat[start : start + len(row.target)])
+        start += len(row.target)
+        alignment = None
+        if weights_BUT is not None:
+            alignment = weights_BUT[index, first : first + len(row.target), : len(row.source or ())]
+        yield TargetScore(logprobs, alignment)
+
+
+def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, taps: set[str]) -> Output:
+    """Padding stands on the right, where no real position of a decoder sees it: it needs no mask there."""
+    device = next(model.parameters()).device
+    ids = [np.array([*row.context, *row.target][:-1], dtype=np.int64) for row in rows]
+    ids_BU = torch.from_numpy(layout.fill(ids, 0)).to(device)
+    sources = [np.array(row.source, dtype=np.int64) for row in rows if row.source is not None]
+    if not sources:
+        return model(ids_BU, taps=taps)
+    source_layout = _layout([len(source) for source in sources], model)
+    mask_BT = source_layout.mask()
+    return model(
+        torch.from_numpy(source_layout.fill(sources, 0)).to(device),
+        attention_mask=None if mask_BT is None else torch.from_numpy(mask_BT).to(device),
+        decoder_input_ids=ids_BU,
+        taps=taps,
+    )
+
+
+def _layout(lengths: list[int], model: Transformer) -> PadLayout:
+    return pad_layout(lengths, max_len=model.max_seq_len, multiple=WIDTH_MULTIPLE)

@@ -1,0 +1,225 @@
+"""Next-token log-probabilities for beam search, one token of every hypothesis at a time.
+
+A `Stepper` hides what a search need not know: the model or models, their caches, padding, devices. It starts with one
+row for each sentence, then has `beams` rows for each, side by side (sentence 0's, sentence 1's, ...). Search decides
+which hypothesis a row continues (`reorder`) and which sentences are done (`keep`).
+
+The encoder runs once, and cross-attention's keys and values exist once per sentence (`ModelCache.fan_out`): a reorder
+moves the keys and values of self-attention alone.
+
+Legend: S sentences, b beams, R = S b rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tformer.decoding.generate import inference
+from tformer.decoding.inputs import check_sources, left_padded, right_padded
+from tformer.errors import InputError, TformerError
+from tformer.model import Transformer
+from tformer.nn.cache import ModelCache
+from tformer.nn.heads import VocabularyHead
+from tformer.nn.output import Output
+
+
+class Stepper(Protocol):
+    """What beam search asks for its numbers."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V: ids from here on are never offered."""
+        ...
+
+    @property
+    def num_sentences(self) -> int:
+        """S, those still kept."""
+        ...
+
+    @property
+    def max_steps(self) -> int:
+        """The most tokens that can be chosen for any sentence: what `start` and `max_steps - 1` steps tell."""
+        ...
+
+    @property
+    def rooms(self) -> Sequence[int]:
+        """`max_steps` of each of the first S sentences alone: a longer prefix leaves less of the context.
+
+        Stepping a sentence past its own room is harmless and its numbers then mean nothing.
+        """
+        ...
+
+    def start(self, beams: int) -> Tensor:
+        """Log-probabilities, fp32 [S, V], of what follows each prefix; then every sentence has `beams` equal rows."""
+        ...
+
+    def step(self, ids_R: Tensor) -> Tensor:
+        """Append a token, long [R], to each row: log-probabilities, fp32 [R, V], of what follows it."""
+        ...
+
+    def reorder(self, rows_R: Tensor) -> None:
+        """Row i becomes what row `rows_R[i]` was, long [R], of the same sentence."""
+        ...
+
+    def keep(self, sentences: Tensor) -> None:
+        """Drop all sentences but these, long and ascending, with all their rows."""
+        ...
+
+
+class DecoderStepper:
+    """A decoder-only model that continues prompts; `EncoderDecoderStepper` adds the sources."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        prompts: Sequence[Sequence[int]],
+        *,
+        capacity: int,
+        vocab_size: int | None = None,
+    ) -> None:
+        """
+        Args:
+            model: used in evaluation mode, without gradients.
+            prompts: token ids, at least one each; lengths may differ.
+            capacity: the most tokens that will be asked for after a prompt; the context may hold fewer.
+            vocab_size: the tokenizer's, where the model's was rounded up; None: the model's.
+
+        Raises:
+            InputError: a prompt without tokens, or longer than the context; messages count from 1.
+        """
+        for number, prompt in enumerate(prompts, start=1):
+            if not prompt:
+                raise InputError(f"prompt {number} has no tokens, expected at least 1", hint="begin from a start token")
+            if len(prompt) > model.max_seq_len:
+                raise InputError(
+                    f"prompt {number} has {len(prompt)} tokens, but the model's context holds {model.max_seq_len}"
+                )
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._prompts = prompts
+        # The last token of a hypothesis is chosen, never read: it needs no place in the context.
+        self.rooms = [min(capacity, model.max_seq_len - len(prompt) + 1) for prompt in prompts]
+        self.max_steps = max(self.rooms)
+        self.num_sentences = len(prompts)
+        self.vocab_size = _model_vocab_size(model) if vocab_size is None else vocab_size
+
+    def start(self, beams: int) -> Tensor:
+        """See `Stepper`. TformerError when the model's numbers are NaN."""
+        longest = max(map(len, self._prompts))
+        ids_ST, mask_ST = left_padded(self._prompts, self._device)
+        self.num_sentences, self._beams = len(self._prompts), beams
+        self._sentence_rows = torch.arange(self.num_sentences * beams, device=self._device)
+        with _evaluating(self._model):
+            self._cache = self._model.new_cache(
+                self.num_sentences, longest, device=self._device, dtype=self._model.compute_dtype
+            )
+            logits_SV = self._prefill(ids_ST, mask_ST, self._cache).logits_at(-1)
+            self._cache.fan_out(beams, capacity=longest + self.max_steps - 1)
+            # Where the next token stands, [1, 1] for all rows or [R, 1].
+            if mask_ST is None:
+                self._positions = torch.full((1, 1), longest, device=self._device)
+            else:
+                self._positions = mask_ST.sum(dim=1, keepdim=True).repeat_interleave(beams, dim=0)
+            if bool(logits_SV.isnan().any()):
+                raise TformerError(
+                    "the model's logits are not numbers (NaN)", hint="its weights are damaged, or training diverged"
+                )
+        return self._log_probabilities(logits_SV)
+
+    def step(self, ids_R: Tensor) -> Tensor:
+        """See `Stepper`."""
+        with _evaluating(self._model):
+            # Sentences past their own room are fed on beside others that are not: within any table of positions.
+            positions = self._positions.clamp(max=self._model.max_seq_len - 1)
+            logits_RV = self._feed(ids_R.unsqueeze(1), positions, self._cache).logits_at(-1)
+            self._positions = self._positions + 1
+        return self._log_probabilities(logits_RV)
+
+    def reorder(self, rows_R: Tensor) -> None:
+        """See `Stepper`."""
+        # A comparison costs nothing on a CPU; elsewhere it would wait for the device.
+        if self._beams == 1 or (rows_R.device.type == "cpu" and torch.equal(rows_R, self._sentence_rows)):
+            return
+        with torch.inference_mode():
+            self._cache.reorder_beams(rows_R)
+
+    def keep(self, sentences: Tensor) -> None:
+        """See `Stepper`."""
+        if len(sentences) == self.num_sentences:
+            return
+        with torch.inference_mode():
+            self._cache.keep_sentences(sentences)
+            if self._positions.shape[0] > 1:
+                self._positions = self._positions.unflatten(0, (-1, self._beams))[sentences].flatten(0, 1)
+        self.num_sentences = len(sentences)
+        self._sentence_rows = self._sentence_rows[: self.num_sentences * self._beams]
+
+    def _prefill(self, ids_ST: Tensor, mask_ST: Tensor | None, cache: ModelCache) -> Output:
+        return self._model(ids_ST, attention_mask=mask_ST, cache=cache)
+
+    def _feed(self, ids_R1: Tensor, positions: Tensor, cache: ModelCache) -> Output:
+        return self._model(ids_R1, position_ids=positions, cache=cache)
+
+    @torch.no_grad()
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        # Outside of inference mode, so that a search that is not in it either may change them in place.
+        return logits[:, : self.vocab_size].log_softmax(dim=-1)
+
+
+class EncoderDecoderStepper(DecoderStepper):
+    """An encoder-decoder that reads sources once and continues decoder prefixes."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        sources: Sequence[Sequence[int]],
+        prefixes: Sequence[Sequence[int]],
+        *,
+        capacity: int,
+        vocab_size: int | None = None,
+    ) -> None:
+        """
+        Args:
+            model: used in evaluation mode, without gradients.
+            sources: the encoder's token ids, at least one each.
+            prefixes: the decoder's, the start token included; lengths may differ.
+            capacity, vocab_size: as of `DecoderStepper`; `vocab_size` is the target side's.
+
+        Raises:
+            InputError: a source or prefix without tokens, or a prefix longer than the context.
+            ValueError: a model without an encoder or a decoder, or not one prefix for each source.
+        """
+        check_sources(model, sources, prefixes)
+        super().__init__(model, prefixes, capacity=capacity, vocab_size=vocab_size)
+        self._sources = sources
+
+    def _prefill(self, ids_ST: Tensor, mask_ST: Tensor | None, cache: ModelCache) -> Output:
+        source_ids, source_mask = right_padded(self._sources, self._device)
+        return self._model(
+            source_ids,
+            attention_mask=source_mask,
+            decoder_input_ids=ids_ST,
+            decoder_attention_mask=mask_ST,
+            cache=cache,
+        )
+
+    def _feed(self, ids_R1: Tensor, positions: Tensor, cache: ModelCache) -> Output:
+        return self._model(decoder_input_ids=ids_R1, decoder_position_ids=positions, cache=cache)
+
+
+def _model_vocab_size(model: Transformer) -> int:
+    head = next(iter(model.heads.values()))
+    assert isinstance(head, VocabularyHead), "a stepper needs a model whose first head is over the vocabulary"
+    return head.weight.shape[0]
+
+
+@contextmanager
+def _evaluating(model: Transformer) -> Iterator[None]:
+    """`inference`, without a walk over all modules at every step when the model is in evaluation mode already."""
+    with inference(model) if model.training else torch.inference_mode():
+        yield

@@ -1,0 +1,164 @@
+"""How good a model of pairs is: its loss on given targets, and what its own output is worth beside them.
+
+Loss, accuracy and perplexity are those of teacher forcing. BLEU, chrF and sequence accuracy compare what the model
+writes by itself, detokenised, with the references; each score comes with the signature that makes it comparable.
+"""
+
+# Shapes: N pairs.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from tformer.data.pair_tokens import PairTokens
+from tformer.decoding.score import TargetScore, score_targets
+from tformer.decoding.translate import Translator
+from tformer.decoding.translation import Translation
+from tformer.evaluation.objective import evaluate_objective
+from tformer.metrics.translation import bleu, chrf, same_text, sequence_accuracy
+from tformer.model import Transformer
+from tformer.objectives.base import Objective
+
+ShouldStop = Callable[[], bool]
+Progress = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model made of pairs, side by side: sources as read, references, and the best translation of each."""
+
+    sources: list[str]
+    references: list[str]
+    translations: list[Translation]
+
+    @property
+    def texts(self) -> list[str]:
+        return [translation.text for translation in self.translations]
+
+
+def evaluate_pairs(
+    model: nn.Module,
+    objective: Objective,
+    pairs: PairTokens,
+    *,
+    batch_tokens: int,
+    batch_size: int | None = None,
+    seed: int = 0,
+    should_stop: ShouldStop | None = None,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """Loss (as in training, without dropout), accuracy of single tokens, perplexity (never smoothed), examples.
+
+    batch_size: pairs at a time; None: as many as make `batch_tokens` tokens a side when all are as long as the longest.
+    The other arguments and errors are those of `evaluate_objective`.
+    """
+    longest = int(pairs.lengths.max(initial=1))
+    return evaluate_objective(
+        model,
+        objective,
+        pairs,
+        batch_size=batch_size or max(1, batch_tokens // longest),
+        seed=seed,
+        should_stop=should_stop,
+        progress=progress,
+    )
+
+
+def evaluate_translation(
+    translator: Translator,
+    pairs: PairTokens,
+    *,
+    batch_size: int = 32,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    should_stop: ShouldStop | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """`translation_metrics` of the translator's best output for every pair, as `translate_pairs` makes them."""
+    outputs = translate_pairs(translator, pairs, batch_size=batch_size, should_stop=should_stop, progress=progress)
+    return translation_metrics(outputs.texts, outputs.references, tokenize=tokenize, lowercase=lowercase)
+
+
+def translate_pairs(
+    translator: Translator,
+    pairs: PairTokens,
+    *,
+    batch_size: int = 32,
+    should_stop: ShouldStop | None = None,
+    progress: Progress | None = None,
+) -> Outputs:
+    """The best translation of each source; sources longer than the model reads are cut.
+
+    should_stop: what it cuts short has the finish reason `interrupted`; the figures are then of no use.
+    progress: called with (pairs done, pairs in all).
+    """
+    texts = [pairs.texts(index) for index in range(len(pairs))]
+    sources, references = [source for source, _ in texts], [reference for _, reference in texts]
+    done = 0
+
+    def count(_row: int, _translations: list[Translation]) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, len(pairs))
+
+    found = translator.translate(sources, batch_size=batch_size, should_stop=should_stop, on_text=count, too_long="cut")
+    return Outputs(sources, references, [translations[0] for translations in found])
+
+
+def translation_metrics(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+) -> dict[str, Any]:
+    """BLEU and chrF (0 to 100) with their signatures, and the share of outputs that are their reference.
+
+    `tokenize` is BLEU's, `lowercase` holds for all.
+
+    Raises InputError for a tokenizer that is unknown or not installed.
+    """
+    words = bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
+    characters = chrf(hypotheses, references, lowercase=lowercase)
+    return {
+        "bleu": words.score,
+        "bleu_signature": words.signature,
+        "chrf": characters.score,
+        "chrf_signature": characters.signature,
+        "sequence_accuracy": sequence_accuracy(hypotheses, references, lowercase=lowercase),
+    }
+
+
+def wrong_outputs(outputs: Outputs, *, lowercase: bool = False) -> list[int]:
+    """Numbers of the pairs whose output is not the reference, the surest mistakes first."""
+    pairs = zip(outputs.texts, outputs.references, strict=True)
+    wrong = [
+        index for index, (text, reference) in enumerate(pairs) if not same_text(text, reference, lowercase=lowercase)
+    ]
+    return sorted(wrong, key=lambda index: (-outputs.translations[index].score, index))
+
+
+def score_pairs(
+    model: Transformer,
+    pairs: PairTokens,
+    *,
+    start_ids: Sequence[int],
+    vocab_size: int | None = None,
+    batch_tokens: int = 4096,
+    should_stop: ShouldStop | None = None,
+    progress: Progress | None = None,
+) -> list[TargetScore]:
+    """How probable the model finds each pair's target (its end included), as beam search counts it."""
+    examples = pairs.examples(0, np.arange(len(pairs)))
+    return score_targets(
+        model,
+        [example.source.tolist() for example in examples],
+        [example.target.tolist() for example in examples],
+        start_ids=start_ids,
+        vocab_size=vocab_size,
+        batch_tokens=batch_tokens,
+        should_stop=should_stop,
+        progress=progress,
+    )

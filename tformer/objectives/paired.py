@@ -1,0 +1,116 @@
+"""Sources and targets as batches of an encoder-decoder, and their loss: teacher forcing (arXiv 1706.03762, 3.1).
+
+    labels                      [forced_bos]  y_1 ... y_n  eos
+    decoder_input_ids    start  [forced_bos]  y_1 ... y_n            the labels, shifted right by one
+
+Both sides are padded on the right, each to a width of its own; padding has no label.
+
+Shapes: B pairs, T tokens of the source, U of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tformer.data.batch import IGNORED_LABEL, Batch
+from tformer.data.padding import WIDTH_MULTIPLE, pad_layout
+from tformer.data.windows import Example
+from tformer.objectives.base import LossResult, ObjectiveContext, Term
+from tformer.objectives.examples import collate_texts
+from tformer.objectives.masked_lm import never_masked
+from tformer.tokenizer.special import DecoderTokens
+
+TERM = "lm"
+"""The name of the loss term, and of the head that it reads."""
+
+
+class DecoderLoss:
+    """The loss of the objectives whose labels are what a decoder says; batches are each one's own."""
+
+    def __init__(
+        self,
+        context: ObjectiveContext,
+        *,
+        label_smoothing: float,
+        smoothing_kind: Literal["uniform", "off_target"] = "uniform",
+        weight: float,
+    ) -> None:
+        assert context.target is not None
+        self.context, self.target = context, context.target
+        self.smoothing = {"label_smoothing": label_smoothing, "smoothing_kind": smoothing_kind}
+        self.weight = weight
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{"lm": predictions in this host batch}."""
+        assert batch.labels is not None
+        return {TERM: int((batch.labels != IGNORED_LABEL).sum())}
+
+    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
+        """One term, in nats. Metrics: nll_sum (never smoothed), correct and count."""
+        return self.terms(model(**batch.model_inputs()), batch)
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """The same, of an `Output` that is shared with other objectives."""
+        loss_sum, nll_sum, count, correct = output.loss_terms(TERM, batch.labels, **self.smoothing)
+        return LossResult(
+            terms={TERM: Term(loss_sum, count, self.weight)},
+            metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
+        )
+
+
+def target_limit(context: ObjectiveContext) -> int:
+    """The most tokens that the decoder may read."""
+    return context.seq_len if context.target_seq_len is None else context.target_seq_len
+
+
+def shift_right(target: np.ndarray, tokens: DecoderTokens) -> tuple[np.ndarray, np.ndarray]:
+    """(decoder's input ids, labels) [U] of a target that ends with eos."""
+    inputs = np.concatenate([tokens.prefix, target[:-1]]).astype(np.int64)
+    return inputs, np.append(inputs[1:], target[-1])
+
+
+def pad_pairs(
+    sources: Sequence[np.ndarray], inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], context: ObjectiveContext
+) -> Batch:
+    """Sources [t], decoder inputs [u] and labels [u] as one batch; masks are None where nothing is padded.
+
+    Raises ValueError for a source or a target that is longer than the context allows.
+    """
+    rows = [Example(ids) for ids in sources]
+    batch = collate_texts(rows, replace(context, padding="right"), rng=np.random.default_rng(0))  # which draws nothing
+    layout = pad_layout(
+        [len(ids) for ids in inputs], pad_to=context.pad_to, max_len=target_limit(context), multiple=WIDTH_MULTIPLE
+    )
+    mask = layout.mask()
+    pad = (context.target_special_ids or context.special_ids).pad
+    return replace(
+        batch,
+        # Padding is masked and has no label, so without a token of its own any id will do.
+        decoder_input_ids=torch.from_numpy(layout.fill(inputs, 0 if pad is None else pad)),
+        decoder_attention_mask=None if mask is None else torch.from_numpy(mask),
+        labels=torch.from_numpy(layout.fill(labels, IGNORED_LABEL)),
+        num_tokens=-1,  # count again, with the decoder's
+    )
+
+
+def separators(context: ObjectiveContext) -> np.ndarray:
+    """bool [V], True for special tokens that are no part of a text, as the unknown token is."""
+    table = never_masked(context).copy()
+    if context.special_ids.unk is not None:
+        table[context.special_ids.unk] = False
+    return table
+
+
+def plain_text(sample: Example | np.ndarray, separators_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, breaks) [t] of a window without its separators; `breaks` is True where one came next.
+
+    What ends a document would end the target in its middle, so documents are joined without it, as in T5.
+    """
+    ids = np.asarray(sample.ids if isinstance(sample, Example) else sample, dtype=np.int64)
+    separates = separators_V[ids]
+    return ids[~separates], np.append(separates[1:], False)[~separates]

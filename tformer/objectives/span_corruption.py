@@ -1,0 +1,142 @@
+"""Span corruption: spans of a text are cut out, and the target says what they were (T5, arXiv 1910.10683, 3.1.4).
+
+    text      Thank you for inviting me to your party last week
+    source    Thank you <X> me to your party <Y> week
+    target    <X> for inviting <Y> last <Z>
+
+with the sentinels <X> = <extra_id_0>, <Y> = <extra_id_1>, ... and <Z> the first unused one (figure 2 of the paper).
+As in T5's own code, of n tokens round(n * noise_density) are noise, at least 1 and at most n - 1, in
+round(noise / mean_span_length) spans; both kinds of spans are random divisions into parts of at least one token, they
+alternate, and the text begins with what is kept. So how long source and target become depends on n alone; a single
+token is never noise, and a text short enough for one span loses its end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from tformer.data.batch import Batch
+from tformer.data.windows import Example
+from tformer.errors import InputError
+from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.options import SpanCorruptionOptions
+from tformer.objectives.paired import DecoderLoss, pad_pairs, plain_text, separators, shift_right, target_limit
+
+MIN_SENTINELS = 2  # one for a span, and one that ends the target
+
+
+class SpanCorruption(DecoderLoss):
+    """The objective. Raises InputError for a vocabulary without sentinels, or when the context leaves no room for text.
+
+    Attributes:
+        room: the most tokens of text whose source and target both fit the context, which may be more than seq_len.
+    """
+
+    def __init__(self, options: SpanCorruptionOptions, context: ObjectiveContext) -> None:
+        super().__init__(context, label_smoothing=options.label_smoothing, weight=options.weight)
+        self.options = options
+        self.sentinels = np.array(context.special_ids.sentinels, dtype=np.int64)
+        if len(self.sentinels) < MIN_SENTINELS:
+            raise InputError(
+                f"span corruption needs a tokenizer with at least {MIN_SENTINELS} sentinels (<extra_id_0>, ...), "
+                f"this one has {len(self.sentinels)}",
+                hint="train one with --template t5 (tokenizer.train.template)",
+            )
+        self.separators_V = separators(context)
+        self.prefix, self.suffix = (np.array(ids, dtype=np.int64) for ids in context.frame)
+        self.room = self._room()
+
+    def collate(
+        self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
+    ) -> Batch:
+        """Windows of text, one by one corrupted with `rng`. Special tokens in them are left out, as is what comes
+        after `room` tokens.
+        """
+        sources, shifted = [], []
+        for sample in samples:
+            ids = plain_text(sample, self.separators_V)[0][: self.room]
+            source, target = corrupt_spans(
+                ids,
+                rng,
+                noise_density=self.options.noise_density,
+                mean_span_length=self.options.mean_span_length,
+                sentinels=self.sentinels,
+            )
+            sources.append(np.concatenate([self.prefix, source, self.suffix]))
+            shifted.append(shift_right(np.append(target, self.target.eos), self.target))
+        return pad_pairs(sources, [row[0] for row in shifted], [row[1] for row in shifted], self.context)
+
+    def _room(self) -> int:
+        # Beside the text: the frame on the one side; what is forced, the last sentinel and eos on the other.
+        source_room = self.context.seq_len - len(self.prefix) - len(self.suffix)
+        max_target = target_limit(self.context)
+        target_room = max_target - len(self.target.prefix) - 1
+
+        def excess(length: int) -> int:
+            noise, spans = span_counts(
+                length, self.options.noise_density, self.options.mean_span_length, len(self.sentinels)
+            )
+            return max(length - noise + spans - source_room, noise + spans - target_room)
+
+        # Both lengths grow with the text's, and together they have at least as many tokens.
+        room = bisect_right(range(max(1, source_room + target_room + 1)), 0, key=excess) - 1
+        if room < 1:
+            raise InputError(
+                f"data.seq_len, data.target_seq_len: {self.context.seq_len} and {max_target} tokens leave no "
+                f"room for text beside the special tokens"
+            )
+        return room
+
+
+def span_counts(length: int, noise_density: float, mean_span_length: float, num_sentinels: int) -> tuple[int, int]:
+    """(noise tokens, spans) of a text. One sentinel is kept for the target's end: that may mean fewer, longer spans."""
+    if length < 2:
+        return 0, 0
+    noise = min(max(round(length * noise_density), 1), length - 1)
+    spans = max(round(noise / mean_span_length), 1)
+    return noise, min(spans, length - noise, num_sentinels - 1)
+
+
+def noise_mask(length: int, noise: int, spans: int, rng: np.random.Generator) -> np.ndarray:
+    """bool [length], True in the noise spans; it begins with a span of what is kept and ends with noise."""
+    if not spans:
+        return np.zeros(length, dtype=bool)
+    sizes = np.empty(2 * spans, dtype=np.int64)
+    sizes[0::2], sizes[1::2] = random_parts(length - noise, spans, rng), random_parts(noise, spans, rng)
+    return np.repeat(np.arange(2 * spans) % 2 == 1, sizes)
+
+
+def random_parts(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """[parts] sizes of at least 1 with this sum; every such division is as likely as any other."""
+    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=total)
+
+
+def corrupt_spans(
+    ids: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    noise_density: float,
+    mean_span_length: float,
+    sentinels: np.ndarray | Sequence[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """(source, target) of a text [t] that holds no sentinels, both without eos; `sentinels`: at least two."""
+    sentinels = np.asarray(sentinels, dtype=np.int64)
+    noise, spans = span_counts(len(ids), noise_density, mean_span_length, len(sentinels))
+    is_noise = noise_mask(len(ids), noise, spans, rng)
+    begins = is_noise & ~np.append(False, is_noise)[:-1]
+    number = np.maximum(np.cumsum(begins) - 1, 0)  # of the span that begins here
+    source = np.where(begins, sentinels[number], ids)[~is_noise | begins]
+    target = np.insert(ids[is_noise], np.flatnonzero(begins[is_noise]), sentinels[:spans])
+    return source, np.append(target, sentinels[spans])
+
+
+def restore_spans(source: np.ndarray, target: np.ndarray, sentinels: np.ndarray | Sequence[int]) -> np.ndarray:
+    """The text of a (source, target): every sentinel of the source becomes what follows it in the target."""
+    places = np.flatnonzero(np.isin(target, np.asarray(sentinels)))
+    spans = {int(part[0]): part[1:] for part in np.split(target, places)[1:]}
+    parts = [spans.get(int(token), source[i : i + 1]) for i, token in enumerate(source)]
+    return np.concatenate([source[:0], *parts])
