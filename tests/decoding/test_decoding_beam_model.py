@@ -58,9 +58,9 @@ def test_sums_are_force_decoded_sums(translator: Transformer, stopping: str) -> 
     for row, hypotheses in enumerate(translate(translator, [0, 1, 2, 3], beam_size=4, stopping=stopping)):
         for hypothesis in hypotheses:
             ids = [*PREFIXES[row], *hypothesis.ids]
-            with torch.no_grad():
-                output = translator(torch.tensor([SOURCES[row]]), decoder_input_ids=torch.tensor([ids[:-1]]))
-            logprobs = output.logits[0].log_softmax(-1)[-len(hypothesis.ids) :]
+            with torch.inference_mode():
+                logits = translator(torch.tensor([SOURCES[row]]), decoder_input_ids=torch.tensor([ids[:-1]])).logits[0]
+            logprobs = logits.log_softmax(-1)[-len(hypothesis.ids) :]
             expected = logprobs[torch.arange(len(hypothesis.ids)), list(hypothesis.ids)].sum()
             assert hypothesis.logprob == pytest.approx(float(expected), abs=1e-4)
             assert hypothesis.score == pytest.approx(hypothesis.logprob / len(hypothesis.ids))

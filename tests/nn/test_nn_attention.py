@@ -14,6 +14,7 @@ from tformer.nn.attention import FullAttentionOptions, MultiHeadAttention, block
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.masks import causal_mask, make_mask
 from tformer.nn.attention.multi_head import drop_heads
+from tformer.nn.attention.single import attend_single, single_is_faster
 from tformer.nn.cache import CrossCache
 from tformer.nn.positions import build_positions
 from tformer.nn.positions.alibi import AlibiOptions
@@ -581,3 +582,19 @@ def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None
     out = layer(x, memory=memory, q_pos=arange(4))
     torch.testing.assert_close(out, layer.out(expected.transpose(1, 2).flatten(2)), atol=1e-6, rtol=1e-6)
     assert (layer(memory, memory=x, q_pos=arange(4)) - out).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["open", "masked"])
+@pytest.mark.parametrize(("kv_heads", "value_dim"), [(4, 5), (2, 5), (1, 7)])
+def test_a_single_query_equals_the_formula(kv_heads: int, value_dim: int, masked: bool) -> None:
+    q, k, v = tensors(b=3, k=kv_heads, t=1, s=6, v=value_dim)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0] * 6]).bool()[:, None, None] if masked else None
+    expected, _ = naive(q, k, v, mask=mask, scale=0.4)
+    torch.testing.assert_close(attend_single(q, k, v, mask=mask, scale=0.4), expected)
+
+
+def test_bf16_on_a_cpu_takes_the_single_query_and_stays_close() -> None:
+    q, k, v = (x.detach().bfloat16() for x in tensors(t=1))
+    assert single_is_faster(q) and not single_is_faster(q.float()) and not single_is_faster(q.repeat(1, 1, 2, 1))
+    expected, _ = naive(q.double(), k.double(), v.double(), mask=None, scale=0.4)
+    torch.testing.assert_close(attend(q, k, v, scale=0.4)[0].double(), expected, atol=2e-2, rtol=2e-2)

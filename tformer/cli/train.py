@@ -13,7 +13,7 @@ from tformer.errors import InputError
 EPILOG = examples(
     "`tformer train --arch gpt`",
     "`tformer train --arch bert --data train.tsv --valid valid.tsv --label-column label`",
-    "`tformer train --arch transformer --source train.en --target train.de --valid-source val.en --valid-target val.de`",
+    "`tformer train --arch transformer --source train.en --target train.de`",
     "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
 )
 

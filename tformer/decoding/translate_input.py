@@ -90,7 +90,7 @@ class SentenceReader:
         return Sentence(source, slice(start, start + len(ids)), prefix, limit)
 
     def _fitting(self, ids: list[int], number: int, too_long: TooLong) -> list[int]:
-        room = self._max_source - self._template.num_special
+        room = max(0, self._max_source - self._template.num_special)
         if len(ids) <= room:
             return ids
         if too_long == "error":

@@ -1,4 +1,4 @@
-"""What models that restore text (BERT, RoBERTa, ELECTRA, T5, BART) are measured on: every token of some corpora, once."""
+"""What models that restore text (BERT, ELECTRA, T5, BART, ...) are measured on: every token of some corpora, once."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import nn
 from tformer.data.batch import Batch
 from tformer.data.permutation import derive_key
 from tformer.errors import InputError
-from tformer.evaluation.predict import Samples, length_sorted_batches
+from tformer.evaluation.predict import ACCELERATOR_BATCH_TOKENS, Samples, length_sorted_batches
 from tformer.metrics import perplexity
 from tformer.objectives.base import Objective
 
@@ -30,12 +30,13 @@ def evaluate_objective(
     objective: Objective,
     samples: Samples,
     *,
-    batch_size: int,
+    batch_size: int | None = None,
+    batch_tokens: int = ACCELERATOR_BATCH_TOKENS,
     seed: int = 0,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> dict[str, float]:
-    """The figures of every sample once (epoch 0), `batch_size` at a time, sorted by length.
+    """The figures of every sample once (epoch 0), sorted by length: `batch_size` at a time, or `batch_tokens` tokens.
 
     - loss: sum over the terms of weight * sum / count, as in training but without dropout and augmentation;
     - <term>_loss: sum / count, where there are several terms;
@@ -58,7 +59,9 @@ def evaluate_objective(
     model.eval()
     try:
         with torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for number, indices in enumerate(length_sorted_batches(samples, batch_size=batch_size)):
+            for number, indices in enumerate(
+                length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)
+            ):
                 if should_stop is not None and should_stop():
                     break
                 draw = np.random.default_rng([seed, number])

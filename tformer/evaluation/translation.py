@@ -54,15 +54,15 @@ def evaluate_pairs(
 ) -> dict[str, float]:
     """Loss (as in training, without dropout), accuracy of single tokens, perplexity (never smoothed), examples.
 
-    batch_size: pairs at a time; None: as many as make `batch_tokens` tokens a side when all are as long as the longest.
+    batch_size: pairs at a time; None: as many as make `batch_tokens` tokens of the longer side.
     The other arguments and errors are those of `evaluate_objective`.
     """
-    longest = int(pairs.lengths.max(initial=1))
     return evaluate_objective(
         model,
         objective,
         pairs,
-        batch_size=batch_size or max(1, batch_tokens // longest),
+        batch_size=batch_size,
+        batch_tokens=batch_tokens,
         seed=seed,
         should_stop=should_stop,
         progress=progress,

@@ -41,7 +41,10 @@ def choose_base(
     device: str,
     has_data: bool = True,
 ) -> Base:
-    """The arch and preset under everything else; `has_data` as for `default_preset`. Unknown names, and flags that disagree with the file: `InputError`."""
+    """The arch and preset under everything else; `has_data` as for `default_preset`.
+
+    Unknown names, and flags that disagree with the file: `InputError`.
+    """
     if preset is not None and "/" in preset:
         named, _, preset = preset.partition("/")
         if arch not in (None, named):

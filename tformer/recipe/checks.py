@@ -184,7 +184,8 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(path, f"{objective.kind} needs texts; images have one class each: expected classification")
         yield from _unfit_head(recipe, objective.kind)
     yield from _odd_company(recipe)
-    if recipe.separate_vocabularies and recipe.model.tie.source_target and recipe.model.encoder and recipe.model.decoder:
+    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    if recipe.separate_vocabularies and recipe.model.tie.source_target and both:
         path = ("model", "tie", "source_target")
         yield Problem(path, "found true, expected false where source and target have a vocabulary each")
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}

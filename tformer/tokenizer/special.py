@@ -40,7 +40,10 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class DecoderTokens:
-    """What a decoder beside an encoder begins and ends with: labels are [forced_bos]? text eos, inputs start labels[:-1]."""
+    """What a decoder beside an encoder begins and ends with.
+
+    Labels are [forced_bos]? text eos; what the decoder reads is start and the labels but the last.
+    """
 
     start: int
     eos: int

@@ -41,22 +41,23 @@ class Vocabularies:
 
 
 def pair_material(sources: Sources) -> Material:
-    """Read, tokenise and filter the pairs. Errors: files of different length, rows without the columns, no pair left."""
+    """Read, tokenise and filter the pairs. Errors: files of different length, a missing column, no pair left."""
     recipe = sources.recipe
     specs = recipe.data.train or (SourceSpec(path=BUILTIN),)
     train, valid = (_open(recipe, part) for part in (specs, recipe.data.valid))
     vocabularies = Vocabularies(*obtain_tokenizers(sources, _texts(train, "source"), _texts(train, "target")))
     weighted = any(spec.weight is not None for spec in specs)
     tasks = tuple(source.task for source in train)
-    groups = [[source] for source in train] if weighted else [train]
-    parts = [_tokenise(sources, vocabularies, group, tasks) for group in groups]
+    parts = [_tokenise(sources, vocabularies, source, tasks) for source in train]
     if valid:
-        held_out = _tokenise(sources, vocabularies, valid, tasks, keep_all=True)
+        held_out = join_pairs([_tokenise(sources, vocabularies, source, tasks, keep_all=True) for source in valid])
     else:
         parts, held_out = _hold_out(recipe, parts)
-    samples: Samples = parts[0]
+    samples: Samples
     mixed = []
-    if weighted:
+    if not weighted:
+        samples = join_pairs(parts)
+    else:
         weights = [1.0 if spec.weight is None else spec.weight for spec in specs]
         samples = MixedPairs(parts, weights, seed=recipe.seed)
         shares = [f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(parts, weights, strict=True)]
@@ -104,16 +105,16 @@ def _texts(sources: list[PairSource], side: str) -> Any:
 def _tokenise(
     sources: Sources,
     vocabularies: Vocabularies,
-    pairs: Sequence[PairSource],
+    source: PairSource,
     tasks: Sequence[str],
     *,
     keep_all: bool = False,
 ) -> PairTokens:
     recipe = sources.recipe
     target = decoder_tokens_of(recipe, vocabularies.target)
-    with sources.progress(f"tokenising {', '.join(dict.fromkeys(source.name for source in pairs))}") as report:
+    with sources.progress(f"tokenising {source.name}") as report:
         return tokenise_pairs(
-            pairs,
+            [source],
             vocabularies.source,
             vocabularies.target,
             seq_len=recipe.seq_len,
@@ -161,7 +162,7 @@ def _sample(
     """The first held-out sources and what the model makes of them."""
     sources = [held_out.texts(index)[0] for index in range(min(SAMPLES, len(held_out)))]
     translator = _translator(recipe, model, vocabularies, beam_size=1)
-    outputs = translator.translate(sources, should_stop=should_stop)
+    outputs = translator.translate(sources, should_stop=should_stop, too_long="cut")
     if should_stop():
         return None
     return "\n".join(f"{source} -> {best[0].text}" for source, best in zip(sources, outputs, strict=True))

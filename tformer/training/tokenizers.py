@@ -116,7 +116,7 @@ def text_context(recipe: Recipe, tokenizer: Tokenizer, **more: object) -> Object
 
 
 def decoder_context(recipe: Recipe, tokenizer: Tokenizer, target: Tokenizer | None = None) -> ObjectiveContext:
-    """`text_context` with what a decoder beside an encoder needs besides; `target`: its own tokenizer, if it has one."""
+    """`text_context` with what a decoder beside an encoder needs; `target`: its own tokenizer, if it has one."""
     template = single_template(tokenizer)
     return text_context(
         recipe,
