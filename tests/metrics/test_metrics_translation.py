@@ -79,7 +79,7 @@ def test_moses_without_its_package_says_what_to_install(monkeypatch):
 def test_real_moses_parts_signs_from_words():
     pytest.importorskip("sacremoses")
     score = bleu(
-        ["A man, sleeping.", "It's 3.5 m"], ["a man , sleeping .", "it 's 3.5 m"], tokenize="moses", lowercase=True
+        ["A man, sleeping.", "It's 3.5 m"], ["a man , sleeping .", "it's 3.5 m"], tokenize="moses", lowercase=True
     )
     assert score.score == pytest.approx(100.0)
 
