@@ -130,7 +130,7 @@ def t5(width: int, heads: int, hidden: int, layers: int, version: dict[str, Any]
 PUBLISHED: dict[str, dict[str, Any]] = {
     "transformer/base": original(512, 8, 37000, 0.1, 100_000, 5),
     "transformer/big": original(1024, 16, 37000, 0.3, 300_000, 20),
-    "transformer/base-enfr": original(512, 8, 32000, 0.1, 100_000, 5),
+    "transformer/base-enfr": original(512, 8, 32000, 0.1, 300_000, 5),
     "transformer/big-enfr": original(1024, 16, 32000, 0.1, 300_000, 20),
     "transformer/tiny": sizes(128, 4, 256) | {
         "tokenizer.train.model": "bpe",

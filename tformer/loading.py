@@ -280,8 +280,18 @@ def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenize
 
 
 def decoder_tokens_of(recipe: Recipe, tokenizer: Tokenizer) -> DecoderTokens:
-    """The conventions of a recipe's target side. Raises InputError for a tokenizer without an end-of-sequence token."""
+    """The conventions of a recipe's target side, whose tokenizer this is.
+
+    Raises InputError for a tokenizer without an end-of-sequence token, and for an id that it does not have.
+    """
     ids = recipe.tokenizer.special_ids
+    for name in ("decoder_start", "forced_bos", "eos"):
+        token = getattr(ids, name)
+        if token is not None and token >= tokenizer.vocab_size:
+            raise InputError(
+                f"tokenizer.special_ids.{name}: found {token}, expected an id of the tokenizer, which are below "
+                f"{tokenizer.vocab_size}"
+            )
     return decoder_tokens(tokenizer.special, start=ids.decoder_start, eos=ids.eos, forced_bos=ids.forced_bos)
 
 

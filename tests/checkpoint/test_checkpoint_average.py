@@ -370,6 +370,40 @@ def test_the_last_checkpoints_by_step(run: RunDirectory) -> None:
     assert last_checkpoints(run.checkpoints_path, 1) == paths[3:]
 
 
+BY_STEPS, BY_CLOCK = "save_every: 4", "save_every: 500, save_every_minutes: 1, keep_last: 2"
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "steps", "best", "apart"),
+    [
+        (BY_STEPS, (12, 20, 24), 12, True),  # 16 was there between
+        (BY_STEPS, (16, 20, 24), 16, False),  # the best is the save before
+        (BY_STEPS, (12, 20, 24), 24, False),
+        (BY_STEPS, (12, 20), 12, True),
+        (BY_STEPS, (16, 20), 16, False),
+        (BY_STEPS, (20,), 20, False),
+        (BY_CLOCK, (12, 20, 24), 12, True),
+        (BY_CLOCK, (16, 20, 24), 16, False),
+        (BY_CLOCK, (12, 20, 24), 24, False),
+    ],
+)
+def test_a_best_checkpoint_that_stands_apart_is_none_of_the_last(
+    run: RunDirectory, rhythm: str, steps: tuple[int, ...], best: int, apart: bool
+) -> None:
+    """What the last N are follows from the rhythm of the saves, by steps, or where a clock gives it by their gaps."""
+    recipe = f"{RECIPE}training: {{{rhythm}}}\n"
+    for step in steps:
+        keep(run, step, score=1.0 if step == best else 2.0, recipe_yaml=recipe)
+    kept = [step for step in steps if not (apart and step == best)]
+    assert [path.name for path in last_checkpoints(run.path, len(kept))] == [f"step-{step:08d}" for step in kept]
+    with pytest.raises(InputError) as caught:
+        last_checkpoints(run.path, len(kept) + 1)
+    listed = ", ".join(map(str, kept))
+    assert f"has {len(kept)} checkpoint" in str(caught.value) and f"(step {listed})" in str(caught.value)
+    assert ("the best one apart from these (step 12)" in str(caught.value)) == apart
+    assert "training.keep_last decides" in (caught.value.hint or "")
+
+
 def test_fewer_checkpoints_than_asked_for_says_how_many_and_what_decides(run: RunDirectory) -> None:
     keep(run, 1), keep(run, 2)
     with pytest.raises(InputError, match=r"--last 5: .*run has 2 checkpoints \(step 1, 2\)") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,31 @@ def test_the_last_checkpoints_of_a_run(cli: Cli, run: Path, tmp_path: Path) -> N
     for name, tensor in found.model.state_dict().items():
         if name in dict(found.model.named_parameters()):
             assert torch.allclose(tensor, first[name] + 5, atol=1e-5)  # the mean of 0, 6 and 9
+
+
+def test_a_best_checkpoint_from_earlier_is_none_of_the_last(
+    cli: Cli, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As `keep_last: 2` leaves it, with a best model of step 12 and saves at every fourth step."""
+    from tformer.checkpoint import read_checkpoint, write_checkpoint
+
+    run = make_run(seed=6)
+    first = read_checkpoint(checkpoint(run, 3))
+    for step in (12, 20, 24):
+        write_checkpoint(
+            checkpoint(run, step),
+            step,
+            weights=first.weights(),
+            recipe_yaml=first.recipe_text.replace("training: {", "training: {save_every: 4, keep_last: 2, "),
+            tokenizer_json=first.tokenizer_json,
+            trainer={"step": step},
+            score=1.0 if step == 12 else 2.0,
+        )
+    shutil.rmtree(checkpoint(run, 3))
+    message = cli("average", "--last", 3, run, "--out", tmp_path / "average")
+    refused(message, "--last 3", "2 checkpoints (step 20, 24)", "apart from these (step 12)", "training.keep_last")
+    assert not (tmp_path / "average").exists()
+    assert "step 20, 24" in cli("average", "--last", 2, run, "--out", tmp_path / "average").err
 
 
 def test_named_checkpoints_in_any_order(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ model:
   decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
   init: {{std: 0.7}}
 objectives: [{{kind: {kind}}}]
-generation: {{beam_size: 3, max_new_tokens: 8, length_penalty: 0.0}}
+generation: {{beam_size: 3, max_new_tokens: 8, length_penalty: 0.0{generation}}}
 training: {{precision: fp32}}
 """
 
 
 @pytest.fixture(scope="module")
 def make_pair_run(tmp_path_factory):
-    def make(data: str = "", *, kind: str = "seq2seq", target_letters: str | None = None) -> Path:
+    def make(data: str = "", *, kind: str = "seq2seq", target_letters: str | None = None, generation: str = "") -> Path:
         import torch
 
         from tformer.build import build_model
@@ -41,7 +41,7 @@ def make_pair_run(tmp_path_factory):
             model="char", template="seq2seq", min_frequency=1, sentinels=4 * (kind == "span_corruption")
         )
         tokenizer = train_tokenizer(lambda: iter([LETTERS]), options)
-        recipe, own, target = RECIPE.format(data=data, kind=kind), {}, None
+        recipe, own, target = RECIPE.format(data=data, kind=kind, generation=generation), {}, None
         if target_letters is not None:
             recipe += "tokenizer: {separate: true}\n"
             target = train_tokenizer(lambda: iter([target_letters]), options)
@@ -224,6 +224,27 @@ def test_the_prefix_of_the_runs_task_stands_before_named_sources(cli, make_pair_
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize("size", [None, 1, 5, 6])
+def test_a_beam_that_the_recipes_groups_do_not_divide_is_searched_without_them(cli, make_pair_run, pair, size):
+    groups = make_pair_run(generation=", beam_groups: 3, diversity_penalty: 0.5")
+    options = [] if size is None else ["--beam-size", size]
+    found = figures_of(cli, groups, *pair, *options)
+    if size in (1, 5):
+        assert found["chrf"] == pytest.approx(figures_of(cli, make_pair_run(), *pair, *options)["chrf"])
+
+
+def test_named_data_is_read_by_its_own_columns_where_it_lacks_the_runs(cli, make_pair_run, pair, tmp_path):
+    run = make_pair_run("data: {columns: {source: english, target: german}}")
+    expected = figures_of(cli, run, *pair)
+    rows = [f"{target}\t{source}" for source, target in zip(SOURCES, TARGETS, strict=True)]
+    for header in ("german\tenglish", "target\tsource", "translation\tenglish"):
+        found = figures_of(cli, run, "--data", write(tmp_path / "pairs.tsv", [header, *rows]))
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6), header
+    turned = write(tmp_path / "turned.tsv", ["english\tgerman", *rows])  # the other direction, on demand
+    found = figures_of(cli, run, "--data", turned, "--source-column", "german", "--target-column", "english")
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+
+
 # --- scores of given targets ------------------------------------------------------------------------------------------
 
 
@@ -255,6 +276,24 @@ def test_score_agrees_with_what_beam_search_reported(cli, run, tmp_path):
 def test_the_scores_of_all_targets_are_the_loss(cli, run, pair):
     document, figures = figures_of(cli, run, *pair, "--score"), figures_of(cli, run, *pair, "--no-decode")
     assert -document["logprob"] / document["tokens"] == pytest.approx(figures["loss"], abs=1e-5)
+
+
+def test_a_target_that_would_be_cut_is_not_scored(cli, make_pair_run, tmp_path):
+    """Lengths of training do not count: the model reads 16 tokens of each side."""
+    run = make_pair_run("data: {seq_len: 6}")
+    whole, longer, cut = ["abc abc abc"], ["abcdefghabcdefgh"], ["abc a"]
+
+    def files(sources, targets):
+        return ["--source", write(tmp_path / "s", ["a", *sources]), "--target", write(tmp_path / "t", ["a", *targets])]
+
+    [_, score] = figures_of(cli, run, *files(["ab"], whole), "--score")["scores"]
+    assert score["tokens"] == len(whole[0]) + 1
+    assert figures_of(cli, run, *files(["ab"], whole), "--no-decode")["loss"] == pytest.approx(
+        figures_of(cli, run, *files(["ab"], cut), "--no-decode")["loss"]  # as in training
+    )
+    for sides, told in (((["ab"], longer), "the target has 17 tokens"), ((longer, ["ab"]), "the source has 18 tokens")):
+        message = refusal(cli("evaluate", run, *files(*sides), "--score")).replace("\n", " ")
+        assert f"s:2: {told}, expected at most 16" in message, message
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------

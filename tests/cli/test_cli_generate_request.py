@@ -37,7 +37,8 @@ def test_every_option_is_an_attribute_in_the_same_order():
         ({"num_samples": 2}, {"beam_size": 4}, "sample", "sample"),
         ({"beam_size": 1}, {}, "beam", "beam"),
         ({"n_best": 1}, {}, "beam", "beam"),
-        ({"greedy": True, "min_new_tokens": 3}, {}, "beam", "beam"),
+        ({"greedy": True, "min_new_tokens": 3}, {}, "beam", "sample"),
+        ({"min_new_tokens": 3, "top_k": 5}, {}, "sample", "sample"),
         ({"stop": ["x"]}, {}, "sample", "sample"),
         ({"stop": ["x"], "greedy": True}, {"beam_size": 4}, "sample", "sample"),
     ],
@@ -68,6 +69,18 @@ def test_the_recipe_gives_what_was_not_asked():
     assert (settings.beam_size, settings.n_best, settings.length_penalty) == (4, 3, 0.0)
     assert (settings.length_penalty_type, settings.min_new_tokens, settings.eos_id) == ("gnmt", 2, 7)
     assert asked(greedy=True).beam_settings(generation, eos_id=7).beam_size == 1
+
+
+def test_the_least_length_is_for_samples_too():
+    assert asked(min_new_tokens=3).sampling_settings(Generation(), eos_id=3, encoder_decoder=False).min_new_tokens == 3
+    with pytest.raises(InputError, match="--min-new-tokens 9 is larger than --max-new-tokens 8"):
+        asked(min_new_tokens=9, max_new_tokens=8).sampling_settings(Generation(), eos_id=3, encoder_decoder=False)
+
+
+def test_one_group_has_no_diversity_penalty_of_the_recipe():
+    generation = Generation(beam_size=4, beam_groups=2, diversity_penalty=0.5)
+    settings = asked(beam_groups=1).beam_settings(generation, eos_id=7)
+    assert (settings.beam_size, settings.beam_groups, settings.diversity_penalty) == (4, 1, 0.0)
 
 
 def test_groups_of_the_recipe_are_for_the_beam_of_the_recipe():

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from tformer.cli.generate_output import Printer, as_document, as_lines
-from tformer.cli.translate_input import WINDOW_BATCHES, Checks, line_windows, prompt_windows
+from tformer.cli.translate_input import WINDOW_BATCHES, line_windows, prompt_line, prompt_windows
 from tformer.cli.translate_session import TranslateSession
+from tformer.data.template import single_template
+from tformer.decoding.translate_input import SentenceReader
 from tformer.decoding.translation import EMPTY, Translation
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
@@ -22,32 +24,59 @@ def tokenizer():
     return train_tokenizer(lambda: iter(["abcdefgh \t\n"]), options)
 
 
-@pytest.fixture
-def checks(tokenizer):
-    return Checks(tokenizer, tokenizer, limit=8, start_tokens=1)
-
-
-def windows(path, checks, *, batch_size=2, prefix=None, prefix_file=None):
-    found = line_windows(
-        str(path), errors="strict", batch_size=batch_size, checks=checks, prefix=prefix, prefix_file=prefix_file
+def make_reader(tokenizer, too_long="error"):
+    return SentenceReader(
+        tokenizer,
+        tokenizer,
+        single_template(tokenizer),
+        max_source=8,
+        max_prefix=7,
+        max_new_tokens=9,
+        length_margin=None,
+        too_long=too_long,
     )
-    return list(found)
 
 
-def test_a_file_comes_in_windows_of_many_batches(tmp_path, checks):
+@pytest.fixture
+def reader(tokenizer):
+    return make_reader(tokenizer)
+
+
+def windows(path, reader, **options):
+    return list(line_windows(str(path), errors="strict", batch_size=2, reader=reader, **options))
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """`pipe(text)`: standard input that holds it and ends."""
+    opened = []
+
+    def feed(text):
+        reading, writing = os.pipe()
+        os.write(writing, text.encode())
+        os.close(writing)
+        opened.append(os.fdopen(reading))
+        monkeypatch.setattr("sys.stdin", opened[-1])
+
+    yield feed
+    for stdin in opened:
+        stdin.close()
+
+
+def test_a_file_comes_in_windows_of_many_batches(tmp_path, reader):
     path = tmp_path / "a.txt"
     path.write_text("ab\n" * 50)
-    found = windows(path, checks)
+    found = windows(path, reader)
     assert [len(window.sources) for window in found] == [2 * WINDOW_BATCHES, 50 - 2 * WINDOW_BATCHES]
     assert [window.first for window in found] == [0, 2 * WINDOW_BATCHES]
     assert all(window.prefixes is None for window in found)
 
 
-def test_standard_input_comes_in_batches_of_what_has_arrived(checks, monkeypatch):
+def test_standard_input_comes_in_batches_of_what_has_arrived(reader, monkeypatch):
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        found = line_windows("-", errors="strict", batch_size=2, checks=checks, prefix=None, prefix_file=None)
+        found = line_windows("-", errors="strict", batch_size=2, reader=reader)
         os.write(writing, b"a\nb\nc\nd")
         assert next(found).sources == ["a", "b"]
         assert next(found).sources == ["c"]  # the line that has not come whole is waited for
@@ -64,43 +93,69 @@ def test_prompts_of_a_decoder_come_a_batch_at_a_time(tmp_path):
     assert [(window.first, window.sources) for window in found] == [(0, ["a", ""]), (2, ["c"])]
 
 
-def test_every_line_has_its_prefix(tmp_path, checks):
+def test_every_line_has_its_prefix(tmp_path, reader):
     path, prefixes = tmp_path / "a.txt", tmp_path / "p.txt"
     path.write_text("a\nb\nc\n")
     prefixes.write_text("d\n\nf\n")
-    [window] = windows(path, checks, prefix_file=str(prefixes))
+    [window] = windows(path, reader, prefix_file=str(prefixes))
     assert window.prefixes == ["d", "", "f"]
-    [window] = windows(path, checks, prefix="de")
+    [window] = windows(path, reader, prefix="de")
     assert window.prefixes == ["de"] * 3
     prefixes.write_text("d\n")
     with pytest.raises(InputError, match=r"a\.txt has 3 lines, .*p\.txt 1"):
-        windows(path, checks, prefix_file=str(prefixes))
+        windows(path, reader, prefix_file=str(prefixes))
 
 
-def test_a_pipe_with_more_lines_than_prefixes_is_told(tmp_path, checks, monkeypatch):
+def test_a_pipe_and_its_prefixes_must_have_as_many_lines(tmp_path, reader, pipe):
     prefixes = tmp_path / "p.txt"
     prefixes.write_text("d\n")
-    reading, writing = os.pipe()
-    os.write(writing, b"a\nb\n")
-    os.close(writing)
-    with os.fdopen(reading) as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(InputError, match="standard input has more than the 1 lines"):
-            windows("-", checks, prefix_file=str(prefixes))
+    pipe("a\nb\n")
+    with pytest.raises(InputError, match="standard input has more than the 1 lines"):
+        windows("-", reader, prefix_file=str(prefixes))
+    prefixes.write_text("d\ne\nf\n")
+    pipe("a\nb\n")
+    found = line_windows("-", errors="strict", batch_size=2, reader=reader, prefix_file=str(prefixes))
+    assert next(found).sources == ["a", "b"]
+    with pytest.raises(InputError, match=r"standard input has 2 lines, .*p\.txt 3"):
+        list(found)
 
 
-def test_a_source_has_its_special_tokens_counted(checks):
-    checks.sources(["abcdef", "", "   "], places=["1", "2", "3"])
-    with pytest.raises(InputError, match=r"x:2: the source has 9 tokens, the model's context holds 8"):
-        checks.sources(["a", "abcdefg"], places=["x:1", "x:2"])
+def test_the_tasks_prefix_stands_before_each_source_once(tmp_path, reader):
+    path = tmp_path / "a.txt"
+    path.write_text("ab\n\ng ab\n")
+    [window] = windows(path, reader, task_prefix="g ")
+    assert (window.lines, window.sources) == (["ab", "", "g ab"], ["g ab", "", "g ab"])
+    path.write_text("abcde\n")
+    with pytest.raises(InputError, match=r"a\.txt:1: the source has 9 tokens"):
+        windows(path, reader, task_prefix="g ")
+    assert prompt_line("ab", task_prefix="g ", prefix=None).sources == ["g ab"]
 
 
-def test_a_prefix_is_known_and_leaves_room(checks):
-    checks.prefix("abcdefg", place="--target-prefix")
-    with pytest.raises(InputError, match=r"p:3: .* does not know: 'aX'"):
-        checks.prefix("ab aX", place="p:3")
-    with pytest.raises(InputError, match=r"8 tokens, the model's context has room for 7"):
-        checks.prefix("abcdefgh", place="--target-prefix")
+def test_a_long_line_of_a_file_is_refused_before_anything_is_read_for_work(tmp_path, reader):
+    path = tmp_path / "a.txt"
+    path.write_text("ab\n" * 500 + "abcdefg\n")
+    with pytest.raises(InputError, match=r"a\.txt:501: the source has 9 tokens, but the model reads at most 8"):
+        next(line_windows(str(path), errors="strict", batch_size=2, reader=reader))
+
+
+def test_only_lines_that_may_be_too_long_are_tokenised_ahead(tmp_path, tokenizer, monkeypatch):
+    """No text is tokenised twice, but those with more bytes than the model reads tokens."""
+    reader, seen = make_reader(tokenizer), []
+    path = tmp_path / "a.txt"
+    path.write_text("ab\ncd\nabcdef\n")
+    whole = type(tokenizer).encode_batch
+    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: seen.extend(texts) or whole(self, texts))
+    windows(path, reader)
+    assert [text for text in seen if text] == ["abcdef"]
+
+
+def test_nothing_is_too_long_where_it_is_cut(tmp_path, tokenizer):
+    path = tmp_path / "a.txt"
+    path.write_text("abcdefgh\n")
+    reader = make_reader(tokenizer, "cut")
+    [window] = windows(path, reader)
+    [sentence] = reader.read(window.sources, None)
+    assert len(sentence.source) == 8 and reader.cut == 1
 
 
 BEST = [
@@ -118,15 +173,18 @@ def test_lines_hold_the_columns_that_were_asked_for():
 
 
 def test_a_document_holds_everything(tokenizer):
-    document = as_document(4, "ab", BEST, target_prefix="a", tokenizers=(tokenizer, tokenizer))
+    document = as_document(4, "ab", BEST, source="ab", target_prefix="a", tokenizers=(tokenizer, tokenizer))
+    assert "source" not in document
     assert (document["index"], document["prompt"], document["target_prefix"]) == (4, "ab", "a")
     assert (document["text"], document["score"], document["source_tokens"]) == ("a\tb", -0.5, ["a", "b"])
     assert document["completions"][0]["alignment"] == [[1, 0], [0, 1], [0, 2]]
     assert len(document["completions"][0]["tokens"]) == 2  # without the end
     assert len(document["completions"][1]["tokens"]) == 2  # cut before one came
+    document = as_document(4, "ab", BEST, source="g ab", tokenizers=(tokenizer, tokenizer))
+    assert (document["prompt"], document["source"], document["source_tokens"]) == ("ab", "g ab", [*"g ab"])
 
 
-def session(searcher, checks, tokenizer, *, written, stop=lambda: False, **options):
+def session(search, reader, tokenizer, *, written, stop=lambda: False, **options):
     asked = SimpleNamespace(
         **{"utf8": "strict", "target_prefix": None, "target_prefix_file": None, "as_json": False, "n_best": None}
         | {"alignments": False, "logprobs": False, "num_samples": 1, "errors": "strict"}
@@ -135,47 +193,57 @@ def session(searcher, checks, tokenizer, *, written, stop=lambda: False, **optio
     flag = SimpleNamespace(should_stop=stop, interrupted=lambda message: Interrupted(message, signal_number=2))
     printer = Printer(written.append, on_terminal=False)
     return TranslateSession(
-        searcher, asked, flag, printer, checks=checks, tokenizers=(tokenizer, tokenizer), batch_size=2
+        search, asked, flag, printer, reader=reader, tokenizers=(tokenizer, tokenizer), batch_size=2
     )
 
 
 class Upper:
     """Translates to capitals; from the `fails_at`-th line on it is interrupted."""
 
-    def __init__(self, fails_at=10**9):
-        self.fails_at, self.calls = fails_at, []
+    def __init__(self, fails_at=10**9, forced=0):
+        self.fails_at, self.forced, self.calls = fails_at, forced, []
 
-    def translate(self, texts, *, target_prefixes=None, batch_size=32, should_stop=None, first_row=0):
-        self.calls.append((first_row, list(texts), target_prefixes, batch_size))
-        reasons = ["eos" if first_row + row < self.fails_at else "interrupted" for row in range(len(texts))]
+    def __call__(self, window):
+        self.calls.append(window)
         return [
-            [Translation(text.upper(), (9,), -1.0, -1.0, reason)] for text, reason in zip(texts, reasons, strict=True)
+            [Translation(text.upper(), (9, 9, 9), -1.0, -1.0, self._reason(row), num_forced=self.forced)]
+            for row, text in enumerate(window.sources, start=window.first)
         ]
 
+    def _reason(self, row):
+        return "eos" if row < self.fails_at else "interrupted"
 
-def test_answers_stand_in_the_order_of_the_lines(tmp_path, checks, tokenizer):
+
+def test_answers_stand_in_the_order_of_the_lines(tmp_path, reader, tokenizer):
     path, written, upper = tmp_path / "a.txt", [], Upper()
     path.write_text("".join(f"{letter}\n" for letter in "abcdefgh" * 5))
-    session(upper, checks, tokenizer, written=written).answer_lines(str(path))
+    session(upper, reader, tokenizer, written=written).answer_lines(str(path))
     assert "".join(written) == path.read_text().upper()
-    assert [call[0] for call in upper.calls] == [0, 32]
+    assert [call.first for call in upper.calls] == [0, 32]
 
 
-def test_an_interrupt_writes_the_lines_before_it(tmp_path, checks, tokenizer):
+def test_an_interrupt_writes_the_lines_before_it(tmp_path, reader, tokenizer):
     path, written = tmp_path / "a.txt", []
     path.write_text("a\nb\nc\nd\n")
-    interrupted = session(Upper(fails_at=3), checks, tokenizer, written=written, stop=lambda: True)
+    interrupted = session(Upper(fails_at=3), reader, tokenizer, written=written, stop=lambda: True)
     with pytest.raises(Interrupted, match="interrupted after 3 lines"):
         interrupted.answer_lines(str(path))
     assert written == ["A\n", "B\n", "C\n"]
 
 
-def test_a_prompt_is_shown_before_a_continuation_alone(checks, tokenizer):
+def test_a_prompt_is_shown_before_a_continuation_alone(reader, tokenizer):
     written = []
     session(Upper(), None, tokenizer, written=written).answer_prompt("ab")
-    session(Upper(), checks, tokenizer, written=written).answer_prompt("ab")
-    session(Upper(), checks, tokenizer, written=written, n_best=1).answer_prompt("ab")
+    session(Upper(), reader, tokenizer, written=written).answer_prompt("ab")
+    session(Upper(), reader, tokenizer, written=written, n_best=1).answer_prompt("ab")
     assert written == ["abAB\n", "AB\n", "0\t-1.0000\tAB\n"]
+
+
+def test_the_mean_log_probability_is_of_the_tokens_that_were_scored(reader, tokenizer, capsys):
+    """A forced beginning was not chosen, and its probability is no part of the sum."""
+    for forced, said in ((0, "of 3 tokens, -0.333 a token"), (1, "of 2 tokens, -0.500 a token")):
+        session(Upper(forced=forced), reader, tokenizer, written=[], logprobs=True).answer_prompt("ab")
+        assert said in capsys.readouterr().err
 
 
 def test_a_terminal_gets_no_control_characters():

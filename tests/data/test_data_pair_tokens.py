@@ -238,3 +238,21 @@ def test_the_split_is_near_the_fraction_mixed_and_depends_on_the_seed_alone() ->
 def test_one_source_alone_cannot_be_split() -> None:
     with pytest.raises(InputError, match="2 pairs with 1 different source are too few"):
         split_pairs(tokenise(rows_of([("a", "a"), ("a", "mat")])), fraction=0.1)
+
+
+def test_refused_pairs_are_named_with_place_and_numbers() -> None:
+    rows = rows_of([("the cat", "a"), ("the cat sat", "a mat"), ("the cat", "the cat sat on a mat")])
+    assert len(tokenise(rows, seq_len=5, target_seq_len=7, overlong="refuse")) == 3
+    for limits, told in (
+        ((4, 7), "a.tsv:2: the source has 5 tokens, expected at most 4"),
+        ((5, 6), "a.tsv:3: the target has 7 tokens, expected at most 6"),
+    ):
+        with pytest.raises(InputError, match=told):
+            tokenise(rows, seq_len=limits[0], target_seq_len=limits[1], overlong="refuse", keep_all=True)
+
+
+def test_tasks_are_told_apart_when_there_are_several() -> None:
+    one, other = rows_of([("the cat", "a")] * 3, task="x"), rows_of([("a mat", "a")] * 2, task="y")
+    pairs = tokenise([one, other, rows_of([("the", "a")])])
+    assert pairs.named_tasks == ("x", "y") and pairs.of_task("y").tolist() == [3, 4]
+    assert pairs.subset([0, 5]).named_tasks == () and tokenise(one).named_tasks == ()

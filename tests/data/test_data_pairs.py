@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.pair_makers import Spec, open_one, read, write
-from tformer.data.pairs import PairRow, open_pairs
+from tests.data.pair_makers import Columns, Spec, open_one, read, write
+from tformer.data.pairs import PairRow, open_pairs, shared_columns
 from tformer.errors import InputError
 
 PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]
@@ -40,7 +40,7 @@ def test_aligned_files_are_one_pair_a_line_and_empty_lines_are_rows(tmp_path: Pa
         PairRow("two", "", f"{source}:3"),
     ]
     assert list(opened.rows()) == list(opened.rows()), "rows can be read again"
-    assert (opened.name, opened.notes, opened.source_column) == (str(source), (), None)
+    assert (opened.name, opened.notes, opened.columns) == (str(source), (), frozenset())
     assert opened.size_bytes() == source.stat().st_size + target.stat().st_size
 
 
@@ -98,7 +98,8 @@ def test_columns_are_guessed_and_told(tmp_path: Path, name: str, content: str) -
     source = open_one(path)
     assert [(row.source, row.target) for row in source.rows()] == PAIRS
     assert len(source.notes) == 1 and source.notes[0].startswith(f"{name}: source in column ")
-    columns = {"source_column": source.source_column, "target_column": source.target_column}
+    [found] = source.columns
+    columns = dict(zip(("source_column", "target_column"), found, strict=True))
     assert read(path, **columns) == PAIRS, "what was guessed can be asked for"
 
 
@@ -109,7 +110,7 @@ def test_columns_by_name_by_number_and_several_joined(tmp_path: Path) -> None:
     assert open_one(path, source_column="lemma,features", target_column="form").notes == ()
     bare = write(tmp_path / "b.tsv", "see\tsaw\tV;PST\nbe\twas\tV\n")
     assert read(bare, source_column="0,2", target_column=1) == [("see V;PST", "saw"), ("be V", "was")]
-    assert open_one(bare, source_column="0,2", target_column=1).source_column == "0,2"
+    assert open_one(bare, source_column="0,2", target_column=1).columns == {("0,2", 1)}
     really = write(tmp_path / "c.csv", '"a,b",a,b,t\n1,2,3,x\n')
     assert read(really, source_column="a,b", target_column="t") == [("1", "x")]
     keys = write(tmp_path / "d.jsonl", '{"a": "x", "b": "y", "t": "z"}\n{"a": null, "b": "y", "t": "z"}\n')
@@ -187,6 +188,32 @@ def test_several_sources_keep_their_order(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{name}.tsv", f"{name}\tx\n") for name in "ba"]
     sources = open_pairs([Spec(str(path)) for path in paths])
     assert [row.source for source in sources for row in source.rows()] == ["b", "a"]
+
+
+def test_preferred_columns_hold_in_tables_that_have_them(tmp_path: Path) -> None:
+    def found(name: str, content: str, preferred: Columns, asked: Columns | None = None) -> list[tuple[str, str]]:
+        specs = [Spec(str(write(tmp_path / name, content)), None)]
+        [source] = open_pairs(specs, columns=asked, preferred=preferred)
+        return [(row.source, row.target) for row in source.rows()]
+
+    forms, numbers = Columns("lemma,tag", "form"), Columns(2, 0)
+    assert found("a.tsv", "form\ttag\tlemma\nsaw\tV\tsee\n", forms) == [("see V", "saw")]
+    assert found("b.tsv", "source\ttarget\nsee\tsaw\n", forms) == [("see", "saw")]
+    assert found("c.tsv", "see\tsaw\nbe\twas\n", forms) == [("see", "saw"), ("be", "was")]
+    assert found("d.jsonl", '{"q": "x", "form": "saw"}\n', forms) == [("x", "saw")]
+    assert found("e.tsv", "saw\tV\tsee\nwas\tV\tbe\n", numbers) == [("see", "saw"), ("be", "was")]
+    assert found("f.tsv", "target\tn\tsource\nsaw\tV\tsee\n", Columns(0, 2)) == [("see", "saw")]
+    assert found("g.jsonl", '{"source": "see", "target": "saw"}\n', numbers) == [("see", "saw")]
+    assert found("h.tsv", "lemma\tform\nsee\tsaw\n", Columns("lemma", "form"), Columns("form")) == [("saw", "see")]
+
+
+def test_columns_are_shared_when_every_table_has_the_same(tmp_path: Path) -> None:
+    one, same = write(tmp_path / "a.tsv", "source\ttarget\na\tb\n"), write(tmp_path / "b.csv", "target,source\na,b\n")
+    bare, aligned = write(tmp_path / "c.tsv", "a\tb\nc\td\n"), write(tmp_path / "d.txt", "a\n")
+    opened = [open_one(path) for path in (one, same, bare)] + [open_one(aligned, aligned)]
+    assert shared_columns([opened[0], opened[1], opened[3]]) == ("source", "target")
+    assert shared_columns(opened) is None and shared_columns(opened[3:]) is None
+    assert shared_columns(opened[2:]) == (0, 1)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

@@ -109,7 +109,13 @@ def enumerate_all(rule: Rule, settings: BeamSettings, *, limit: int, tokens: int
 
 
 def slow_beam_search(
-    rule: Rule, settings: BeamSettings, *, limit: int = 1000, history: Sequence[int] = (), never_stop: bool = False
+    rule: Rule,
+    settings: BeamSettings,
+    *,
+    limit: int = 1000,
+    history: Sequence[int] = (),
+    never: Sequence[int] = (),
+    never_stop: bool = False,
 ) -> list[Hypothesis]:
     """One sentence, every candidate looked at, nothing batched."""
     limit = min(limit, settings.max_new_tokens)
@@ -119,7 +125,7 @@ def slow_beam_search(
     for length in range(limit):
         taken: list[int] = []
         for group in range(groups):
-            candidates = _candidates(rule, settings, live[group], history, length)
+            candidates = _candidates(rule, settings, live[group], history, never, length)
             candidates = _in_order(candidates, settings.diversity_penalty, taken)
             going: list[tuple[float, float, tuple[int, ...]]] = []
             took: list[int] = []
@@ -151,19 +157,21 @@ def _candidates(
     settings: BeamSettings,
     live: list[tuple[float, float, tuple[int, ...]]],
     history: Sequence[int],
+    never: Sequence[int],
     length: int,
 ) -> list[tuple[float, float, int, int]]:
     """(sum that is ranked, log-probability, token, beam) of every token that may follow."""
     candidates = []
     for beam, (total, logprob, ids) in enumerate(live):
         seen = [*history, *ids]
-        own = rule(ids)
+        own = [NEVER if token in never else value for token, value in enumerate(rule(ids))]
         scores = [np.float32(value) for value in own]
         if settings.repetition_penalty != 1.0:
             factor = np.float32(settings.repetition_penalty)
-            scores = [value * factor if token in seen else value for token, value in enumerate(scores)]
+            repeated = {token for token in seen if token != settings.eos_id}
+            scores = [value * factor if token in repeated else value for token, value in enumerate(scores)]
         if settings.no_repeat_ngram:
-            banned = NgramBlocker(settings.no_repeat_ngram, seen).banned()
+            banned = set(NgramBlocker(settings.no_repeat_ngram, seen).banned()) - {settings.eos_id}
             left = [NEVER if token in banned else value for token, value in enumerate(scores)]
             scores = left if max(left) > NEVER else scores
         candidates += [

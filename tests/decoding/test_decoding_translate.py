@@ -15,7 +15,9 @@ from tformer.decoding.length_penalty import length_penalty
 from tformer.decoding.score import coverage_penalty, score_targets
 from tformer.decoding.settings import GenerationSettings
 from tformer.decoding.translate import Translator
+from tformer.decoding.translate_input import Places
 from tformer.decoding.translate_loaded import translator_of
+from tformer.decoding.translation import EMPTY
 from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.recipe.load import recipe_from_yaml
@@ -196,7 +198,7 @@ def test_the_context_bounds_what_is_written_whatever_stands_beside():
 def test_a_source_longer_than_the_context_names_line_tokens_and_limit():
     decoded = []
     one = translator()
-    with pytest.raises(InputError, match=r"line 12 has 17 tokens, but the model reads at most 16"):
+    with pytest.raises(InputError, match=r"line 12: the source has 17 tokens, but the model reads at most 16"):
         one.translate(["a", "b" * 15], first_row=10, on_text=lambda *_: decoded.append(1))
     assert not decoded and one.cut == 0
     found = one.translate(["a", "b" * 15], too_long="cut")
@@ -225,6 +227,21 @@ def test_a_target_prefix_begins_every_translation(settings):
 def test_a_prefix_with_unknown_tokens_is_refused_with_its_words():
     with pytest.raises(InputError, match=r"line 3: the target prefix .* 'xyz', '!'"):
         translator().translate(["a", "b"], target_prefixes=["a", "ab xyz ! c"], first_row=1)
+
+
+def test_a_forced_prefix_is_no_part_of_what_was_scored():
+    for settings in (SETTINGS, GenerationSettings(max_new_tokens=5, seed=1)):
+        [ones] = translator(settings=settings).translate(["abc"], target_prefixes=["ha"])
+        assert all((one.num_forced, one.num_scored) == (2, len(one.ids) - 2) for one in ones)
+    assert EMPTY.num_scored == 0
+
+
+def test_messages_call_rows_what_the_caller_does():
+    places = Places(lambda row: f"a.en:{row}", lambda row: f"p.txt:{row}")
+    with pytest.raises(InputError, match=r"^a\.en:11: the source has 17 tokens"):
+        translator().translate(["a", "b" * 15], first_row=10, places=places)
+    with pytest.raises(InputError, match=r"^p\.txt:10: the target prefix has tokens .* 'X'"):
+        translator().translate(["a"], target_prefixes=["X"], first_row=10, places=places)
 
 
 def test_a_prefix_that_fills_the_context_is_refused():
@@ -304,10 +321,13 @@ def test_a_loaded_model_translates_as_its_recipe_says():
 
 def test_an_ensemble_of_different_vocabularies_is_refused_with_both_names():
     assert translator_of(loaded(), loaded(name="two"))
-    with pytest.raises(InputError, match=r"source tokenizer of two .* one"):
+    with pytest.raises(InputError, match=r"one and two have different vocabularies \(16 and 16 tokens"):
         translator_of(loaded(), loaded("abcdefxy ", name="two"))
     decoder = RECIPE.replace("  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}\n", "").replace(
         "objectives: [{kind: seq2seq}]\ngeneration: {beam_size: 3, length_margin: 4, coverage_penalty: 0.2}", ""
     )
+    alone = loaded(name="two", recipe=decoder)
+    with pytest.raises(InputError, match="one and two, two has no encoder beside its decoder"):
+        translator_of(loaded(), alone)
     with pytest.raises(InputError, match="two: translation needs a model with an encoder and a decoder"):
-        translator_of(loaded(), loaded(name="two", recipe=decoder))
+        translator_of(alone)

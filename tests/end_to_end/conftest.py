@@ -1,4 +1,4 @@
-"""Tiny encoders of every kind, trained once for all tests by the command a user types."""
+"""Tiny encoders of every kind, trained once for all tests by the command a user types; writers with random weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.labelled_examples import documents, many, pairs, sentences, write_images, write_table
+from tests.end_to_end.translate_runs import DECODER, LINES, build_run
 
 ENCODER = """\
 arch: bert
@@ -91,3 +92,26 @@ def encoder_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TFORMER_CACHE", str(root / "cache"))
         yield make
+
+
+@pytest.fixture(scope="session")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`random_run(...)`: a run with random weights; arguments as of `build_run`."""
+    return lambda *arguments, **options: build_run(tmp_path_factory.mktemp("home"), *arguments, **options)
+
+
+@pytest.fixture(scope="session")
+def translator(random_run: Callable[..., Path]) -> Path:
+    return random_run()
+
+
+@pytest.fixture(scope="session")
+def decoder(random_run: Callable[..., Path]) -> Path:
+    return random_run(DECODER)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
+    return path

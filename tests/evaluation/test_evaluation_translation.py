@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tformer.build import build_model
 from tformer.data.pair_tables import PairRow
-from tformer.data.pair_tokens import tokenise_pairs
+from tformer.data.pair_tokens import join_pairs, tokenise_pairs
 from tformer.decoding.beam_settings import BeamSettings
 from tformer.decoding.translate import Translator
 from tformer.decoding.translation import Translation
@@ -50,11 +50,11 @@ TARGET = decoder_tokens(TOKENIZER.special)
 class Rows:
     name = "rows"
 
-    def __init__(self, rows=ROWS) -> None:
-        self._rows = rows
+    def __init__(self, rows=ROWS, task: str = "") -> None:
+        self._rows, self._task = rows, task
 
     def rows(self):
-        return (PairRow(source, target, f"rows:{n}") for n, (source, target) in enumerate(self._rows, 1))
+        return (PairRow(source, target, f"rows:{n}", self._task) for n, (source, target) in enumerate(self._rows, 1))
 
     def fingerprint(self) -> str:
         return repr(self._rows)
@@ -115,6 +115,28 @@ def test_the_loss_is_that_of_a_plain_loop_whatever_the_batch():
     assert smooth["loss"] != pytest.approx(expected) and smooth["perplexity"] == pytest.approx(
         math.exp(expected), rel=1e-5
     )
+
+
+def test_several_tasks_have_a_loss_and_a_bleu_each_and_the_whole_stays():
+    parts = [ROWS[:3], ROWS[4:6], ROWS[6:]]
+    tasks = [
+        tokenise_pairs([Rows(rows, task)], TOKENIZER, TOKENIZER, seq_len=CONTEXT, target_seq_len=CONTEXT,
+                       eos=TARGET.eos, keep_all=True)
+        for rows, task in zip(parts, ("one", "two", ""), strict=True)
+    ]  # fmt: skip
+    together, model, seen = join_pairs(tasks), make(), []
+    figures = evaluate_pairs(
+        model, objective(), together, batch_tokens=60, progress=lambda done, total: seen.append((done, total))
+    )
+    plain = evaluate_pairs(model, objective(), pairs_of([row for rows in parts for row in rows]), batch_tokens=60)
+    assert {name: figures[name] for name in plain} == pytest.approx(plain, rel=1e-5)
+    assert seen[-1] == (6, 6) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    for task, alone in zip(("one", "two"), tasks[:2], strict=True):
+        expected = evaluate_pairs(model, objective(), alone, batch_tokens=60)["loss"]
+        assert figures[f"loss.{task}"] == pytest.approx(expected, rel=1e-5)
+        outputs = evaluate_translation(translator(model), together)
+        assert outputs[f"bleu.{task}"] == pytest.approx(evaluate_translation(translator(model), alone)["bleu"])
+    assert not [name for name in (*plain, *evaluate_translation(translator(model), tasks[0])) if "." in name]
 
 
 def test_metrics_have_signatures_and_count_exact_matches():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,73 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import tformer
+from tests.training.pair_makers import RECIPE, english, german, metrics, sides
 
 Cli = Callable[..., Any]
-
-RECIPE = """\
-arch: transformer
-tokenizer: {train: {model: word, template: seq2seq, vocab_size: 60, min_frequency: 1}}
-data: {sort_window: 64}
-model:
-  d_model: 16
-  max_seq_len: 32
-  embedding: {scale: true}
-  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}, dropout: 0.1}
-  decoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}, dropout: 0.1}
-objectives: [{kind: seq2seq, label_smoothing: 0.1}]
-optimizer: {lr: 0.01}
-training: {max_steps: 8, batch_size: 8, eval_every: 4, save_every: 4, log_every: 4,
-           precision: fp32, device: cpu, threads: 1, best_metric: bleu}
-generation: {beam_size: 3}
-"""
-GERMAN = {"red": "rot", "blue": "blau", "house": "haus", "cat": "katze", "the": "die", "a": "eine"}
-
-
-def english(count: int) -> list[str]:
-    words = list(GERMAN)
-    return [" ".join(words[(i * k + k) % len(words)] for k in range(1, 2 + i % 5)) + f" {i}" for i in range(count)]
-
-
-def german(text: str) -> str:
-    return " ".join(GERMAN.get(word, word) for word in text.split())
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.yaml"
-    path.write_text(RECIPE)
-    return path
-
-
-@pytest.fixture
-def aligned(tmp_path: Path) -> tuple[Path, Path]:
-    texts = english(60)
-    (tmp_path / "train.en").write_text("\n".join(texts) + "\n")
-    (tmp_path / "train.de").write_text("\n".join(map(german, texts)) + "\n")
-    return tmp_path / "train.en", tmp_path / "train.de"
-
-
-def metrics(run: Path, split: str = "valid") -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["split"] == split]
-
-
-@pytest.fixture
-def train(cli: Cli, recipe: Path, tmp_path: Path) -> Callable[..., Path]:
-    """`train(*flags)`: a run that must succeed; gives its folder."""
-    runs = iter(range(100))
-
-    def run(*flags: object, base: bool = True) -> Path:
-        out = tmp_path / f"run-{next(runs)}"
-        outcome = cli("train", *(("--config", recipe) if base else ()), "--out", out, *flags)
-        assert outcome.code == 0, outcome.err
-        return out
-
-    return run
-
-
-def sides(aligned: tuple[Path, Path]) -> tuple[object, ...]:
-    return "--source", aligned[0], "--target", aligned[1]
 
 
 def test_aligned_files_are_translated_and_validated(train: Callable[..., Path], aligned: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ from tformer.checkpoint import catalog
 from tformer.checkpoint.atomic import MANIFEST
 from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import read_manifest
+from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
 from tformer.errors import InputError, did_you_mean
+from tformer.recipe.load import recipe_from_yaml
 
 
 def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:
@@ -51,6 +54,8 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
 def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "runs") -> list[Path]:
     """The last `count` checkpoints of a run (or of its `checkpoints` folder), in the order of their steps.
 
+    They follow each other as the run saved them: a best checkpoint that was kept from earlier is none of them.
+
     Raises:
         InputError: not a run, or fewer checkpoints than that; says how many there are, and what decides it.
     """
@@ -61,14 +66,34 @@ def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "run
         found = resolve_checkpoint(folder, "latest", runs_dir=runs_dir)  # or its complaint
         raise InputError(f"--last {count} needs a run, {folder} is one checkpoint (step {read_manifest(found).step})")
     entries = catalog.scan(folder / CHECKPOINTS if is_run(folder) else folder)
-    if len(entries) < count:
-        steps = ", ".join(str(entry.step) for entry in entries[-8:])
-        has = f"{len(entries)} checkpoint{'s' * (len(entries) != 1)}" + (f" (step {steps})" if entries else "")
+    apart = _best_apart(entries)
+    followed = [entry for entry in entries if entry is not apart]
+    if len(followed) < count:
+        steps = ", ".join(str(entry.step) for entry in followed[-8:])
+        has = f"{len(followed)} checkpoint{'s' * (len(followed) != 1)}" + (f" (step {steps})" if followed else "")
+        beside = "" if apart is None else f", and the best one apart from these (step {apart.step})"
         raise InputError(
-            f"--last {count}: {folder} has {has}",
+            f"--last {count}: {folder} has {has}{beside}",
             hint=f"training.keep_last decides how many a run keeps: tformer train --set training.keep_last={count}",
         )
-    return [entry.path for entry in entries[-count:]]
+    return [entry.path for entry in followed[-count:]]
+
+
+def _best_apart(entries: list[catalog.Entry]) -> catalog.Entry | None:
+    """The best checkpoint where it is none of the last saves: it stayed when those between were removed.
+
+    Only the oldest can be that, and it is when the next one came later than `training.save_every` steps after it. Saves
+    by the clock have no such rhythm: there, one beyond `training.keep_last` followed by a wider gap than any other.
+    """
+    if len(entries) < 2 or entries[0].score is None or catalog.best(entries) is not entries[0]:
+        return None
+    first, *others = (entry.step for entry in entries)
+    gap, widest = others[0] - first, max((b - a for a, b in itertools.pairwise(others)), default=0)
+    newest = read_checkpoint(entries[-1].path)
+    training = recipe_from_yaml(newest.recipe_text, name=str(newest.path / "recipe.yaml")).training
+    missed_saves = gap > (training.save_every or training.eval_every or gap)
+    beyond_kept = len(entries) > training.keep_last and gap > (widest or training.save_every or gap)
+    return entries[0] if missed_saves or beyond_kept else None
 
 
 def newest_checkpoint(

@@ -32,7 +32,8 @@ def average(
         typer.Option(
             "--last",
             metavar="N",
-            help="The last N checkpoints of a run; training.keep_last decides how many it keeps.",
+            help="The last N checkpoints of a run; training.keep_last decides how many it keeps. A best one that was "
+            "kept from earlier is none of them.",
             rich_help_panel=WHICH,
         ),
     ] = None,

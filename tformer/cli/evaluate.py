@@ -22,6 +22,7 @@ EPILOG = examples(
     "`tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest`",
     "`tformer evaluate runs/bert-tiny-1 --data test.tsv --errors mistakes.tsv --json`",
     "`tformer evaluate runs/transformer-tiny-1 --source test.en --target test.de --beam-size 5 --lowercase`",
+    "`tformer evaluate runs/gpt-tiny-1 --score --source prompts.txt --target continuations.txt`",
 )
 
 
@@ -67,6 +68,7 @@ def evaluate(
     target: pairs.Target = None,
     source_column: pairs.SourceColumn = None,
     target_column: pairs.TargetColumn = None,
+    prefix: pairs.Prefix = None,
     beam_size: pairs.BeamSize = None,
     length_penalty: pairs.LengthPenalty = None,
     length_penalty_type: pairs.LengthPenaltyType = None,
@@ -149,6 +151,7 @@ def evaluate(
         target=target,
         source_column=source_column,
         target_column=target_column,
+        prefix=prefix,
         score=score,
         no_decode=no_decode,
         beam_size=beam_size,
@@ -170,8 +173,10 @@ def evaluate(
         loaded.model.compute_dtype = inference_dtype(precision, trained_in=trained_in, device=place)
         for note in loaded.notes:
             console.print(note, style="dim", markup=False)
-        family = family_of(loaded)
+        family = family_of(loaded, request)
         check_family(request, family, loaded)
+        if (of_prefix := request.note(loaded)) is not None:
+            console.print(of_prefix, style="dim", markup=False)
         read = [path for spec in request.specs(loaded) for path in (spec.path, spec.target_path) if path is not None]
         refuse_to_replace(request.errors_file, read, option="--errors")
         try:

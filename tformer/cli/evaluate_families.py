@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tformer.cli.common import StopFlag
+from tformer.cli.evaluate_continuations import evaluate_continuations
 from tformer.cli.evaluate_labelled import evaluate_labelled, show_labelled
 from tformer.cli.evaluate_masked import evaluate_masked, show_masked
 from tformer.cli.evaluate_pairs import evaluate_pairs, show_pairs
@@ -31,6 +32,12 @@ class Family:
 
 TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8"})
 TEXT = Family("a causal language model", evaluate_text, show_text, TEXT_OPTIONS | {"stride"})
+CONTINUATIONS = Family(
+    "a causal language model, and --score reads continuations",
+    evaluate_continuations,
+    show_pairs,
+    frozenset(("score", "source", "target", "source_column", "target_column", "invalid_utf8")),
+)
 MASKED = Family(
     "a masked language model", evaluate_masked, show_masked, TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
 )
@@ -45,10 +52,9 @@ PAIRS = Family(
     "a model of pairs",
     evaluate_pairs,
     show_pairs,
-    frozenset(
-        ("source", "target", "source_column", "target_column", "invalid_utf8", "errors_file", "score", "no_decode")
-    )
-    | {"beam_size", "length_penalty", "length_penalty_type", "bleu_tokenize", "lowercase"},
+    CONTINUATIONS.options
+    | {"prefix", "errors_file", "no_decode", "beam_size", "length_penalty", "length_penalty_type"}
+    | {"bleu_tokenize", "lowercase"},
 )
 IMAGES = Family("a model of images", evaluate_labelled, show_labelled, frozenset({"errors_file"}))
 FAMILIES = {  # of text, by the kind of the run's first objective
@@ -76,6 +82,7 @@ FLAGS = {
     "target": "--target",
     "source_column": "--source-column",
     "target_column": "--target-column",
+    "prefix": "--prefix",
     "score": "--score",
     "no_decode": "--no-decode",
     "beam_size": "--beam-size",
@@ -86,10 +93,12 @@ FLAGS = {
 }
 
 
-def family_of(loaded: Loaded) -> Family:
-    """What kind of model this is, for the command."""
-    reads_images = loaded.recipe.model.patches is not None
-    return IMAGES if reads_images else FAMILIES[loaded.recipe.objectives[0].kind]
+def family_of(loaded: Loaded, request: Request) -> Family:
+    """What kind of model this is, for what is asked of it."""
+    if loaded.recipe.model.patches is not None:
+        return IMAGES
+    family = FAMILIES[loaded.recipe.objectives[0].kind]
+    return CONTINUATIONS if family is TEXT and request.score else family
 
 
 def check_family(request: Request, family: Family, loaded: Loaded) -> None:
@@ -97,4 +106,7 @@ def check_family(request: Request, family: Family, loaded: Loaded) -> None:
     for option, flag in FLAGS.items():
         value = getattr(request, option)
         if value is not None and value is not False and option not in family.options:
-            raise InputError(f"{flag} has no meaning here: {loaded.path} is {family.name}")
+            raise InputError(
+                f"{flag} has no meaning here: {loaded.path} is {family.name}",
+                hint="--score reads continuations" if family is TEXT and option in CONTINUATIONS.options else None,
+            )

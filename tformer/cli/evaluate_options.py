@@ -25,11 +25,21 @@ SourceColumn = Annotated[
 TargetColumn = Annotated[
     str | None, typer.Option("--target-column", metavar="C", help="The reference.", rich_help_panel=PAIRS)
 ]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="What goes before every source that does not begin with it; default: what all of the run's tasks share.",
+        rich_help_panel=PAIRS,
+    ),
+]
 Score = Annotated[
     bool,
     typer.Option(
         "--score",
-        help="Write no translation: print the log-probability of each target, one a line.",
+        help="Write nothing: print the log-probability of each target, one a line. For decoders alone too: of targets "
+        "as continuations of the sources.",
         rich_help_panel=PAIRS,
     ),
 ]

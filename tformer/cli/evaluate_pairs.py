@@ -15,6 +15,7 @@ from tformer.errors import InputError
 
 if TYPE_CHECKING:
     from tformer.data.pair_tokens import PairTokens
+    from tformer.data.pairs import PairSource
     from tformer.evaluation.translation import Outputs
     from tformer.loading import Loaded
 
@@ -73,15 +74,17 @@ def show_pairs(result: dict[str, Any]) -> None:
     for name in ("loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf"):
         if name in result:
             emit(f"{name} {result[name]:.4f}" + (f" {result[f'{name}_signature']}" if name in SIGNED else ""))
+        for task in (key for key in result if key.startswith(f"{name}.")):  # of several tasks
+            emit(f"{task} {result[task]:.4f}")
     emit(f"examples {result['examples']}")
 
 
 def _translator(loaded: Loaded, request: Request) -> Any:
     """Made before the data is read: its settings may be wrong."""
-    from tformer.decoding.beam_settings import BeamSettings
+    from tformer.decoding.beam_settings import fitting_beam_settings
     from tformer.decoding.translate_loaded import translator_of
 
-    settings = BeamSettings.from_recipe(
+    settings = fitting_beam_settings(
         loaded.recipe.generation,
         beam_size=request.beam_size,
         length_penalty=request.length_penalty,
@@ -92,25 +95,21 @@ def _translator(loaded: Loaded, request: Request) -> Any:
 
 
 def _read(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens, str]:
-    from tformer.data.pair_tokens import join_pairs, split_pairs, tokenise_pairs
-    from tformer.data.pairs import open_pairs
+    """What is evaluated, and its name. Of `--score` no target may be cut: raises InputError for one too long."""
+    from tformer.data.pair_tokens import join_pairs, split_pairs
+    from tformer.evaluation.paired import paired_tokens
 
-    recipe, data, target, held_out = loaded.recipe, loaded.recipe.data, loaded.decoder_tokens, request.held_out(loaded)
+    data, held_out = loaded.recipe.data, request.held_out(loaded)
     parts = []
-    sources = open_pairs(request.specs(loaded), columns=request.columns(loaded), errors=request.errors(loaded))
+    sources = _open(loaded, request)
     for source in sources:
         with progress_reporter(f"tokenising {source.name}") as progress:
-            pairs = tokenise_pairs(
-                [source],
-                loaded.text_tokenizer,
-                loaded.target_tokenizer,
-                seq_len=recipe.seq_len,
-                target_seq_len=recipe.target_seq_len - (target.forced_bos is not None),
-                eos=target.eos,
-                # What is held out depends on what training kept; of other data nothing is left out.
-                overlong=data.overlong,
-                max_length_ratio=data.max_length_ratio,
-                keep_all=not held_out,
+            pairs = paired_tokens(
+                loaded.recipe,
+                source,
+                (loaded.text_tokenizer, loaded.target_tokenizer),
+                keep_all=not held_out,  # what is held out depends on what training kept
+                whole=request.score,
                 progress=progress,
                 should_stop=flag.should_stop,
             )
@@ -119,6 +118,19 @@ def _read(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens,
         parts.append(pairs.subset(split_pairs(pairs, fraction=data.valid_fraction)[1]) if held_out else pairs)
     name = ", ".join(source.name for source in sources)
     return join_pairs(parts), f"{data.valid_fraction:.0%} of {name}, held out" if held_out else name
+
+
+def _open(loaded: Loaded, request: Request) -> list[PairSource]:
+    """The run's own data with its columns; of named data those only where a table has them."""
+    from tformer.data.pairs import open_pairs
+    from tformer.data.tables import parse_column
+    from tformer.recipe.data import Columns
+
+    specs, columns, errors = request.specs(loaded), request.columns(loaded), request.errors(loaded)
+    if not request.reads_files:
+        return open_pairs(specs, columns=columns, errors=errors)
+    asked = Columns(source=parse_column(request.source_column), target=parse_column(request.target_column))
+    return open_pairs(specs, columns=asked, preferred=columns, errors=errors)
 
 
 def _loss(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
@@ -145,7 +157,7 @@ def _loss(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag) -
 
 def _decoded(loaded: Loaded, translator: Any, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
     from tformer.decoding.precision import cast_matrices
-    from tformer.evaluation.translation import translate_pairs, translation_metrics
+    from tformer.evaluation.translation import output_metrics, translate_pairs
     from tformer.metrics.translation import tokenised_note
 
     cast_matrices(loaded.model, loaded.model.compute_dtype)
@@ -166,7 +178,7 @@ def _decoded(loaded: Loaded, translator: Any, pairs: PairTokens, request: Reques
     note = tokenised_note(outputs.texts, outputs.references)
     if note is not None and tokenize != "none":
         console.print(note, markup=False)
-    figures = translation_metrics(outputs.texts, outputs.references, tokenize=tokenize, lowercase=request.lowercase)
+    figures = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=request.lowercase)
     if request.errors_file is not None:
         written = _write_errors(request.errors_file, outputs, lowercase=request.lowercase)
         console.print(f"{request.errors_file}: {written:,} pairs", markup=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tformer.cli.task_prefix import task_prefix
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Request:
     target: str | None = None
     source_column: str | None = None
     target_column: str | None = None
+    prefix: str | None = None
     score: bool = False
     no_decode: bool = False
     beam_size: int | None = None
@@ -57,17 +59,34 @@ class Request:
         from tformer.data.sources import STANDARD_INPUT
         from tformer.recipe.data import SourceSpec
 
+        prefix, _ = task_prefix(loaded.recipe, self.prefix)
         if self.data is not None:
-            return (SourceSpec(path=self.data, prefix=prefix_of(loaded)),)
+            return (SourceSpec(path=self.data, prefix=prefix),)
         if self.source is not None:
-            return (SourceSpec(path=self.source, target_path=self.target, prefix=prefix_of(loaded)),)
+            return (SourceSpec(path=self.source, target_path=self.target, prefix=prefix),)
         specs = loaded.recipe.data.valid or loaded.recipe.data.train
         if any(spec.path == STANDARD_INPUT for spec in specs):
             raise InputError(
                 f"{loaded.path} was trained on standard input, which cannot be read again",
                 hint="name what to evaluate on with --data",
             )
-        return specs
+        return tuple(self._prefixed(spec, prefix, loaded) for spec in specs)
+
+    def note(self, loaded: Loaded) -> str | None:
+        """What a person should know of the prefix of sources. The run's own data has those of its tasks."""
+        prefix, note = task_prefix(loaded.recipe, self.prefix)
+        return note if prefix or self.reads_files else None
+
+    def _prefixed(self, spec: SourceSpec, prefix: str, loaded: Loaded) -> SourceSpec:
+        """Data of the run behind the prefix that was asked for, else its own, else that of all tasks."""
+        chosen = prefix if self.prefix is not None else spec.prefix or prefix
+        if chosen != spec.prefix and self.held_out(loaded):
+            raise InputError(
+                f"--prefix '{chosen}' would change which pairs of {spec.path} are held out: it was split behind "
+                f"'{spec.prefix}'",
+                hint="name what to evaluate on with --data or --source",
+            )
+        return spec.model_copy(update={"prefix": chosen})
 
     def held_out(self, loaded: Loaded) -> bool:
         """Whether the data is the part of the training data that was never trained on."""
@@ -91,12 +110,6 @@ class Request:
         }
         updates = {name: parse_column(column) for name, column in given.items() if column is not None}
         return loaded.recipe.data.columns.model_copy(update=updates)
-
-
-def prefix_of(loaded: Loaded) -> str:
-    """What the run was trained to read before a source: its task's prefix; none where its tasks differ."""
-    prefixes = {spec.prefix for spec in loaded.recipe.data.train}
-    return prefixes.pop() if len(prefixes) == 1 else ""
 
 
 def describe(loaded: Loaded) -> dict[str, Any]:

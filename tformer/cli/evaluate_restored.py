@@ -17,7 +17,7 @@ def evaluate_restored(loaded: Loaded, request: Request, flag: StopFlag) -> dict[
     from tformer.evaluation.masked import masked_samples
     from tformer.evaluation.objective import evaluate_objective
     from tformer.objectives import build_objective
-    from tformer.training.text_material import VALIDATION_TOKENS
+    from tformer.training.text_material import validation_batch
     from tformer.training.tokenizers import decoder_context
 
     recipe, tokenizer = loaded.recipe, loaded.text_tokenizer
@@ -31,7 +31,7 @@ def evaluate_restored(loaded: Loaded, request: Request, flag: StopFlag) -> dict[
             objective,
             masked_samples(recipe, [corpus for _, corpus in corpora], tokenizer, room=room),
             # As many as in a validation during training, so that the damage is the same.
-            batch_size=request.batch_size or max(1, min(64, VALIDATION_TOKENS // recipe.seq_len)),
+            batch_size=request.batch_size or validation_batch(recipe.seq_len),
             seed=recipe.seed,
             should_stop=flag.should_stop,
             progress=progress,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tformer.cli import generate_options as options
 from tformer.cli.classify_input import STANDARD_INPUT
@@ -12,13 +12,12 @@ from tformer.cli.fill_mask import MaskFiller, refuse_options
 from tformer.cli.generate_models import end_token, fills_masks, is_encoder_decoder, load_models
 from tformer.cli.generate_output import Printer
 from tformer.cli.generate_request import OF_SOURCES, OF_TEXTS, SEARCH, Asked
+from tformer.cli.generate_search import continuing, translating
 from tformer.cli.generate_session import Session
-from tformer.cli.translate_input import Checks
-from tformer.cli.translate_session import TranslateSession
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.cli.translate_session import Searcher
+    from tformer.cli.translate_session import TranslateSession
     from tformer.decoding.beam_settings import BeamSettings
     from tformer.decoding.settings import GenerationSettings
     from tformer.loading import Loaded
@@ -41,6 +40,8 @@ def generate(
     prompt: options.Prompt = None,
     input_path: options.InputPath = None,
     errors: options.Errors = "strict",
+    prefix: options.Prefix = None,
+    too_long: options.TooLong = "error",
     target_prefix: options.TargetPrefix = None,
     target_prefix_file: options.TargetPrefixFile = None,
     beam_size: options.BeamSize = None,
@@ -119,6 +120,7 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
     batch_size = asked.batch_size or (BATCH_OF_SOURCES if translates else BATCH_OF_PROMPTS)
     paths = ", ".join(str(loaded.path) for loaded in models)
     settings: BeamSettings | GenerationSettings
+    translation: TranslateSession
     if asked.engine(generation, encoder_decoder=translates) == "sample":
         settings = asked.sampling_settings(generation, eos_id=eos_id, encoder_decoder=translates)
         how = f"generating with {paths}" + ("" if settings.greedy else f", seed {asked.seed}")
@@ -130,20 +132,14 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
             else:
                 session.continue_lines(asked.input_path, asked.utf8, batch_size)
             return
-        searcher = _translator(asked, models, settings)
+        translation = translating(asked, models, settings, flag, printer, batch_size=batch_size)
     else:
         settings = asked.beam_settings(generation, eos_id=eos_id)
         _tell([f"generating with {paths}, beam {settings.beam_size}", *notes])
-        searcher = _translator(asked, models, settings) if translates else _continuer(asked, models, settings)
-    translation = TranslateSession(
-        searcher,
-        asked,
-        flag,
-        printer,
-        checks=_checks(models) if translates else None,
-        tokenizers=(first.text_tokenizer, first.target_tokenizer),
-        batch_size=batch_size,
-    )
+        if translates:
+            translation = translating(asked, models, settings, flag, printer, batch_size=batch_size)
+        else:
+            translation = continuing(asked, models, settings, flag, printer, batch_size=batch_size)
     if asked.input_path is not None:
         translation.answer_lines(asked.input_path)
     elif asked.prompt is not None or not translates:
@@ -154,28 +150,6 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
         )
     else:
         translation.answer_lines(STANDARD_INPUT)
-
-
-def _translator(asked: Asked, models: list[Loaded], settings: BeamSettings | GenerationSettings) -> Searcher:
-    from tformer.decoding.translate_loaded import translator_of
-
-    more: dict[str, Any] = {name: getattr(asked, name) for name in ("length_margin", "coverage_penalty", "alignments")}
-    return translator_of(*models, settings=settings, **more)
-
-
-def _continuer(asked: Asked, models: list[Loaded], settings: BeamSettings) -> Searcher:
-    from tformer.cli.generate_beams import Continuer
-
-    return Continuer([loaded.model for loaded in models], models[0].text_tokenizer, settings, context=asked.context)
-
-
-def _checks(models: list[Loaded]) -> Checks:
-    return Checks(
-        models[0].text_tokenizer,
-        models[0].target_tokenizer,
-        limit=min(loaded.model.max_seq_len for loaded in models),
-        start_tokens=len(models[0].decoder_tokens.prefix),
-    )
 
 
 def _tell(notes: list[str]) -> None:

@@ -37,6 +37,25 @@ Errors = Annotated[
     str,
     typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8 in --input.", rich_help_panel=PROMPT),
 ]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="What goes before every source that does not begin with it; default: the prefix that all of the run's "
+        "tasks share.",
+        rich_help_panel=PROMPT,
+    ),
+]
+TooLong = Annotated[
+    str,
+    typer.Option(
+        "--too-long",
+        metavar="error|cut",
+        help="A source that is longer than the model reads is refused, or loses its end.",
+        rich_help_panel=PROMPT,
+    ),
+]
 TargetPrefix = Annotated[
     str | None,
     typer.Option("--target-prefix", metavar="TEXT", help="Every output begins with it.", rich_help_panel=PROMPT),
@@ -144,9 +163,7 @@ Stop = Annotated[
 MaxNewTokens = Annotated[
     int | None, typer.Option("--max-new-tokens", help="Length of a completion at most.", rich_help_panel=LENGTH)
 ]
-MinNewTokens = Annotated[
-    int | None, typer.Option("--min-new-tokens", help="At least; for beams.", rich_help_panel=LENGTH)
-]
+MinNewTokens = Annotated[int | None, typer.Option("--min-new-tokens", help="At least.", rich_help_panel=LENGTH)]
 LengthMargin = Annotated[
     int | None,
     typer.Option(
@@ -167,7 +184,7 @@ Context = Annotated[
         "--context",
         metavar="slide|error",
         help="When a decoder's context is full: go on with its last half (a beam ends), or stop (and refuse a longer "
-        "prompt). A source that is too long is always refused.",
+        "prompt). For sources there is --too-long.",
         rich_help_panel=LENGTH,
     ),
 ]

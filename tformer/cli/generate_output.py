@@ -60,15 +60,19 @@ def as_document(
     prompt: str,
     answers: Sequence[Translation],
     *,
+    source: str | None = None,
     target_prefix: str | None = None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> dict[str, Any]:
     """The JSON of one input. `text`, `score` and `finish_reason` are those of the best completion.
 
+    source: what the model read, where that is not the prompt alone.
     tokenizers: of source and target; given, alignments and the tokens that they are about are among the answers.
     """
     best = answers[0]
     document: dict[str, Any] = {"index": index, "prompt": prompt}
+    if source is not None and source != prompt:
+        document["source"] = source
     if target_prefix is not None:
         document["target_prefix"] = target_prefix
     document |= {"text": best.text, "score": best.score, "finish_reason": best.finish_reason}
@@ -83,12 +87,11 @@ def as_document(
         for answer in answers
     ]
     if tokenizers is not None:
-        source, target = tokenizers
-        document["source_tokens"] = [source.token(token) for token in source.encode(prompt)]
+        reads, writes = tokenizers
+        document["source_tokens"] = [reads.token(token) for token in reads.encode(source or prompt)]
         for completion, answer in zip(completions, answers, strict=True):
-            ids = (
-                answer.ids[:-1] if answer.finish_reason == "eos" else answer.ids
-            )  # the end token is no part of the text
-            completion["tokens"] = [target.token(token) for token in ids]
+            # The end token is no part of the text.
+            ids = answer.ids[:-1] if answer.finish_reason == "eos" else answer.ids
+            completion["tokens"] = [writes.token(token) for token in ids]
             completion["alignment"] = [[place, position] for position, place in answer.alignment or ()]
     return document | {"completions": completions}

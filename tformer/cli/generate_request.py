@@ -25,19 +25,26 @@ Engine = Literal["sample", "beam"]
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples")
 SEARCH = (
     *("beam_size", "n_best", "length_penalty", "length_penalty_type", "coverage_penalty", "stopping"),
-    *("beam_groups", "diversity_penalty", "min_new_tokens", "ensemble"),
+    *("beam_groups", "diversity_penalty", "ensemble"),
 )
 OF_BEAMS = (
     *("length_penalty", "length_penalty_type", "max_new_tokens", "min_new_tokens", "stopping", "n_best"),
     *("no_repeat_ngram", "repetition_penalty", "beam_groups", "diversity_penalty"),
 )
-OF_SOURCES = ("coverage_penalty", "length_margin", "alignments", "target_prefix", "target_prefix_file")
-OF_TEXTS = ("max_new_tokens", *SAMPLING, "greedy", "repetition_penalty", "no_repeat_ngram", "stop", "logprobs")
+OF_SOURCES = (
+    *("coverage_penalty", "length_margin", "alignments", "prefix", "too_long", "target_prefix", "target_prefix_file"),
+)
+OF_TEXTS = (
+    *("max_new_tokens", "min_new_tokens", *SAMPLING, "greedy", "repetition_penalty", "no_repeat_ngram", "stop"),
+    "logprobs",
+)
 NEUTRAL: dict[str, Any] = {"num_samples": 1, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}
+NEUTRAL |= {"too_long": "error"}
 NEUTRAL |= dict.fromkeys(("coverage_penalty", "diversity_penalty", "min_new_tokens"), 0)
 WORDS = {
     "errors": ("strict", "replace"),
     "context": ("slide", "error"),
+    "too_long": ("error", "cut"),
     "stopping": ("beam", "exhaustive"),
     "length_penalty_type": ("gnmt", "avg", "none"),
 }
@@ -57,6 +64,8 @@ class Asked:
     prompt: str | None
     input_path: str | None
     errors: str
+    prefix: str | None
+    too_long: str
     target_prefix: str | None
     target_prefix_file: str | None
     beam_size: int | None
@@ -156,8 +165,9 @@ class Asked:
         if not searches and width == 1 and (self.stop or not encoder_decoder):
             return "sample"
         if self.stop:
-            raise InputError(f"--stop is not for beam search, and the model's recipe asks for a beam of {width}",
-                             hint="add --greedy")  # fmt: skip
+            raise InputError(
+                f"--stop is not for beam search, and the model's recipe asks for a beam of {width}", hint="add --greedy"
+            )
         return "beam"
 
     def check_decoder_only(self, path: Path) -> None:
@@ -178,6 +188,7 @@ class Asked:
         return GenerationSettings.from_recipe(
             generation,
             max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
             temperature=0.0 if greedy else self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -194,13 +205,8 @@ class Asked:
 
     def beam_settings(self, generation: Generation, *, eos_id: int | None) -> BeamSettings:
         """The recipe's defaults under what was asked for; greedy is a beam of 1."""
-        from tformer.decoding.beam_settings import BeamSettings
+        from tformer.decoding.beam_settings import fitting_beam_settings
 
         asked: dict[str, Any] = {name: getattr(self, name) for name in OF_BEAMS}
         size = 1 if self.is_greedy else self.beam_size
-        if size is not None and self.beam_groups is None and size % generation.beam_groups:
-            asked |= {
-                "beam_groups": 1,
-                "diversity_penalty": self.diversity_penalty or 0.0,
-            }  # of the recipe's beam alone
-        return BeamSettings.from_recipe(generation, beam_size=size, eos_id=eos_id, **asked)
+        return fitting_beam_settings(generation, eos_id=eos_id, beam_size=size, **asked)

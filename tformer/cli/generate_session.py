@@ -78,8 +78,10 @@ class Session:
     ) -> list[list[Generated]]:
         from tformer.decoding.generate import generate as run_engine
         from tformer.decoding.prompts import encode_prompt
+        from tformer.decoding.unwritten import unwritten_tokens
 
-        ids = [encode_prompt(self.loaded.text_tokenizer, prompt) for prompt in prompts]
+        tokenizer, eos = self.loaded.text_tokenizer, self.settings.eos_id
+        ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
         limit = self.loaded.model.max_seq_len
         for number, prompt_ids in enumerate(ids, start=first_row + 1):
             if len(prompt_ids) > limit and self.settings.context == "slide":
@@ -88,7 +90,8 @@ class Session:
             self.loaded.model,
             ids,
             self.settings,
-            tokenizer=self.loaded.text_tokenizer,
+            tokenizer=tokenizer,
+            never=unwritten_tokens(tokenizer.special, eos=eos),
             on_token=on_token,
             should_stop=self.flag.should_stop,
             first_row=first_row,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tformer.cli.common import STARTED, StopFlag, console, emit, emit_json, examples, progress_reporter
+from tformer.cli.train_vocabulary import vocabulary_flags
 from tformer.errors import InputError
 
 EPILOG = examples(
@@ -16,13 +17,6 @@ EPILOG = examples(
     "`tformer train --arch transformer --source train.en --target train.de`",
     "`tformer train --resume --out runs/gpt-tiny-1 --max-steps 2000`",
 )
-
-VOCABULARIES: dict[str | None, dict[str, Any]] = {
-    None: {},
-    "joint": {"tokenizer.separate": False},
-    "separate": {"tokenizer.separate": True, "model.tie.source_target": False},
-}
-"""What --vocabulary sets."""
 
 MODEL, DATA, RUN, OPTIM, MACHINE = "Model", "Data", "Run", "Optimization", "Machine"
 
@@ -83,6 +77,13 @@ def train(
     valid_target: Annotated[
         list[str] | None, typer.Option(help="Target side to validate on.", rich_help_panel=DATA)
     ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            help='Of pairs: stands before every source of the data named here, for example "translate: ".',
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     source_column: Annotated[
         str | None,
         typer.Option(help="Column of the source in a table; several with commas.", rich_help_panel=DATA),
@@ -100,6 +101,15 @@ def train(
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="A tokenizer.json; nothing given: one is trained on the data.", rich_help_panel=DATA),
+    ] = None,
+    source_tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of pairs: the tokenizer.json of the source, beside --target-tokenizer.", rich_help_panel=DATA
+        ),
+    ] = None,
+    target_tokenizer: Annotated[
+        Path | None, typer.Option(help="Of pairs: the tokenizer.json of the target.", rich_help_panel=DATA)
     ] = None,
     objective: Annotated[
         str | None,
@@ -132,7 +142,11 @@ def train(
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=RUN)] = False,
     batch_size: Annotated[int | None, typer.Option(help="Sequences in one micro-batch.", rich_help_panel=OPTIM)] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in one micro-batch, instead of --batch-size.", rich_help_panel=OPTIM)
+        int | None,
+        typer.Option(
+            help="Tokens in one micro-batch (of pairs those of the longer side), instead of --batch-size.",
+            rich_help_panel=OPTIM,
+        ),
     ] = None,
     grad_accum: Annotated[
         int | None, typer.Option(help="Micro-batches in one optimizer step.", rich_help_panel=OPTIM)
@@ -153,7 +167,6 @@ def train(
         "data.columns.source": parse_column(source_column),
         "data.columns.target": parse_column(target_column),
         "data.errors": errors,
-        "tokenizer.path": None if tokenizer is None else str(tokenizer),
         "training.max_steps": max_steps,
         "training.max_epochs": max_epochs,
         "training.max_minutes": max_minutes,
@@ -167,17 +180,21 @@ def train(
         "seed": seed,
     }
     flags = {key: value for key, value in flags.items() if value is not None}
-    for key, paths in (("data.train", data), ("data.valid", valid)):
-        if paths:
-            flags[key] = [{"path": path} for path in paths]
-    for key, sources, targets, names in (
-        ("data.train", source, target, "--source and --target"),
-        ("data.valid", valid_source, valid_target, "--valid-source and --valid-target"),
-    ):
-        aligned = _aligned(sources or [], targets or [], names)
-        if aligned:
-            flags[key] = [*flags.get(key, []), *aligned]
-    flags |= _vocabulary_flags(vocabulary)
+    named = {
+        "data.train": _entries(data, source, target, "--source and --target"),
+        "data.valid": _entries(valid, valid_source, valid_target, "--valid-source and --valid-target"),
+    }
+    if prefix is not None:
+        if not any(named.values()):
+            raise InputError(
+                "--prefix stands before sources that --data, --source or --valid name, found none of these",
+                hint="of a recipe's own data: --set 'data.train.0.prefix=TEXT'",
+            )
+        named = {key: [{**entry, "prefix": prefix} for entry in entries] for key, entries in named.items()}
+    flags |= {key: entries for key, entries in named.items() if entries}
+    flags |= vocabulary_flags(
+        vocabulary, tokenizer=tokenizer, source_tokenizer=source_tokenizer, target_tokenizer=target_tokenizer
+    )
     if objective is not None:
         flags["objectives"] = [{"kind": kind.strip()} for kind in objective.split(",")]
 
@@ -217,14 +234,12 @@ def train(
             emit(summary["run"])
 
 
-def _aligned(sources: list[str], targets: list[str], names: str) -> list[dict[str, str]]:
-    """Entries of the recipe's data section. Errors: one side without the other."""
+def _entries(
+    paths: list[str] | None, sources: list[str] | None, targets: list[str] | None, names: str
+) -> list[dict[str, str]]:
+    """Entries of the recipe's data section. Errors: one side of aligned files without the other."""
+    sources, targets = sources or [], targets or []
     if len(sources) != len(targets):
         raise InputError(f"{names} come in pairs, found {len(sources)} and {len(targets)}")
-    return [{"path": path, "target_path": target} for path, target in zip(sources, targets, strict=True)]
-
-
-def _vocabulary_flags(vocabulary: str | None) -> dict[str, Any]:
-    if vocabulary not in VOCABULARIES:
-        raise InputError(f"--vocabulary must be joint or separate, found '{vocabulary}'")
-    return VOCABULARIES[vocabulary]
+    aligned = [{"path": path, "target_path": target} for path, target in zip(sources, targets, strict=True)]
+    return [*({"path": path} for path in paths or ()), *aligned]

@@ -120,6 +120,16 @@ def column_name(columns: Sequence[int], names: Sequence[str] | None) -> str | in
     return ",".join(names[column] for column in columns)
 
 
+def is_present(column: str | int, first: Sequence[str], *, named: bool) -> bool:
+    """Whether a table whose first row this is has a column; a number says nothing where columns have names."""
+    if column in first:
+        return True
+    parts = [part.strip() for part in str(column).split(",")]
+    if all(part.isdecimal() for part in parts):
+        return not named and all(int(part) < len(first) for part in parts)
+    return all(part in first for part in parts)
+
+
 def _are_numbers(column: str) -> bool:
     return all(part.strip().isdecimal() for part in column.split(","))
 

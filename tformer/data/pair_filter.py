@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from tformer.data.pair_tables import PairRow
 from tformer.errors import InputError
+
+Overlong = Literal["drop", "truncate", "refuse"]
 
 
 class PairFilter:
@@ -23,9 +26,9 @@ class PairFilter:
     Args:
         limits: the most ids of a source and of a target, special tokens included, as messages name them.
         rooms: the same without special tokens.
-        drop_overlong: False: longer ones stay, and are cut by the caller.
+        overlong: "drop"; "truncate": longer ones stay, and are cut by the caller; "refuse": they are an error.
         max_length_ratio: None: any.
-        keep_all: nothing is left out, for evaluation.
+        keep_all: nothing is left out, for evaluation: "drop" is then as "truncate".
     """
 
     def __init__(
@@ -33,17 +36,17 @@ class PairFilter:
         limits: tuple[int, int],
         *,
         rooms: tuple[int, int],
-        drop_overlong: bool,
+        overlong: Overlong,
         max_length_ratio: float | None,
         keep_all: bool,
     ) -> None:
         self._limits, self._rooms, self._ratio = limits, rooms, max_length_ratio
-        self._drop_overlong, self._keep_all = drop_overlong, keep_all
+        self._overlong, self._keep_all = overlong, keep_all
         self._read = self._cut = 0
         self._out: Counter[str] = Counter()
 
     def keep(self, rows: Sequence[PairRow], sources: list[list[int]], targets: list[list[int]]) -> list[int]:
-        """The numbers of the rows that stay; ids without special tokens."""
+        """The numbers of the rows that stay; ids without special tokens. Raises InputError for what is refused."""
         self._read += len(rows)
         source_n, target_n = (np.array([len(ids) for ids in side], dtype=np.int64) for side in (sources, targets))
         blank = [not row.source.strip() or not row.target.strip() for row in rows]
@@ -53,10 +56,13 @@ class PairFilter:
         if self._ratio is not None:
             uneven = np.maximum(source_n, target_n) > self._ratio * np.minimum(source_n, target_n)
         left = np.ones_like(empty)
-        reasons = {"empty": empty, "long": overlong & self._drop_overlong, "ratio": uneven}
+        reasons = {"empty": empty, "long": overlong & (self._overlong == "drop"), "ratio": uneven}
         for reason, out in () if self._keep_all else reasons.items():
             self._out[reason] += int((out & left).sum())
             left &= ~out
+        if self._overlong == "refuse" and (overlong & left).any():
+            first = int(np.flatnonzero(overlong & left)[0])
+            raise self._too_long(rows[first], (len(sources[first]), len(targets[first])))
         self._cut += int((overlong & left).sum())
         return np.flatnonzero(left).tolist()
 
@@ -76,6 +82,15 @@ class PairFilter:
         return InputError(
             f"{name}: none of {self._read:,} pairs is left: {self._reasons()}",
             hint="see data.seq_len, data.target_seq_len, data.overlong and data.max_length_ratio",
+        )
+
+    def _too_long(self, row: PairRow, lengths: tuple[int, int]) -> InputError:
+        side = int(lengths[0] <= self._rooms[0])
+        special = self._limits[side] - self._rooms[side]
+        return InputError(
+            f"{row.place}: the {('source', 'target')[side]} has {lengths[side] + special:,} tokens, "
+            f"expected at most {self._limits[side]:,}",
+            hint="that is what the model reads; leave the pair out",
         )
 
     def _reasons(self) -> str:

@@ -83,6 +83,16 @@ class PairTokens:
         """(source with its prefix, target) as they were read."""
         return self._source_texts.text(index), self._target_texts.text(index)
 
+    @property
+    def named_tasks(self) -> tuple[str, ...]:
+        """The names of the tasks that pairs in here have, when there are several."""
+        named = tuple(task for task in self.tasks if task and len(self.of_task(task)))
+        return named if len(named) > 1 else ()
+
+    def of_task(self, task: str) -> np.ndarray:
+        """int64 [n]: the numbers of the pairs of one of `tasks`."""
+        return np.flatnonzero(self._tasks == self.tasks.index(task))
+
     def source_bytes(self, index: int) -> bytes:
         """The source text in UTF-8."""
         return self._source_texts.row(index).tobytes()

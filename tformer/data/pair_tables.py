@@ -22,6 +22,7 @@ from tformer.data.pair_columns import (
     column_hint,
     column_name,
     has_names,
+    is_present,
 )
 from tformer.data.tables import json_objects, json_text, parquet_names, parquet_records, require_single, table_cells
 from tformer.data.text import split_lines
@@ -71,10 +72,15 @@ class PairTable:
         return self.raw.size_bytes()
 
 
-def open_pair_table(raw: Raw, *, columns: Columns | None) -> PairTable:
-    """Finds the kind of a table and its columns. InputError: no table, no rows, a column missing or not to be told."""
+def open_pair_table(raw: Raw, *, columns: Columns | None, preferred: Columns | None = None) -> PairTable:
+    """Finds the kind of a table and its columns; what was not asked for is `preferred`, where the table has that.
+
+    Raises InputError: no table, no rows, a column missing or not to be told.
+    """
     asked = asked_columns(columns)
-    kind = _kind(raw, asked)
+    kind = _kind(raw, asked_columns(preferred) | asked)
+    wished = {role: column for role, column in asked_columns(preferred).items() if column not in asked.values()}
+    asked = _present(raw, kind, wished) | asked
     names, head = _head(raw, kind, asked)
     if names is None and not head:
         raise InputError(f"{raw.name}: no rows")
@@ -83,6 +89,13 @@ def open_pair_table(raw: Raw, *, columns: Columns | None) -> PairTable:
     if not head:
         raise InputError(f"{raw.name}: no rows under the names of its columns")
     return PairTable(raw, kind, names, len(first), roles)
+
+
+def _present(raw: Raw, kind: Kind, wished: dict[str, str | int]) -> dict[str, str | int]:
+    """The columns that the table has: by name, and by number if it has no row of names."""
+    names, head = _head(raw, kind, {}) if wished else (None, [])
+    first = [str(cell) for cell in names or (head[0] if head else ())]
+    return {role: column for role, column in wished.items() if is_present(column, first, named=names is not None)}
 
 
 def _kind(raw: Raw, asked: dict[str, str | int]) -> Kind:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from tformer.data.pair_filter import PairFilter
+from tformer.data.pair_filter import Overlong, PairFilter
 from tformer.data.pair_ragged import Ragged, texts_as_bytes
 from tformer.data.pair_set import PairExample, PairTokens, join_pairs, split_pairs
 from tformer.data.pair_tables import PairRow
@@ -29,8 +29,6 @@ from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
 
 __all__ = ["PairExample", "PairTokens", "join_pairs", "split_pairs", "tokenise_pairs"]
-
-Overlong = Literal["drop", "truncate"]
 
 
 class RowSource(Protocol):
@@ -63,13 +61,14 @@ def tokenise_pairs(
     Args:
         seq_len, target_seq_len: the most ids of a source and of a target (`eos` included; a forced first token is not).
         eos: what ends a target, in its own vocabulary.
+        overlong: what becomes of longer pairs: left out, cut, or an error.
         max_length_ratio: of the token counts of both sides, without special tokens and before any cutting.
-        keep_all: for evaluation: no pair is left out, too long ones are cut.
+        keep_all: for evaluation: no pair is left out, too long ones are cut (or an error).
         tasks: names that are numbered first, so that sets tokenised one by one agree; others follow as they come.
         progress: called with the bytes done and those in all.
 
-    Raises InputError: a wrong row, no room beside the special tokens, no pair left; Interrupted when `should_stop` says
-    so.
+    Raises InputError: a wrong row, no room beside the special tokens, no pair left, a pair that is refused for its
+    length; Interrupted when `should_stop` says so.
     """
     name = ", ".join(dict.fromkeys(source.name for source in sources))
     template = single_template(tokenizer)
@@ -79,7 +78,7 @@ def tokenise_pairs(
     chosen = PairFilter(
         (seq_len, target_seq_len),
         rooms=(room, target_room),
-        drop_overlong=overlong == "drop",
+        overlong=overlong,
         max_length_ratio=max_length_ratio,
         keep_all=keep_all,
     )

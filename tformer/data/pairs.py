@@ -20,10 +20,11 @@ from tformer.data.locate import format_ending, locate
 from tformer.data.pair_columns import Columns
 from tformer.data.pair_tables import PairRow, PairTable, open_pair_table
 from tformer.data.tables import Column
+from tformer.data.task_prefix import with_prefix
 from tformer.data.text import Errors, split_lines
 from tformer.errors import InputError
 
-__all__ = ["PairRow", "PairSource", "PairSpec", "open_pairs"]
+__all__ = ["PairRow", "PairSource", "PairSpec", "open_pairs", "shared_columns"]
 
 
 class PairSpec(Protocol):
@@ -54,11 +55,11 @@ class PairSource:
     """One entry of the data section, opened.
 
     Attributes:
-        prefix: stands before every source text (a blank one stays as it is).
+        prefix: stands before every source text, as `task_prefix` puts it there.
         task: its name, "" where none was given.
         weight: its share of a mixture, as given.
         notes: what a person should know: columns that were guessed, files that were skipped.
-        source_column, target_column: how they are asked for in the (first) table, None where there are no columns.
+        columns: (source, target) as they are asked for, of every table; empty where there are no columns.
     """
 
     name: str
@@ -67,15 +68,13 @@ class PairSource:
     task: str = ""
     weight: float | None = None
     notes: tuple[str, ...] = ()
-    source_column: Column = None
-    target_column: Column = None
+    columns: frozenset[tuple[Column, Column]] = frozenset()
 
     def rows(self) -> Iterator[PairRow]:
         """Every row in order, any number of times; InputError names file and line of a row that is wrong."""
         for part in self.parts:
             for row in part.rows():
-                blank = not row.source or row.source.isspace()
-                yield PairRow(row.source if blank else self.prefix + row.source, row.target, row.place, self.task)
+                yield PairRow(with_prefix(self.prefix, row.source), row.target, row.place, self.task)
 
     def fingerprint(self) -> str:
         """Changes when the rows may have changed."""
@@ -123,12 +122,17 @@ class AlignedFiles:
 
 
 def open_pairs(
-    specs: Sequence[PairSpec], *, columns: Columns | None = None, errors: Errors = "strict"
+    specs: Sequence[PairSpec],
+    *,
+    columns: Columns | None = None,
+    preferred: Columns | None = None,
+    errors: Errors = "strict",
 ) -> list[PairSource]:
     """One source per entry; without entries, the built-in pairs.
 
     Args:
         columns: of tables: names, numbers from 0, or several joined by commas; None (each): guessed.
+        preferred: what is guessed first, in the tables that have it: the columns of other data.
 
     Raises InputError: what cannot be read, aligned files of different length, no rows, a column that is missing or
     cannot be told.
@@ -136,10 +140,16 @@ def open_pairs(
     if not specs:
         name = f"{PREFIX}{DEFAULTS['pairs']}"
         return [PairSource(name, (find_pair_builtin(name),))]
-    return [_open(spec, columns, errors) for spec in specs]
+    return [_open(spec, columns, preferred, errors) for spec in specs]
 
 
-def _open(spec: PairSpec, columns: Columns | None, errors: Errors) -> PairSource:
+def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | None:
+    """(source, target) where all tables of all sources have the same ones; None: they differ, or there are none."""
+    found = frozenset[tuple[Column, Column]]().union(*(source.columns for source in sources))
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _open(spec: PairSpec, columns: Columns | None, preferred: Columns | None, errors: Errors) -> PairSource:
     if spec.target_path is not None:
         aligned = AlignedFiles(_one_side(spec.path, errors), _one_side(spec.target_path, errors))
         aligned.require_same_lines()
@@ -151,7 +161,7 @@ def _open(spec: PairSpec, columns: Columns | None, errors: Errors) -> PairSource
         raws = [Raw(found.name, None, found.spool, errors)]
     else:
         raws = [Raw(str(place), place, None, errors) for place in found.paths if place.stat().st_size]
-    tables = [open_pair_table(raw, columns=columns) for raw in raws]
+    tables = [open_pair_table(raw, columns=columns, preferred=preferred) for raw in raws]
     return PairSource(
         found.name,
         tuple(tables),
@@ -159,8 +169,7 @@ def _open(spec: PairSpec, columns: Columns | None, errors: Errors) -> PairSource
         spec.task or "",
         spec.weight,
         notes=(*found.notes, *_guesses(tables)),
-        source_column=tables[0].column("source"),
-        target_column=tables[0].column("target"),
+        columns=frozenset((table.column("source"), table.column("target")) for table in tables),
     )
 
 

@@ -29,6 +29,7 @@ def beam_search(
     *,
     limits: Sequence[int] | None = None,
     histories: Sequence[Sequence[int]] | None = None,
+    never: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
     """All hypotheses that finished, for each sentence of the stepper, best first; at least one.
@@ -36,7 +37,9 @@ def beam_search(
     limits: the most new tokens of each sentence, where less than `settings.max_new_tokens`; the stepper's rooms bound
     them too. Hypotheses that get there come back with the finish reason `length`, and so do those that the model
     offers no token (probability zero for all) when their sentence has no others.
-    histories: each sentence's prompt or prefix, which n-gram blocking and the repetition penalty look back on.
+    histories: each sentence's prompt or prefix, which n-gram blocking and the repetition penalty look back on. Neither
+    ever rules out or penalises the end of sequence: it is written once, and what was written does not forbid ending.
+    never: tokens that are not offered (`unwritten`); the probabilities of the others stay as they are.
     should_stop: polled before every step; what is not finished then comes back with the finish reason `interrupted`,
     after what is.
 
@@ -52,7 +55,8 @@ def beam_search(
         return []
     rooms = stepper.rooms[:sentences]
     bounds = rooms if limits is None else [min(pair) for pair in zip(limits, rooms, strict=True)]
-    state = BeamState(settings, limits=bounds, histories=[()] * sentences if histories is None else histories)
+    histories = [()] * sentences if histories is None else histories
+    state = BeamState(settings, limits=bounds, histories=histories, never=never)
     stops = should_stop or (lambda: False)
     if not stops():
         logprobs_RV = stepper.start(settings.beam_size)

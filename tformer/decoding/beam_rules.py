@@ -3,6 +3,8 @@
 The rules are those of `sampling`, for many rows that change places at every step: they look at the rows' tokens afresh
 instead of keeping a state per row.
 
+`exempt` is the end of sequence, to which neither applies: it ends a row and cannot repeat.
+
 Legend: R rows, V vocabulary, T tokens so far, padded on the left with -1.
 """
 
@@ -44,18 +46,21 @@ def repeated_ngrams(tokens_RT: np.ndarray, n: int) -> list[list[int]]:
     return [sorted(ids) for ids in banned]
 
 
-def block_repeated_ngrams(logprobs_RV: Tensor, tokens_RT: np.ndarray, n: int) -> Tensor:
+def block_repeated_ngrams(logprobs_RV: Tensor, tokens_RT: np.ndarray, n: int, *, exempt: int | None = None) -> Tensor:
     """Rule out the tokens of `repeated_ngrams`; a row in which nothing would be left stays as it was."""
-    return block_tokens(logprobs_RV, repeated_ngrams(tokens_RT, n))
+    banned = repeated_ngrams(tokens_RT, n)
+    return block_tokens(logprobs_RV, [[token for token in ids if token != exempt] for ids in banned])
 
 
-def penalise_repeated(logprobs_RV: Tensor, tokens_RT: np.ndarray, penalty: float) -> Tensor:
+def penalise_repeated(
+    logprobs_RV: Tensor, tokens_RT: np.ndarray, penalty: float, *, exempt: int | None = None
+) -> Tensor:
     """Multiply the log-probabilities of tokens that the row already holds by `penalty` (arXiv 1909.05858)."""
     if not tokens_RT.shape[1]:
         return logprobs_RV
     # The padding repeats the row's last token: what is written twice must be the same twice. A row of padding alone
     # writes its token 0 back as it was.
     filled_RT = torch.from_numpy(np.where(tokens_RT == NO_TOKEN, tokens_RT[:, -1:], tokens_RT)).to(logprobs_RV.device)
-    seen_RT = filled_RT != NO_TOKEN
+    seen_RT = (filled_RT != NO_TOKEN) & (filled_RT != (NO_TOKEN if exempt is None else exempt))
     columns_RT = filled_RT.clamp_min(0)
     return logprobs_RV.scatter(1, columns_RT, penalise_repetition(logprobs_RV.gather(1, columns_RT), seen_RT, penalty))

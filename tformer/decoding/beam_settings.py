@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tformer.decoding.length_penalty import LENGTH_PENALTIES, LengthPenaltyType
@@ -11,6 +12,27 @@ from tformer.errors import InputError
 from tformer.recipe.training import Generation
 
 Stopping = Literal["beam", "exhaustive"]
+
+OF_RECIPE = (
+    *("beam_size", "length_penalty", "length_penalty_type", "max_new_tokens", "min_new_tokens", "stopping"),
+    *("no_repeat_ngram", "repetition_penalty", "beam_groups", "diversity_penalty"),
+)
+"""The settings that the recipe's `generation` section has under the same names."""
+
+BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "beam_size": (lambda value: value >= 1, "at least 1"),
+    "n_best": (lambda value: value >= 1, "at least 1"),
+    "length_penalty": (lambda value: -10 <= value <= 10, "between -10 and 10 (0 is off)"),
+    "length_penalty_type": (lambda value: value in LENGTH_PENALTIES, "gnmt, avg or none"),
+    "max_new_tokens": (lambda value: value >= 1, "at least 1"),
+    "min_new_tokens": (lambda value: value >= 0, "at least 0"),
+    "stopping": (lambda value: value in ("beam", "exhaustive"), "beam or exhaustive"),
+    "no_repeat_ngram": (lambda value: value >= 0, "at least 0 (0 is off)"),
+    "repetition_penalty": (lambda value: 0 < value < float("inf"), "above 0 (1 is off) and finite"),
+    "beam_groups": (lambda value: value >= 1, "at least 1 (1 is off)"),
+    "diversity_penalty": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is off) and finite"),
+}
+"""What each setting must be, in code and in words."""
 
 
 @dataclass(frozen=True)
@@ -38,55 +60,63 @@ class BeamSettings:
     diversity_penalty: float = 0.0  # 0: off
 
     def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("beam_size", self.beam_size >= 1, "at least 1"),
-            ("n_best", self.n_best >= 1, "at least 1"),
-            ("length_penalty", -10 <= self.length_penalty <= 10, "between -10 and 10 (0 is off)"),
-            ("length_penalty_type", self.length_penalty_type in LENGTH_PENALTIES, "gnmt, avg or none"),
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("min_new_tokens", self.min_new_tokens >= 0, "at least 0"),
-            ("stopping", self.stopping in ("beam", "exhaustive"), "beam or exhaustive"),
-            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "at least 0 (0 is off)"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 is off) and finite"),
-            ("beam_groups", self.beam_groups >= 1, "at least 1 (1 is off)"),
-            ("diversity_penalty", 0 <= self.diversity_penalty < float("inf"), "at least 0 (0 is off) and finite"),
-        ):
-            if not holds:
-                raise InputError(f"{name} must be {expected}, found {getattr(self, name)}")
-        if self.n_best > self.beam_size:
-            raise InputError(f"--n-best {self.n_best} is larger than --beam-size {self.beam_size}")
-        if self.min_new_tokens > self.max_new_tokens:
-            raise InputError(
-                f"--min-new-tokens {self.min_new_tokens} is larger than --max-new-tokens {self.max_new_tokens}"
-            )
-        if self.beam_size % self.beam_groups:
-            raise InputError(
-                f"--beam-size {self.beam_size} cannot be divided into {self.beam_groups} groups of one size",
-                hint="--beam-groups must divide --beam-size",
-            )
-        if self.diversity_penalty and self.beam_groups == 1:
-            raise InputError(
-                f"--diversity-penalty {self.diversity_penalty:g} has nothing to act on with one group of beams",
-                hint="set --beam-groups to 2 or more",
-            )
+        _require_sound(vars(self), called={})
 
     @classmethod
     def from_recipe(cls, generation: Generation, **overrides: Any) -> BeamSettings:
-        """The recipe's `generation` section, with every override that is not None in its place."""
-        settings: dict[str, Any] = {
-            "beam_size": generation.beam_size,
-            "length_penalty": generation.length_penalty,
-            "length_penalty_type": generation.length_penalty_type,
-            "max_new_tokens": generation.max_new_tokens,
-            "min_new_tokens": generation.min_new_tokens,
-            "stopping": generation.stopping,
-            "no_repeat_ngram": generation.no_repeat_ngram,
-            "repetition_penalty": generation.repetition_penalty,
-            "beam_groups": generation.beam_groups,
-            "diversity_penalty": generation.diversity_penalty,
-        }
-        settings.update({name: value for name, value in overrides.items() if value is not None})
-        return cls(**settings)
+        """The recipe's `generation` section, with every override that is not None in its place.
+
+        Raises InputError for what contradicts: it names the recipe's keys, and the flags of what was overridden.
+        """
+        given = {name: value for name, value in overrides.items() if value is not None}
+        of_recipe = {name: getattr(generation, name) for name in OF_RECIPE if name not in given}
+        defaults = {field.name: field.default for field in fields(cls)}
+        _require_sound({**defaults, **of_recipe, **given}, called={name: f"generation.{name}" for name in of_recipe})
+        return cls(**of_recipe, **given)
+
+
+def fitting_beam_settings(generation: Generation, *, eos_id: int | None, **overrides: Any) -> BeamSettings:
+    """`BeamSettings.from_recipe` for another beam than the recipe's: its groups go where the beam cannot hold them.
+
+    The recipe's `beam_groups` give way to an overriding `beam_size` that they do not divide, its `diversity_penalty` to
+    a single group that was not its own.
+
+    Raises InputError for overrides that contradict one another, and for a recipe that contradicts itself.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if given.get("beam_size", 0) % generation.beam_groups:
+        given.setdefault("beam_groups", 1)
+    if given.get("beam_groups") == 1:
+        given.setdefault("diversity_penalty", 0.0)
+    return BeamSettings.from_recipe(generation, eos_id=eos_id, **given)
+
+
+def _require_sound(values: Mapping[str, Any], *, called: Mapping[str, str]) -> None:
+    """Raise InputError for settings that cannot be searched with. `called`: the names of those that have no flag."""
+    for name, (holds, expected) in BOUNDS.items():
+        if not holds(values[name]):
+            raise InputError(f"{called.get(name, name)} must be {expected}, found {values[name]}")
+
+    def named(name: str) -> str:
+        return called.get(name) or "--" + name.replace("_", "-")
+
+    def with_value(name: str) -> str:
+        value = values[name]
+        return f"{named(name)} {value:g}" if isinstance(value, float) else f"{named(name)} {value}"
+
+    for smaller, larger in (("n_best", "beam_size"), ("min_new_tokens", "max_new_tokens")):
+        if values[smaller] > values[larger]:
+            raise InputError(f"{with_value(smaller)} is larger than {with_value(larger)}")
+    if values["beam_size"] % values["beam_groups"]:
+        raise InputError(
+            f"{with_value('beam_size')} cannot be divided into {values['beam_groups']} groups of one size",
+            hint=f"{named('beam_groups')} must divide {named('beam_size')}",
+        )
+    if values["diversity_penalty"] and values["beam_groups"] == 1:
+        raise InputError(
+            f"{with_value('diversity_penalty')} has nothing to act on with one group of beams",
+            hint=f"set {named('beam_groups')} to 2 or more",
+        )
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,16 @@ class Moves:
 class BeamState:
     """The live hypotheses of the live sentences, and what finished. A beam without a hypothesis has the sum -inf."""
 
-    def __init__(self, settings: BeamSettings, *, limits: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
-        """`limits`: the most new tokens of each sentence; `histories`: the tokens before them."""
-        self._settings = settings
+    def __init__(
+        self,
+        settings: BeamSettings,
+        *,
+        limits: Sequence[int],
+        histories: Sequence[Sequence[int]],
+        never: Sequence[int] = (),
+    ) -> None:
+        """`limits`: the most new tokens of each sentence; `histories`: the tokens before them; `never`: not offered."""
+        self._settings, self._never = settings, never
         self._groups, self._width = settings.beam_groups, settings.beam_size // settings.beam_groups
         self._length = 0  # new tokens of every live hypothesis
         self._sentences_S = np.arange(len(limits))  # their numbers in the first order
@@ -93,12 +100,18 @@ class BeamState:
         first = self._length == 0  # one row per sentence, which all its beams share
         with torch.inference_mode():
             scores_RV = logprobs_RV = logprobs_RV.float()
+            for token in self._never:  # in place: a copy of a whole vocabulary for two columns costs more than they do
+                logprobs_RV[:, token] = NEVER
             if self._looks_back:
                 tokens_RT = self._tokens_SbT[:, : 1 if first else None].reshape(len(logprobs_RV), -1)
                 if settings.repetition_penalty != 1.0:
-                    scores_RV = penalise_repeated(scores_RV, tokens_RT, settings.repetition_penalty)
+                    scores_RV = penalise_repeated(
+                        scores_RV, tokens_RT, settings.repetition_penalty, exempt=settings.eos_id
+                    )
                 if settings.no_repeat_ngram:
-                    scores_RV = block_repeated_ngrams(scores_RV, tokens_RT, settings.no_repeat_ngram)
+                    scores_RV = block_repeated_ngrams(
+                        scores_RV, tokens_RT, settings.no_repeat_ngram, exempt=settings.eos_id
+                    )
             # One more than the 2 b that are looked at, for an end of sequence that is held back. That is enough for
             # groups too: a group's 2 w best are within 2 w + b - w + 2 when those that others took are put off.
             values_Rk, ids_Rk = top_candidates(scores_RV, min(2 * settings.beam_size + 1, scores_RV.shape[1]))

@@ -1,5 +1,8 @@
 """The choice of the next token for a batch of sequences: settings applied, and the state that they need.
 
+What looks back (repetition penalty, n-gram blocking) leaves the end of sequence alone: it is written once, and what was
+written does not forbid ending.
+
 Legend: B live sequences, V vocabulary.
 """
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.sampling import (
+    NEVER,
     NgramBlocker,
     UniformStream,
     block_tokens,
@@ -33,10 +37,19 @@ class TokenChooser:
         keys: Sequence[tuple[int, int]],
         histories: Sequence[Sequence[int]],
         vocab_size: int | None = None,
+        never: Sequence[int] = (),
     ) -> None:
-        """`keys`: (row, sample) of each sequence; `histories`: its prompt; `vocab_size`: larger ids are not chosen."""
+        """
+        Args:
+            keys: (row, sample) of each sequence.
+            histories: what the settings look back on before its first token.
+            vocab_size: larger ids are not chosen.
+            never: nor are these.
+        """
         self._settings = settings
         self._vocab_size = vocab_size
+        self._never_N = torch.tensor(never, dtype=torch.long)  # goes where the first logits are
+        self._num_chosen = 0  # tokens of every live sequence
         self._histories = histories
         self._seen_BV: Tensor | None = None  # made with the first logits, which tell V and the device
         self._blockers = (
@@ -50,11 +63,14 @@ class TokenChooser:
         settings = self._settings
         logits_BV = logits_BV[:, : self._vocab_size].float()
         self._check_once(logits_BV)
-        scores_BV = logits_BV
+        scores_BV = self._without_never(logits_BV)
         if settings.repetition_penalty != 1.0:
             scores_BV = penalise_repetition(scores_BV, self._seen(logits_BV), settings.repetition_penalty)
         if self._blockers:
-            scores_BV = block_tokens(scores_BV, [blocker.banned() for blocker in self._blockers])
+            scores_BV = block_tokens(scores_BV, [self._banned(blocker) for blocker in self._blockers])
+        if settings.eos_id is not None and self._num_chosen < settings.min_new_tokens:
+            scores_BV = block_tokens(scores_BV, [[settings.eos_id]] * len(scores_BV))
+        self._num_chosen += 1
         if settings.greedy:
             ids_B = scores_BV.argmax(-1)
         else:
@@ -81,11 +97,22 @@ class TokenChooser:
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[list(rows)]
 
+    def _without_never(self, logits_BV: Tensor) -> Tensor:
+        if not len(self._never_N):
+            return logits_BV
+        self._never_N = self._never_N.to(logits_BV.device)
+        return logits_BV.index_fill(-1, self._never_N, NEVER)
+
+    def _banned(self, blocker: NgramBlocker) -> list[int]:
+        return [token for token in blocker.banned() if token != self._settings.eos_id]
+
     def _seen(self, logits_BV: Tensor) -> Tensor:
         if self._seen_BV is None:
             seen_BV = torch.zeros(logits_BV.shape, dtype=torch.bool)
             for row, ids in enumerate(self._histories):
                 seen_BV[row, list(ids)] = True
+            if self._settings.eos_id is not None:
+                seen_BV[:, self._settings.eos_id] = False
             self._seen_BV = seen_BV.to(logits_BV.device)
         return self._seen_BV
 

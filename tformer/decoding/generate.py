@@ -36,6 +36,8 @@ def generate(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | None = None,
+    num_start: int = 0,
+    never: Sequence[int] = (),
     on_token: OnToken | None = None,
     should_stop: Callable[[], bool] | None = None,
     first_row: int = 0,
@@ -47,6 +49,9 @@ def generate(
     decoder's: sources are the caller's to cut.
     tokenizer: of the target side; gives the completions' text, and keeps a model whose vocabulary was rounded up from
     choosing an id that has no token; needed for stop texts.
+    num_start: so many first tokens of every prompt are no text (a decoder's start): n-gram blocking and the repetition
+    penalty do not look back on them.
+    never: tokens that are not chosen (`unwritten`); the log-probabilities of the others stay as they are.
     on_token(row, sample, id, text_piece): called for every token as it is chosen; the pieces of one completion add up
     to its text (a piece is empty while a character or a possible stop text is incomplete).
     should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
@@ -66,7 +71,13 @@ def generate(
             completions,
             settings,
             sources=sources,
-            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            chooser=TokenChooser(
+                settings,
+                keys=[(completion.row, completion.sample) for completion in completions],
+                histories=[completion.ids[num_start:] for completion in completions],
+                vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+                never=never,
+            ),
             should_stop=should_stop or (lambda: False),
         )
     return collect(completions, settings.num_samples)
@@ -127,16 +138,10 @@ def _run(
     settings: GenerationSettings,
     *,
     sources: Sequence[Sequence[int]] | None,
-    vocab_size: int | None,
+    chooser: TokenChooser,
     should_stop: Callable[[], bool],
 ) -> None:
     live = list(completions)
-    chooser = TokenChooser(
-        settings,
-        keys=[(c.row, c.sample) for c in live],
-        histories=[list(c.ids) for c in live],
-        vocab_size=vocab_size,
-    )
     cache: ModelCache | None = None
     steps_left = settings.max_new_tokens
     while live:

@@ -32,6 +32,16 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text) or start_ids(tokenizer)
 
 
+def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str) -> list[int]:
+    """The ids of a text that follows a prompt, after those of `encode_prompt`.
+
+    The two are read as one text where that begins with the prompt's own ids, so that a word at the joint is spelled as
+    inside a text; else the text is read alone (its first letters would have changed the prompt's last token).
+    """
+    before, both = tokenizer.encode_batch([prompt, prompt + text])
+    return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text)
+
+
 def read_lines(path: str, *, errors: Errors = "strict") -> Iterator[str]:
     """The lines of a file (`-`: standard input) without their ends, read as they are asked for.
 

@@ -25,6 +25,7 @@ class GenerationSettings:
     """
 
     max_new_tokens: int = 200
+    min_new_tokens: int = 0  # so many tokens come before an end of sequence
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
@@ -41,6 +42,7 @@ class GenerationSettings:
     def __post_init__(self) -> None:
         for name, holds, expected in (
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("min_new_tokens", self.min_new_tokens >= 0, "at least 0"),
             ("temperature", 0 <= self.temperature < float("inf"), "at least 0 (0 is greedy) and finite"),
             ("top_k", self.top_k >= 0, "at least 0 (0 is off)"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)"),
@@ -55,6 +57,10 @@ class GenerationSettings:
             if not holds:
                 value = self.stop_texts if name == "stop" else getattr(self, name)
                 raise InputError(f"{name} must be {expected}, found {value}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise InputError(
+                f"--min-new-tokens {self.min_new_tokens} is larger than --max-new-tokens {self.max_new_tokens}"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -63,7 +69,10 @@ class GenerationSettings:
 
     @classmethod
     def from_recipe(cls, generation: Generation, **overrides: Any) -> GenerationSettings:
-        """The recipe's `generation` section, with every override that is not None in its place."""
+        """The recipe's `generation` section, with every override that is not None in its place.
+
+        The recipe's own minimum gives way to a smaller maximum that overrides the recipe's.
+        """
         settings: dict[str, Any] = {
             "max_new_tokens": generation.max_new_tokens,
             "temperature": generation.temperature,
@@ -75,6 +84,7 @@ class GenerationSettings:
             "stop_texts": generation.stop,
         }
         settings.update({name: value for name, value in overrides.items() if value is not None})
+        settings.setdefault("min_new_tokens", min(generation.min_new_tokens, settings["max_new_tokens"]))
         return cls(**settings)
 
 

@@ -55,7 +55,10 @@ class Stepper(Protocol):
         ...
 
     def start(self, beams: int) -> Tensor:
-        """Log-probabilities, fp32 [S, V], of what follows each prefix; then every sentence has `beams` equal rows."""
+        """Log-probabilities, fp32 [S, V], of what follows each prefix; then every sentence has `beams` equal rows.
+
+        They are the search's, to change in place; so are those of `step`.
+        """
         ...
 
     def step(self, ids_R: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A translator of whatever was loaded: one checkpoint, or an ensemble of several with the same vocabularies."""
+"""The translator of a recipe: of a model in training, of a loaded one, or of an ensemble with the same vocabularies."""
 
 from __future__ import annotations
 
@@ -8,54 +8,56 @@ from typing import Any
 from tformer.decoding.beam_settings import BeamSettings
 from tformer.decoding.settings import GenerationSettings
 from tformer.decoding.translate import Translator
+from tformer.decoding.vocabularies import require_same_vocabularies
 from tformer.errors import InputError
-from tformer.loading import Loaded
+from tformer.loading import Loaded, decoder_tokens_of
+from tformer.model import Transformer
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer import Tokenizer
+
+
+def make_translator(
+    recipe: Recipe,
+    models: Sequence[Transformer],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    settings: BeamSettings | GenerationSettings | None = None,
+    **options: Any,
+) -> Translator:
+    """The translator of a recipe: of a run that validates, of a loaded model, of an ensemble.
+
+    A source may be as long as the model reads, whatever length it was trained on. The recipe's coverage penalty counts
+    where a beam of more than one is searched.
+
+    Args:
+        tokenizers: of source and target.
+        settings: None: the recipe's beam search.
+        options: of `Translator`, in the place of the recipe's; None: the recipe's.
+
+    Raises InputError for wrong settings, and what `Translator` does.
+    """
+    generation, target = recipe.generation, decoder_tokens_of(recipe, tokenizers[1])
+    chosen = settings or BeamSettings.from_recipe(generation, eos_id=target.eos)
+    ranks = isinstance(chosen, BeamSettings) and chosen.beam_size > 1
+    given: dict[str, Any] = {
+        "length_margin": generation.length_margin,
+        "coverage_penalty": generation.coverage_penalty if ranks else 0.0,
+        "max_source": min(model.max_seq_len for model in models),
+    }
+    given.update({name: value for name, value in options.items() if value is not None})
+    return Translator(models, *tokenizers, settings=chosen, target=target, **given)
 
 
 def translator_of(
     loaded: Loaded, *more: Loaded, settings: BeamSettings | GenerationSettings | None = None, **options: Any
 ) -> Translator:
-    """A translator with the conventions and the `generation` section of the first one's recipe.
-
-    settings: None: the recipe's beam search. `options`: of `Translator`, in the place of the recipe's; None: the
-    recipe's.
+    """`make_translator` with the conventions and the `generation` section of the first one's recipe.
 
     Raises InputError for a model that is no encoder-decoder, and for an ensemble of different vocabularies.
     """
     ensemble = (loaded, *more)
     require_same_vocabularies(ensemble)
-    generation, target = loaded.recipe.generation, loaded.decoder_tokens
-    given: dict[str, Any] = {
-        "length_margin": generation.length_margin,
-        "coverage_penalty": 0.0 if isinstance(settings, GenerationSettings) else generation.coverage_penalty,
-        "max_source": loaded.model.max_seq_len,
-    }
-    given.update({name: value for name, value in options.items() if value is not None})
-    return Translator(
-        [one.model for one in ensemble],
-        loaded.text_tokenizer,
-        loaded.target_tokenizer,
-        settings=settings or BeamSettings.from_recipe(generation, eos_id=target.eos),
-        target=target,
-        **given,
-    )
-
-
-def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
-    """Raises InputError for a model that cannot translate, or reads or writes other tokens than the first."""
-    first = ensemble[0]
-    for one in ensemble:
-        if one.model.encoder is None or one.model.decoder is None:
-            raise InputError(f"{one.path}: translation needs a model with an encoder and a decoder")
-    sides = (("source", lambda one: one.text_tokenizer), ("target", lambda one: one.target_tokenizer))
-    for other in ensemble[1:]:
-        for side, tokenizer in sides:
-            ours, theirs = tokenizer(first), tokenizer(other)
-            if ours.sha256 != theirs.sha256:
-                raise InputError(
-                    f"an ensemble needs one vocabulary: the {side} tokenizer of {other.path} "
-                    f"({theirs.vocab_size:,} ids) is not that of {first.path} ({ours.vocab_size:,} ids)",
-                    hint="train the models with the same tokenizer files",
-                )
-        if other.decoder_tokens != first.decoder_tokens:
-            raise InputError(f"an ensemble needs one start token: {other.path} and {first.path} begin differently")
+    if loaded.model.encoder is None:
+        raise InputError(f"{loaded.path}: translation needs a model with an encoder and a decoder")
+    tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
+    return make_translator(loaded.recipe, [one.model for one in ensemble], tokenizers, settings=settings, **options)

@@ -24,6 +24,8 @@ def uncached_generate(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | None = None,
+    num_start: int = 0,
+    never: Sequence[int] = (),
     first_row: int = 0,
 ) -> list[list[Generated]]:
     """What `generate` returns, computed without a cache. Same arguments, same errors."""
@@ -36,8 +38,9 @@ def uncached_generate(
             chooser = TokenChooser(
                 settings,
                 keys=[(completion.row, completion.sample)],
-                histories=[list(completion.ids)],
+                histories=[completion.ids[num_start:]],
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+                never=never,
             )
             while completion.finish_reason is None:
                 window = torch.tensor([completion.window()], device=device)

@@ -19,7 +19,7 @@ from tformer.data.pair_tokens import PairTokens
 from tformer.decoding.score import TargetScore, score_targets
 from tformer.decoding.translate import Translator
 from tformer.decoding.translation import Translation
-from tformer.evaluation.objective import evaluate_objective
+from tformer.evaluation.objective import Tally, figures, tally_objective
 from tformer.metrics.translation import bleu, chrf, same_text, sequence_accuracy
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
@@ -54,19 +54,28 @@ def evaluate_pairs(
 ) -> dict[str, float]:
     """Loss (as in training, without dropout), accuracy of single tokens, perplexity (never smoothed), examples.
 
+    Of pairs of several named tasks also the loss of each, as `loss.<task>`.
+
     batch_size: pairs at a time; None: as many as make `batch_tokens` tokens of the longer side.
     The other arguments and errors are those of `evaluate_objective`.
     """
-    return evaluate_objective(
-        model,
-        objective,
-        pairs,
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-        seed=seed,
-        should_stop=should_stop,
-        progress=progress,
-    )
+    parts = {"": pairs}
+    if pairs.named_tasks:
+        parts = {task: pairs.subset(of_task) for task in pairs.tasks if len(of_task := pairs.of_task(task))}
+    tallies: dict[str, Tally] = {}
+    for task, part in parts.items():
+        tallies[task] = tally_objective(
+            model,
+            objective,
+            part,
+            batch_size=batch_size,
+            batch_tokens=batch_tokens,
+            seed=seed,
+            should_stop=should_stop,
+            progress=_after(sum(tally.examples for tally in tallies.values()), len(pairs), progress),
+        )
+    losses = {f"loss.{task}": figures([tallies[task]])["loss"] for task in pairs.named_tasks}
+    return figures(list(tallies.values())) | losses
 
 
 def evaluate_translation(
@@ -79,9 +88,21 @@ def evaluate_translation(
     should_stop: ShouldStop | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`translation_metrics` of the translator's best output for every pair, as `translate_pairs` makes them."""
+    """`output_metrics` of the translator's best output for every pair, as `translate_pairs` makes them."""
     outputs = translate_pairs(translator, pairs, batch_size=batch_size, should_stop=should_stop, progress=progress)
-    return translation_metrics(outputs.texts, outputs.references, tokenize=tokenize, lowercase=lowercase)
+    return output_metrics(outputs, pairs, tokenize=tokenize, lowercase=lowercase)
+
+
+def output_metrics(
+    outputs: Outputs, pairs: PairTokens, *, tokenize: str = "13a", lowercase: bool = False
+) -> dict[str, Any]:
+    """`translation_metrics` of what became of pairs; of several named tasks also the BLEU of each, as `bleu.<task>`."""
+    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
+    metrics = translation_metrics(outputs.texts, outputs.references, **options)
+    for task in pairs.named_tasks:
+        texts, references = ([side[n] for n in pairs.of_task(task)] for side in (outputs.texts, outputs.references))
+        metrics[f"bleu.{task}"] = bleu(texts, references, **options).score
+    return metrics
 
 
 def translate_pairs(
@@ -162,3 +183,8 @@ def score_pairs(
         should_stop=should_stop,
         progress=progress,
     )
+
+
+def _after(done: int, total: int, progress: Progress | None) -> Progress | None:
+    """The progress of one part of `total`, when so many were done before."""
+    return None if progress is None else lambda part, _of: progress(done + part, total)

@@ -8,142 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Literal, NamedTuple
 
-from tformer.nn.heads import (
-    ClassifierHeadOptions,
-    HeadOptions,
-    LmHeadOptions,
-    MaskedLmHeadOptions,
-    NextSentenceHeadOptions,
-    RegressionHeadOptions,
-    ReplacedTokenHeadOptions,
-)
+from tformer.nn.heads import ClassifierHeadOptions
+from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.problems import Problem, raise_problems
-from tformer.recipe.recipe import Recipe, SpecialTokens
-
-# How an objective's examples come: running text cut into windows, sentences, labelled rows (or images), or pairs.
-DataKind = Literal["text", "sentences", "labelled", "pairs"]
-
-BEAMS = ("beam_size", "length_penalty", "length_penalty_type", "stopping", "beam_groups", "diversity_penalty")
-OF_SOURCES = tuple(f"generation.{name}" for name in ("coverage_penalty", "length_margin"))
-DECODING = (*(f"generation.{name}" for name in BEAMS), "generation.min_new_tokens", *OF_SOURCES)
-VALID_DECODING = ("training.valid_beam_size", "training.valid_sentences")
-VOCABULARIES = tuple(f"tokenizer.{name}" for name in ("separate", "train_target", "source_path", "target_path"))
-PAIRED = ("data.max_length_ratio", "data.target_seq_len", "data.overlong", *VOCABULARIES, *VALID_DECODING, "teacher")
-IMAGES = ("data.image_mean", "data.image_std", "data.augment")
-COLUMNS_OF_LABELLED = ("data.columns.text2", "data.columns.label", "data.label_separator", "data.truncation")
-COLUMNS_OF_PAIRS = ("data.columns.source", "data.columns.target")
-SPECIAL_IDS = tuple(f"tokenizer.special_ids.{name}" for name in SpecialTokens.model_fields)
-WINDOWS = ("data.document_mask",)
-_READ_IDS = ("decoder_start", "forced_bos", "eos")  # by what has an encoder and a decoder
-_UNREAD_IDS = tuple(key for key in SPECIAL_IDS if not key.endswith(_READ_IDS))
-
-
-class Needs(NamedTuple):
-    """What an objective asks of data and model, which metrics it yields, and how its head looks by default."""
-
-    data: DataKind
-    parts: tuple[str, ...]  # of the model section; those in `without` must be null
-    without: tuple[str, ...]
-    head: HeadOptions
-    metrics: tuple[str, ...]
-    unused: tuple[str, ...]  # keys that it does not read
-
-
-_LM_UNUSED = (*PAIRED, *IMAGES, *COLUMNS_OF_LABELLED, *COLUMNS_OF_PAIRS, "data.valid_split")
-_TEXT_UNUSED = (*_LM_UNUSED, *DECODING)
-_LABELLED_UNUSED = (*PAIRED, *COLUMNS_OF_PAIRS, *DECODING, *SPECIAL_IDS, *WINDOWS, "generator")
-CLASS_METRICS = ("loss", "accuracy", "f1", "mcc")
-
-OBJECTIVE_NEEDS: dict[str, Needs] = {
-    "causal_lm": Needs(
-        data="text",
-        parts=("decoder",),
-        without=("encoder", "patches"),
-        head=LmHeadOptions(),
-        metrics=("loss", "accuracy"),
-        unused=(*_LM_UNUSED, *OF_SOURCES, *(key for key in SPECIAL_IDS if not key.endswith(".eos")), "generator"),
-    ),
-    "masked_lm": Needs(
-        data="text",
-        parts=("encoder",),
-        without=("decoder", "patches"),
-        head=MaskedLmHeadOptions(),
-        metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, "generator"),
-    ),
-    "next_sentence": Needs(
-        data="sentences",
-        parts=("encoder",),
-        without=("decoder", "patches"),
-        head=NextSentenceHeadOptions(),
-        metrics=("loss",),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS, "generator", "data.packing"),
-    ),
-    "replaced_token": Needs(
-        data="text",
-        parts=("encoder",),
-        without=("decoder", "patches"),
-        head=ReplacedTokenHeadOptions(),
-        metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS),
-    ),
-    "classification": Needs(
-        data="labelled",
-        parts=("encoder",),
-        without=("decoder",),
-        head=ClassifierHeadOptions(),
-        metrics=CLASS_METRICS,
-        unused=(*_LABELLED_UNUSED, "data.label_separator"),
-    ),
-    "multi_label": Needs(
-        data="labelled",
-        parts=("encoder",),
-        without=("decoder",),
-        head=ClassifierHeadOptions(multi_label=True),
-        metrics=("loss", "accuracy", "f1"),
-        unused=_LABELLED_UNUSED,
-    ),
-    "regression": Needs(
-        data="labelled",
-        parts=("encoder",),
-        without=("decoder",),
-        head=RegressionHeadOptions(),
-        metrics=("loss", "pearson", "spearman"),
-        unused=(*_LABELLED_UNUSED, "data.label_separator", "data.labels"),
-    ),
-    "seq2seq": Needs(
-        data="pairs",
-        parts=("encoder", "decoder"),
-        without=("patches",),
-        head=LmHeadOptions(),
-        metrics=("loss", "accuracy", "sequence_accuracy", "bleu", "chrf"),
-        unused=(*IMAGES, *COLUMNS_OF_LABELLED, *_UNREAD_IDS, *WINDOWS, "data.packing", "data.valid_split", "generator"),
-    ),
-    "span_corruption": Needs(
-        data="text",
-        parts=("encoder", "decoder"),
-        without=("patches",),
-        head=LmHeadOptions(),
-        metrics=("loss", "accuracy"),
-        unused=(*_LM_UNUSED, *_UNREAD_IDS, *WINDOWS, "generator"),
-    ),
-    "denoising": Needs(
-        data="text",
-        parts=("encoder", "decoder"),
-        without=("patches",),
-        head=LmHeadOptions(),
-        metrics=("loss", "accuracy"),
-        unused=(*_LM_UNUSED, *_UNREAD_IDS, *WINDOWS, "generator"),
-    ),
-}
-
-
-def data_kind(recipe: Recipe) -> DataKind:
-    """How the examples of this recipe come; of several objectives the most demanding decides."""
-    kinds = {OBJECTIVE_NEEDS[objective.kind].data for objective in recipe.objectives}
-    return next(kind for kind in ("pairs", "labelled", "sentences", "text") if kind in kinds)
+from tformer.recipe.recipe import Recipe
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -154,16 +23,51 @@ def check_recipe(recipe: Recipe) -> list[str]:
 
 def contradictions(recipe: Recipe) -> Iterator[Problem]:
     """What cannot be trained as it stands."""
-    seq_len, longest = recipe.data.seq_len, recipe.model.max_seq_len
-    if seq_len is not None and seq_len > longest:
-        yield Problem(("data", "seq_len"), f"found {seq_len}, expected at most model.max_seq_len ({longest})")
+    longest = recipe.model.max_seq_len
+    for name in ("seq_len", "target_seq_len"):
+        length = getattr(recipe.data, name)
+        if length is not None and length > longest:
+            yield Problem(("data", name), f"found {length}, expected at most model.max_seq_len ({longest})")
+    yield from _one_sided(recipe)
+    yield from _odd_vocabularies(recipe)
+    yield from _unmet_needs(recipe)
+
+
+def _one_sided(recipe: Recipe) -> Iterator[Problem]:
+    """Entries of the data that are more than the objective would read of them."""
+    if data_kind(recipe) == "pairs":
+        return
+    who = " and ".join(objective.kind for objective in recipe.objectives)
+    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    hint = f"to learn pairs: {'--objective seq2seq' if both else '--arch transformer'}"
+    for part in ("train", "valid"):
+        for number, spec in enumerate(getattr(recipe.data, part)):
+            path = ("data", part, str(number))
+            if spec.target_path is not None:
+                text = f"found {spec.target_path}, but {who} does not read pairs: expected null"
+                yield Problem((*path, "target_path"), text, hint)
+            if spec.prefix:
+                text = f"found {spec.prefix!r}, but {who} puts nothing before its texts: expected none"
+                yield Problem((*path, "prefix"), text, hint)
+
+
+def _odd_vocabularies(recipe: Recipe) -> Iterator[Problem]:
     tokenizer = recipe.tokenizer
     if (tokenizer.source_path is None) != (tokenizer.target_path is None):
         missing = "source_path" if tokenizer.source_path is None else "target_path"
         yield Problem(("tokenizer", missing), "missing, expected a file for each side (or tokenizer.path for both)")
     if tokenizer.path is not None and tokenizer.source_path is not None:
         yield Problem(("tokenizer", "path"), "excludes tokenizer.source_path and tokenizer.target_path, found them all")
-    yield from _unmet_needs(recipe)
+    elif tokenizer.path is not None and recipe.separate_vocabularies:
+        yield Problem(
+            ("tokenizer", "path"),
+            f"found {tokenizer.path}, expected null where source and target have a vocabulary each",
+            "a file for each side: --source-tokenizer FILE --target-tokenizer FILE; one for both: --vocabulary joint",
+        )
+    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    if recipe.separate_vocabularies and recipe.model.tie.source_target and both:
+        path = ("model", "tie", "source_target")
+        yield Problem(path, "found true, expected false where source and target have a vocabulary each")
 
 
 def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
@@ -184,14 +88,15 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(path, f"{objective.kind} needs texts; images have one class each: expected classification")
         yield from _unfit_head(recipe, objective.kind)
     yield from _odd_company(recipe)
-    both = recipe.model.encoder is not None and recipe.model.decoder is not None
-    if recipe.separate_vocabularies and recipe.model.tie.source_target and both:
-        path = ("model", "tie", "source_target")
-        yield Problem(path, "found true, expected false where source and target have a vocabulary each")
     metrics = {metric for objective in recipe.objectives for metric in OBJECTIVE_NEEDS[objective.kind].metrics}
-    if recipe.training.best_metric not in metrics:
-        best, known = recipe.training.best_metric, ", ".join(sorted(metrics))
-        yield Problem(("training", "best_metric"), f"found '{best}', expected what the objectives yield: {known}")
+    best, key = recipe.training.best_metric, ("training", "best_metric")
+    if best not in metrics:
+        known = ", ".join(sorted(metrics))
+        yield Problem(key, f"found '{best}', expected what the objectives yield: {known}")
+    elif best in DECODED_METRICS and not recipe.training.valid_beam_size:
+        known = ", ".join(sorted(metrics - DECODED_METRICS))
+        text = f"found '{best}', expected {known}: with training.valid_beam_size 0 validation does not decode"
+        yield Problem(key, text, "1 is greedy")
 
 
 def _unfit_head(recipe: Recipe, kind: str) -> Iterator[Problem]:
@@ -251,8 +156,7 @@ def _unused(recipe: Recipe) -> Iterator[str]:
     """Keys that were set, and that no objective of this recipe reads."""
     kinds = [objective.kind for objective in recipe.objectives]
     who = " and ".join(dict.fromkeys(kinds))
-    shared = set.intersection(*(set(OBJECTIVE_NEEDS[kind].unused) for kind in kinds))
-    for key in sorted(shared):
+    for key in unused_keys(kinds):
         section, _, name = key.rpartition(".")
         owner = attrgetter(section)(recipe) if section else recipe
         value = getattr(owner, name)

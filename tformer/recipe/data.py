@@ -24,7 +24,8 @@ class SourceSpec(Section):
 
     path: str
     target_path: str | None = None  # the other side of aligned files
-    weight: PositiveFloat | None = None  # share of a mixture; null everywhere: in proportion to the tokens
+    # share of a mixture; null everywhere: in proportion to the tokens, of pairs to their number
+    weight: PositiveFloat | None = None
     prefix: str = ""  # text-to-text tasks
     task: str | None = None
 

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from tformer.errors import InputError
 from tformer.recipe.base import Base, agree_with_stored, choose_base
-from tformer.recipe.checks import OBJECTIVE_NEEDS, contradictions, notes
+from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.migrations import migrate
+from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
 from tformer.recipe.presets import list_presets, preset_path
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values

@@ -22,6 +22,8 @@ CHOSEN_BY_FLAG = {"arch": "choose it with --arch", "preset": "choose it with --p
 FLAG_NAMES = {
     "tokenizer.path": "--tokenizer",
     "data.train": "--data",
+    "tokenizer.source_path": "--source-tokenizer",
+    "tokenizer.target_path": "--target-tokenizer",
     "data.valid": "--valid",
     "data.columns.text": "--text-column",
     "data.columns.text2": "--text2-column",

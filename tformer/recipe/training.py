@@ -56,7 +56,7 @@ class Training(Section):
     max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
     max_minutes: PositiveFloat | None = None
     batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
-    batch_tokens: Positive | None = None  # instead of batch_size
+    batch_tokens: Positive | None = None  # instead of batch_size; of pairs those of the longer side
     grad_accum: Positive = 1
     eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
     save_every: Positive | None = 500  # null: with every validation

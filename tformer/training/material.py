@@ -1,7 +1,7 @@
-"""What a run is trained and validated on, whatever it is made of: windows of text, labelled rows, sentences, images.
+"""What a run is trained and validated on, whatever it is made of: windows of text, sentences, labels, images, pairs.
 
 Each kind of data has a file of its own that turns a recipe into `Material`: `text_material`, `sentence_material`,
-`labelled_material`, `image_material`. The loop and the session know this interface alone.
+`labelled_material`, `image_material`, `pair_material`. The loop and the session know this interface alone.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tformer.checkpoint.lock import LOCK_NAME
 from tformer.checkpoint.probe import require_writable
 from tformer.errors import InputError
 from tformer.metrics import flops_per_token
-from tformer.recipe.checks import data_kind
+from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import vocabulary_size
 from tformer.training.batches import plan_of

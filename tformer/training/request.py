@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.errors import InputError
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.checks import OBJECTIVE_NEEDS, data_kind
 from tformer.recipe.data import Columns
-from tformer.recipe.recipe import Recipe
+from tformer.recipe.needs import OBJECTIVE_NEEDS, data_kind, unused_keys
+from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.training.precision import resolve_device
 
 RUNS = Path("runs")
@@ -166,9 +166,9 @@ def _asked_objectives(request: TrainRequest) -> list[str]:
 
 
 def _turns_to_labels(request: TrainRequest, stored: Recipe) -> bool:
-    """Whether a model that was pre-trained on text is now to learn from labels."""
+    """Whether an encoder that was pre-trained on text is now to learn from labels."""
     asked = [OBJECTIVE_NEEDS[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVE_NEEDS]
-    return "labelled" in asked and data_kind(stored) != "labelled"
+    return "labelled" in asked and data_kind(stored) != "labelled" and stored.model.decoder is None
 
 
 def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
@@ -179,14 +179,31 @@ def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
     objectives = _asked_objectives(request) or [objective.kind for objective in stored.objectives]
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
+    sections = {"data": stored.data.model_copy(update=opened), "training": training.model_copy(update=machine)}
+    if set(objectives) <= OBJECTIVE_NEEDS.keys():  # else the recipe's validation says what is wrong
+        sections |= _without(unused_keys(objectives), {**sections, "generation": stored.generation})
     return stored.model_copy(
         update={
-            "data": stored.data.model_copy(update=opened),
-            "training": training.model_copy(update=machine),
-            "tokenizer": stored.tokenizer.model_copy(update={"path": None}),
+            **sections,
+            "tokenizer": _own_tokenizers(stored, {"path": None, "source_path": None, "target_path": None}),
             "generator": stored.generator if "replaced_token" in objectives else None,
         }
     )
+
+
+def _without(keys: Iterable[str], sections: dict[str, Any]) -> dict[str, Any]:
+    """Sections of a recipe with the defaults for what the old objective read and the new one does not."""
+    cleared = dict(sections)
+    for section, _, name in (key.partition(".") for key in keys):
+        if section in cleared and name in type(cleared[section]).model_fields:
+            default = type(cleared[section]).model_fields[name].get_default()
+            cleared[section] = cleared[section].model_copy(update={name: default})
+    return cleared
+
+
+def _own_tokenizers(stored: Recipe, paths: Mapping[str, str | None]) -> Tokenizer:
+    """The stored recipe's tokenizer section with other files; as many vocabularies as the checkpoint has stay."""
+    return stored.tokenizer.model_copy(update={**paths, "separate": stored.separate_vocabularies})
 
 
 def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
@@ -204,13 +221,18 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
             stacks[side] = old.model_copy(update={name: getattr(new, name) for name in REGULARISERS})
     embedding = body.embedding.model_copy(update={"dropout": recipe.model.embedding.dropout})
     model = body.model_copy(update={**stacks, "embedding": embedding, "heads": recipe.model.heads})
-    seq_len = min(recipe.seq_len, body.max_seq_len)
+    target_seq_len = recipe.data.target_seq_len
+    lengths = {
+        "seq_len": min(recipe.seq_len, body.max_seq_len),
+        "target_seq_len": None if target_seq_len is None else min(target_seq_len, body.max_seq_len),
+    }
+    paths = {name: getattr(recipe.tokenizer, name) for name in ("path", "source_path", "target_path")}
     return recipe.model_copy(
         update={
             "arch": stored.arch,
             "model": model,
-            "data": recipe.data.model_copy(update={"seq_len": seq_len}),
-            "tokenizer": stored.tokenizer.model_copy(update={"path": recipe.tokenizer.path}),
+            "data": recipe.data.model_copy(update=lengths),
+            "tokenizer": _own_tokenizers(stored, paths),
         }
     )
 

@@ -22,6 +22,12 @@ from tformer.training.material import Material, ShouldStop, Sources
 from tformer.training.tokenizers import decoder_context, obtain_tokenizer, require_mask, require_sentinels, text_context
 
 VALIDATION_TOKENS = 16384  # in a batch
+VALIDATION_WINDOWS = 64  # in a batch, at most
+
+
+def validation_batch(seq_len: int) -> int:
+    """Windows in a batch of a validation: an evaluation with as many damages texts in the same way."""
+    return max(1, min(VALIDATION_WINDOWS, VALIDATION_TOKENS // seq_len))
 
 
 def text_material(sources: Sources) -> Material:
@@ -106,7 +112,7 @@ def _validate_causal(
             model,
             corpus,
             seq_len=recipe.seq_len,
-            batch_size=max(1, min(64, VALIDATION_TOKENS // recipe.seq_len)),
+            batch_size=validation_batch(recipe.seq_len),
             document_mask=isolates_documents(recipe.data),
             should_stop=should_stop,
         )
@@ -126,7 +132,7 @@ def _validate_masked(
         model,
         objective,
         masked_samples(recipe, corpora.valid, tokenizer, room=getattr(objective, "room", None)),
-        batch_size=max(1, min(64, VALIDATION_TOKENS // recipe.seq_len)),
+        batch_size=validation_batch(recipe.seq_len),
         seed=recipe.seed,
         should_stop=should_stop,
     )

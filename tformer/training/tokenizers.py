@@ -51,6 +51,10 @@ def obtain_tokenizers(sources: Sources, source: Documents, target: Documents) ->
         raise InputError(f"{checkpoint.path} has {found}, the recipe wants {wanted}", hint="set tokenizer.separate")
     if not recipe.separate_vocabularies:
         return obtain_tokenizer(sources, lambda: chain(source(), target())), None
+    if recipe.tokenizer.path is not None:  # a checkpoint has brought two vocabularies; else the recipe was refused
+        raise InputError(
+            f"{recipe.tokenizer.path}: source and target have a vocabulary each", hint="leave --tokenizer out"
+        )
     options, folder = recipe.tokenizer, None if start.tokenizer_file is None else start.tokenizer_file.parent
     first = Side(
         options.source_path,

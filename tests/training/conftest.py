@@ -1,0 +1,42 @@
+"""Runs of pairs: a recipe that trains in a second, aligned files, and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.pair_makers import RECIPE, english, german
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def aligned(tmp_path: Path) -> tuple[Path, Path]:
+    texts = english(60)
+    (tmp_path / "train.en").write_text("\n".join(texts) + "\n")
+    (tmp_path / "train.de").write_text("\n".join(map(german, texts)) + "\n")
+    return tmp_path / "train.en", tmp_path / "train.de"
+
+
+@pytest.fixture
+def train(cli: Cli, recipe: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`train(*flags)`: a run that must succeed; gives its folder."""
+    runs = iter(range(100))
+
+    def run(*flags: object, base: bool = True) -> Path:
+        out = tmp_path / f"run-{next(runs)}"
+        outcome = cli("train", *(("--config", recipe) if base else ()), "--out", out, *flags)
+        assert outcome.code == 0, outcome.err
+        return out
+
+    return run
