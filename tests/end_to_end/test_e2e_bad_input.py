@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -278,3 +280,12 @@ def test_loss_that_is_not_finite_ends_with_exit_code_4(
     arguments = ("--lr", "1e30", "--set", "schedule.warmup_steps=0", "--set", "optimizer.clip_grad_norm=null")
     outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", *arguments)
     assert outcome.code == 4 and "not finite" in outcome.err
+
+
+@pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("1>&-", 3), ("2>&-", 0)])
+def test_closed_streams_are_no_internal_error(closed: str, code: int) -> None:
+    command = f"'{sys.executable}' -m tformer config list {closed}"
+    outcome = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert outcome.returncode == code
+    assert "internal error" not in outcome.stderr
+    assert ("standard output is closed" in outcome.stderr) == (code == 3)

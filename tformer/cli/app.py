@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    _replace_closed_streams()
     _tolerate_any_locale()
     try:
         code = app(words, prog_name="tformer", standalone_mode=False)
@@ -119,6 +120,17 @@ def _complain(message: str, hint: str | None) -> None:
 def _plain(text: str) -> str:
     """Text as it is: no markup of ours, no escape sequences of somebody else's."""
     return escape(visible(text))
+
+
+def _replace_closed_streams() -> None:
+    """A closed standard input reads as empty, closed talk goes nowhere; data that nobody can get ends the command."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        _complain("standard output is closed", "send it to a file, or to /dev/null")
+        sys.exit(3)
 
 
 def _tolerate_any_locale() -> None:
