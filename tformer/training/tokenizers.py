@@ -48,7 +48,10 @@ def obtain_tokenizers(sources: Sources, source: Documents, target: Documents) ->
     checkpoint = start.resumed or start.weights
     if checkpoint is not None and (checkpoint.target_tokenizer_json is not None) != recipe.separate_vocabularies:
         found, wanted = ("one vocabulary", "two") if recipe.separate_vocabularies else ("two vocabularies", "one")
-        raise InputError(f"{checkpoint.path} has {found}, the recipe wants {wanted}", hint="set tokenizer.separate")
+        raise InputError(
+            f"{checkpoint.path} has {found}, the recipe wants {wanted}",
+            hint="leave --vocabulary (tokenizer.separate) as the checkpoint has it",
+        )
     if not recipe.separate_vocabularies:
         return obtain_tokenizer(sources, lambda: chain(source(), target())), None
     if recipe.tokenizer.path is not None:  # a checkpoint has brought two vocabularies; else the recipe was refused
@@ -99,7 +102,9 @@ def _obtain(sources: Sources, side: Side, documents: Documents, *, size_bytes: i
 
 def _same(named: str | None, own: Tokenizer) -> Tokenizer:
     if named is not None and Path(named).exists() and Tokenizer.load(Path(named)).sha256 != own.sha256:
-        raise InputError(f"{named} is not the tokenizer that this model was trained with", hint="leave --tokenizer out")
+        raise InputError(
+            f"{named} is not the tokenizer that this model was trained with", hint="name none: it has its own"
+        )
     return own
 
 
