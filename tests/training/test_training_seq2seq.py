@@ -92,6 +92,16 @@ def test_a_run_with_separate_vocabularies_resumes_and_is_built_upon(
     assert own.text_tokenizer.sha256 == theirs.text_tokenizer.sha256
 
 
+@pytest.mark.parametrize(("own", "asked"), [("separate", "joint"), ("joint", "separate")])
+@pytest.mark.parametrize("preset", [(), ("--arch", "transformer", "--preset", "tiny")])
+def test_a_body_keeps_the_vocabularies_it_was_trained_with(
+    train: Callable[..., Path], aligned: tuple[Path, Path], cli: Cli, own: str, asked: str, preset: tuple[str, ...]
+) -> None:
+    run = train(*sides(aligned), "--vocabulary", own, "--max-steps", 2)
+    outcome = cli("train", "--init-from", run, *preset, *sides(aligned), "--vocabulary", asked)
+    assert outcome.code == 2 and f"are {own}" in outcome.err
+
+
 def test_one_tied_table_cannot_serve_two_vocabularies(
     cli: Cli, recipe: Path, aligned: tuple[Path, Path], tmp_path: Path
 ) -> None:

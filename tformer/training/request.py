@@ -145,6 +145,10 @@ def _init_from(request: TrainRequest) -> Start:
     if not any(_named(request)) and request.config is None and _turns_to_labels(request, stored):
         request = replace(request, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
+    asked = request.flags.get("tokenizer.separate", stored.separate_vocabularies)
+    if stored.model.encoder and stored.model.decoder and asked != stored.separate_vocabularies:
+        own = "separate" if stored.separate_vocabularies else "joint"
+        raise InputError(f"--vocabulary: the vocabularies of {checkpoint.path} are {own}", hint="leave it out")
     if any(_named(request)):
         resolved = _load(request)
         recipe, taken = _with_body(resolved.recipe, stored), "weights, body and tokenizer"
