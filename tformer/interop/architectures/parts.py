@@ -1,0 +1,76 @@
+"""What several architectures share: names of activations, the heads that classify, sizes of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tformer.errors import InputError
+from tformer.interop.config import Config
+from tformer.recipe.model import Model, Stack
+
+ACTIVATIONS: Mapping[str, str] = {
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+"""Their names -> ours. The first name of each is the one that is written."""
+
+
+def activation_name(ours: str) -> str:
+    """Their name of an activation; one that they lack (relu2) under its own name, which reading then refuses."""
+    return next((name for name, meaning in ACTIVATIONS.items() if meaning == ours), ours)
+
+
+def stack_of(model: Model, side: str) -> Stack:
+    """The encoder or decoder; InputError, which refuses an export, when the model has none."""
+    stack: Stack | None = getattr(model, side)
+    if stack is None:
+        raise InputError(f"model.{side}: found none, this architecture has one")
+    return stack
+
+
+def head_dim(model: Model, stack: Stack) -> int:
+    width = model.d_model if stack.d_model is None else stack.d_model
+    return width // stack.num_heads if stack.head_dim is None else stack.head_dim
+
+
+def label_names(config: Config) -> tuple[str, ...]:
+    """The labels of a classifier in the order of their ids; () where the config names none."""
+    names = config.take("id2label", default={}, kind=dict)
+    try:
+        by_id = {int(key): str(name) for key, name in names.items()}
+    except ValueError:
+        raise InputError(f"{config.name}: id2label: its keys must be whole numbers") from None
+    if sorted(by_id) != list(range(len(by_id))):
+        raise InputError(f"{config.name}: id2label: found ids {sorted(by_id)}, expected 0 to {len(by_id) - 1}")
+    return tuple(by_id[number] for number in range(len(by_id)))
+
+
+def num_labels(config: Config) -> int:
+    """How many outputs a classifier has: `transformers` means two where nothing is said."""
+    return len(label_names(config)) or config.size("num_labels", default=2)
+
+
+def sequence_head(config: Config, **options: Any) -> dict[str, Any]:
+    """The head of a ...ForSequenceClassification: a classifier, or a regression for one output.
+
+    options: pooling, pooler, activation, dropout of the head.
+    """
+    count = num_labels(config)
+    problem = config.take("problem_type", default=None, kind=str)
+    if problem == "regression" or (problem is None and count == 1):
+        if count != 1:
+            raise InputError(f"{config.name}: problem_type: a regression of {count} numbers, tformer has one of 1")
+        return {"kind": "regression", **options}
+    config.expect("problem_type", None, "single_label_classification", "multi_label_classification", default=None)
+    return {
+        "kind": "classifier",
+        "num_labels": count,
+        "multi_label": problem == "multi_label_classification",
+        **options,
+    }

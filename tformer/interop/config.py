@@ -1,0 +1,97 @@
+"""`config.json` read key by key: what an architecture does not ask for is refused, never passed over.
+
+A key that nobody understands may change what the model computes. So every reader takes the keys that it knows, and
+`finish` refuses the rest, except what is empty and what concerns training, storage or generation alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tformer.errors import InputError
+
+T = TypeVar("T")
+ABSENT = object()
+
+# Keys of any architecture that leave what the forward pass computes as it is.
+INERT = frozenset(
+    "_name_or_path architectures attn_implementation _attn_implementation_internal bos_token_id chunk_size_feed_forward "
+    "classifier_dropout cls_token_id decoder_start_token_id dtype eos_token_id finetuning_task forced_bos_token_id "
+    "forced_eos_token_id gradient_checkpointing id2label initializer_factor initializer_range init_std label2id "
+    "language mask_token_id max_length model_type name_or_path num_beams num_labels output_attentions "
+    "output_hidden_states output_past pad_token_id prefix pretraining_tp problem_type return_dict sep_token_id "
+    "task_specific_params tie_word_embeddings tokenizer_class torch_dtype torchscript transformers_version unk_token_id "
+    "use_cache use_bfloat16 xla_device early_stopping no_repeat_ngram_size length_penalty min_length bad_words_ids "
+    "num_return_sequences do_sample temperature top_k top_p repetition_penalty".split()
+)
+
+
+class Config:
+    """The values of a `config.json`. Every method raises InputError that names the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], *, name: str = "config.json") -> None:
+        self.values, self.name = dict(values), name
+        self._taken: set[str] = set()
+
+    def take(self, key: str, *, default: Any = ABSENT, kind: type | tuple[type, ...] = int) -> Any:
+        """The value of a key. `kind`: `int`, `float` (which a whole number is too), `bool`, `str`, `dict`, `list`.
+
+        A missing key, and null unless the default is None, gives `default`; without one it is an error.
+        """
+        self._taken.add(key)
+        value = self.values.get(key)
+        if value is None:
+            if default is ABSENT:
+                raise InputError(f"{self.name}: the key {key} is missing")
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+        if not fits or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(one.__name__ for one in kinds)
+            raise InputError(f"{self.name}: {key}: found {value!r}, expected {expected}")
+        return value
+
+    def size(self, key: str, *, default: Any = ABSENT) -> int:
+        """A whole number of at least 1."""
+        value = self.take(key, default=default, kind=int)
+        if value is not None and value < 1:
+            raise InputError(f"{self.name}: {key}: found {value}, expected at least 1")
+        return value
+
+    def expect(self, key: str, *allowed: Any, default: Any = ABSENT) -> Any:
+        """A feature that tformer has in these forms only; `default` is what a missing key means (the first allowed)."""
+        self._taken.add(key)
+        value = self.values.get(key)
+        if value is None:
+            value = allowed[0] if default is ABSENT else default
+        if not any(value == option and type(value) is type(option) for option in allowed):
+            known = " or ".join(map(repr, allowed))
+            raise InputError(f"{self.name}: {key}: found {value!r}, tformer has this architecture with {known} only")
+        return value
+
+    def choose(self, key: str, table: Mapping[str, T], *, default: Any = ABSENT) -> T:
+        """What a name stands for here, for example an activation."""
+        name = self.take(key, default=default, kind=str)
+        if name not in table:
+            raise InputError(f"{self.name}: {key}: found {name!r}, tformer knows {', '.join(table)}")
+        return table[name]
+
+    def ignore(self, *keys: str) -> None:
+        """Keys of this architecture that change nothing in the models tformer reads."""
+        self._taken.update(keys)
+
+    def finish(self) -> None:
+        """Refuse what was not asked for. Empty values (null, false, empty lists and mappings) switch nothing on."""
+        left = {key: value for key, value in self.values.items() if key not in self._taken | INERT}
+        odd = sorted(key for key, value in left.items() if not _empty(value))
+        if odd:
+            raise InputError(
+                f"{self.name}: {odd[0]}: found {left[odd[0]]!r}, a key that tformer does not know for "
+                f"{self.values.get('model_type', 'this architecture')}",
+                hint=f"if it does not change what the model computes: tformer import ... --ignore {odd[0]}",
+            )
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})
