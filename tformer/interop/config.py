@@ -16,14 +16,70 @@ ABSENT = object()
 
 # Keys of any architecture that leave what the forward pass computes as it is.
 INERT = frozenset(
-    "_name_or_path architectures attn_implementation _attn_implementation_internal bos_token_id chunk_size_feed_forward "
-    "classifier_dropout cls_token_id decoder_start_token_id dtype eos_token_id finetuning_task forced_bos_token_id "
-    "forced_eos_token_id gradient_checkpointing id2label initializer_factor initializer_range init_std label2id "
-    "language mask_token_id max_length model_type name_or_path num_beams num_labels output_attentions "
-    "output_hidden_states output_past pad_token_id prefix pretraining_tp problem_type return_dict sep_token_id "
-    "task_specific_params tie_word_embeddings tokenizer_class torch_dtype torchscript transformers_version unk_token_id "
-    "use_cache use_bfloat16 xla_device early_stopping no_repeat_ngram_size length_penalty min_length bad_words_ids "
-    "num_return_sequences do_sample temperature top_k top_p repetition_penalty".split()
+    {
+        *(
+            "_name_or_path",
+            "architectures",
+            "attn_implementation",
+            "_attn_implementation_internal",
+            "chunk_size_feed_forward",
+            "classifier_dropout",
+            "dtype",
+            "finetuning_task",
+            "gradient_checkpointing",
+            "id2label",
+            "initializer_factor",
+            "initializer_range",
+            "init_std",
+            "label2id",
+            "language",
+            "model_type",
+            "name_or_path",
+            "num_labels",
+            "output_attentions",
+            "output_hidden_states",
+            "output_past",
+            "prefix",
+            "pretraining_tp",
+            "problem_type",
+            "return_dict",
+            "task_specific_params",
+            "tokenizer_class",
+            "torch_dtype",
+            "torchscript",
+            "transformers_version",
+            "use_cache",
+            "use_bfloat16",
+            "xla_device",
+        ),
+        *(
+            "bos_token_id",
+            "cls_token_id",
+            "decoder_start_token_id",
+            "eos_token_id",
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "mask_token_id",
+            "pad_token_id",
+            "sep_token_id",
+            "unk_token_id",
+        ),
+        *(
+            "bad_words_ids",
+            "do_sample",
+            "early_stopping",
+            "length_penalty",
+            "max_length",
+            "min_length",
+            "no_repeat_ngram_size",
+            "num_beams",
+            "num_return_sequences",
+            "repetition_penalty",
+            "temperature",
+            "top_k",
+            "top_p",
+        ),
+    }
 )
 
 

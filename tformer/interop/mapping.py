@@ -30,7 +30,7 @@ TRANSPOSED = Layout(join=lambda parts: parts[0].T, split=lambda ours: (ours.T,))
 
 def rows(*sizes: int) -> Layout:
     """Several matrices (or vectors), one below the other, as in a fused q, k, v projection."""
-    return Layout(join=torch.cat, split=lambda ours: ours.split(sizes))
+    return Layout(join=lambda parts: torch.cat(list(parts)), split=lambda ours: ours.split(sizes))
 
 
 def interleaved_rows(*, heads: int, parts: int) -> Layout:
