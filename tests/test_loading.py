@@ -37,6 +37,18 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(lambda: iter(["hello world, again and again\n"]), options)
 
 
+def test_roles_that_the_recipe_names_hold_wherever_they_are_asked_for(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    named = RECIPE + "tokenizer: {special_ids: {eos: 5, mask: 6}}\n"
+    folder = save(run, make_model(tokenizer), tokenizer, recipe_yaml=named)
+    loaded = load(folder)
+    assert (loaded.text_tokenizer.special.eos, loaded.text_tokenizer.special.mask) == (5, 6)
+    assert loaded.text_tokenizer.special.bos == tokenizer.special.bos
+    assert loaded.text_tokenizer.sha256 == tokenizer.sha256
+    wrong = save(run, make_model(tokenizer), tokenizer, step=2, recipe_yaml=named.replace("5", "555"))
+    with pytest.raises(InputError, match=r"tokenizer\.special_ids\.eos: found 555, expected an id of the tokenizer"):
+        load(wrong)
+
+
 def make_model(tokenizer: Tokenizer, recipe: str = RECIPE) -> Transformer:
     torch.manual_seed(0)
     return build_model(recipe_from_yaml(recipe, name="test").model, vocab_size=tokenizer.vocab_size)

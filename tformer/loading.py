@@ -1,4 +1,5 @@
-"""Whatever a person may name (a run, a checkpoint, nothing at all) to a model, its tokenizer and its recipe.
+"""Whatever a person may name (a run, a checkpoint, a Hugging Face folder, nothing at all) to a model, its tokenizer and
+its recipe.
 
 >>> run = load("runs/gpt-tiny-1")
 >>> run.model(input_ids=ids).logits
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, resolve_checkpoint
+from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from tformer.errors import InputError
+from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.roles import check_special_ids, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
@@ -46,6 +49,7 @@ class Loaded:
     step: int
     notes: list[str] = field(default_factory=list)
     own_target_tokenizer: Tokenizer | None = None  # of a model with a vocabulary for each side
+    imported: bool = False  # as it came from elsewhere: nothing is known of the data that it learned from
 
     @property
     def target_tokenizer(self) -> Tokenizer:
@@ -77,7 +81,8 @@ def load(
     """Loads a model for inference.
 
     Args:
-        path: a run or checkpoint folder; None: the run under `runs_dir` that was saved to last and has a checkpoint.
+        path: a run, checkpoint or Hugging Face folder; None: the run under `runs_dir` that was saved to last and has a
+            checkpoint.
         device: where the parameters go.
         dtype: of parameters and activations; None: parameters as trained (fp32).
         which: `best`, `latest` or `step-N` of a run.
@@ -90,10 +95,9 @@ def load(
         InputError: nothing to load, damaged files, or parts that do not belong together.
     """
     if path is None:
-        folder = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
-    else:
-        folder = resolve_checkpoint(path, which, runs_dir=runs_dir)
-    checkpoint = read_checkpoint(folder)
+        path = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
+    checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
+    folder = checkpoint.path
     recipe = _recipe_of(checkpoint)
     _require_kind(folder, recipe, kinds)
     tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
@@ -105,6 +109,7 @@ def load(
     if checkpoint.target_tokenizer_json is not None:
         target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
         _check_tokenizer(checkpoint, recipe, target, side="target")
+    tokenizer, target = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
     with _NoDraws():
         model = build_model(
             recipe.model,
@@ -119,7 +124,16 @@ def load(
     notes = list(checkpoint.notes)
     if checkpoint.has("ema"):
         notes.append("averaged (EMA) weights are used")
-    return Loaded(model.eval(), tokenizer, recipe, folder, checkpoint.step, notes, target)
+    return Loaded(
+        model.eval(),
+        tokenizer,
+        recipe,
+        folder,
+        checkpoint.step,
+        notes,
+        target,
+        imported="imported" in checkpoint.trainer,
+    )
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:
@@ -285,14 +299,14 @@ def decoder_tokens_of(recipe: Recipe, tokenizer: Tokenizer) -> DecoderTokens:
     Raises InputError for a tokenizer without an end-of-sequence token, and for an id that it does not have.
     """
     ids = recipe.tokenizer.special_ids
-    for name in ("decoder_start", "forced_bos", "eos"):
-        token = getattr(ids, name)
-        if token is not None and token >= tokenizer.vocab_size:
-            raise InputError(
-                f"tokenizer.special_ids.{name}: found {token}, expected an id of the tokenizer, which are below "
-                f"{tokenizer.vocab_size}"
-            )
-    return decoder_tokens(tokenizer.special, start=ids.decoder_start, eos=ids.eos, forced_bos=ids.forced_bos)
+    check_special_ids(ids, tokenizer, ("decoder_start", "forced_bos", "forced_eos", "eos"))
+    return decoder_tokens(
+        tokenizer.special,
+        start=ids.decoder_start,
+        eos=ids.eos,
+        forced_bos=ids.forced_bos,
+        forced_eos=ids.forced_eos,
+    )
 
 
 def _convert(model: Transformer, dtype: torch.dtype) -> None:

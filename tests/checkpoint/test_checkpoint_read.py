@@ -474,7 +474,7 @@ def test_what_is_not_a_run_says_so(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "folder" / "config.json").write_text("{}")
     with pytest.raises(InputError, match="Hugging Face") as caught:
         resolve_checkpoint(tmp_path / "folder")
-    assert "not read" in (caught.value.hint or "") and "import" not in (caught.value.hint or "")
+    assert "tformer import" in (caught.value.hint or "")
     with pytest.raises(InputError, match="no checkpoint yet"):
         resolve_checkpoint(run.path)
     with pytest.raises(InputError, match="is a file") as caught:

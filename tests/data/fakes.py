@@ -19,6 +19,7 @@ class ByteTokenizer:
     special: FakeSpecial = FakeSpecial()
     vocab_size: int = 257
     name: str = "bytes"
+    opening: tuple[int, ...] = ()
 
     @property
     def sha256(self) -> str:

@@ -97,6 +97,22 @@ def test_every_one_of_several_documents_ends_with_the_eos_id(rows: Path, tokenis
     assert ids_of(without) == [number for number in expected if number != 256]
 
 
+def test_what_opens_a_text_stands_before_each_document(rows: Path, tokenised: Tokenised) -> None:
+    corpus = tokenised(rows, ByteTokenizer(opening=(7, 8)))
+    documents = [[7, 8, *f"document {number}".encode(), 256] for number in range(50)]
+    assert ids_of(corpus) == list(chain.from_iterable(documents))
+    assert np.diff(corpus.document_offsets).tolist() == [len(ids) for ids in documents]
+    assert corpus.num_bytes == len(ids_of(tokenised(rows))) - 50
+
+
+def test_another_end_of_text_for_the_same_tokenizer_is_another_entry(rows: Path, tokenised: Tokenised) -> None:
+    class Same(ByteTokenizer):
+        sha256 = "ab" * 32  # type: ignore[assignment]
+
+    first, second = (tokenised(rows, Same(special=FakeSpecial(eos=eos))) for eos in (256, 0))
+    assert ids_of(first).count(256) == ids_of(second).count(0) == 50
+
+
 @settings(max_examples=40)
 @given(
     documents=st.lists(st.text("ab \né", min_size=1, max_size=40), min_size=1, max_size=8).filter(

@@ -86,7 +86,8 @@ def random_rule(seed: int, *, vocab_size: int, levels: int | None = None, pad_to
 
 
 def penalty(settings: BeamSettings, length: int) -> float:
-    return length_penalty(length, alpha=settings.length_penalty, kind=settings.length_penalty_type)
+    counted = length + settings.counted_start
+    return length_penalty(counted, alpha=settings.length_penalty, kind=settings.length_penalty_type)
 
 
 def finished(settings: BeamSettings, ids: tuple[int, ...], logprob: float, total: float, reason: str) -> Hypothesis:
@@ -125,7 +126,7 @@ def slow_beam_search(
     for length in range(limit):
         taken: list[int] = []
         for group in range(groups):
-            candidates = _candidates(rule, settings, live[group], history, never, length)
+            candidates = _candidates(rule, settings, live[group], history, never, length, limit)
             candidates = _in_order(candidates, settings.diversity_penalty, taken)
             going: list[tuple[float, float, tuple[int, ...]]] = []
             took: list[int] = []
@@ -142,7 +143,12 @@ def slow_beam_search(
             live[group] = going
         for group in range(groups):
             own_pool = [hypothesis for where, hypothesis in pool if where == group]
-            if not never_stop and _over(settings, live[group], own_pool, width, length + 1, limit):
+            # At its limit a sentence finishes all that is live.
+            if (
+                length + 1 < limit
+                and not never_stop
+                and _over(settings, live[group], own_pool, width, length + 1, limit)
+            ):
                 live[group] = []
     for group in range(groups):
         pool += [(group, finished(settings, ids, logprob, total, "length")) for total, logprob, ids in live[group]]
@@ -159,6 +165,7 @@ def _candidates(
     history: Sequence[int],
     never: Sequence[int],
     length: int,
+    limit: int,
 ) -> list[tuple[float, float, int, int]]:
     """(sum that is ranked, log-probability, token, beam) of every token that may follow."""
     candidates = []
@@ -174,6 +181,8 @@ def _candidates(
             banned = set(NgramBlocker(settings.no_repeat_ngram, seen).banned()) - {settings.eos_id}
             left = [NEVER if token in banned else value for token, value in enumerate(scores)]
             scores = left if max(left) > NEVER else scores
+        if settings.forced_eos is not None and length + 1 == limit:
+            scores = [np.float32(0 if token == settings.forced_eos else NEVER) for token in range(len(own))]
         candidates += [
             (total + float(value), logprob + own[token], token, beam)
             for token, value in enumerate(scores)
@@ -204,5 +213,7 @@ def _over(
     if settings.stopping == "beam":
         return True
     worst = sorted(hypothesis.score for hypothesis in pool)[-width]
+    if settings.stopping == "heuristic":
+        return not any(total / penalty(settings, length) > worst for total, _, _ in live)
     attainable = range(min(length + 1, limit), limit + 1)
     return not any(total / penalty(settings, reach) > worst for total, _, _ in live for reach in attainable)

@@ -39,14 +39,16 @@ def searches(draw: st.DrawFn) -> BeamSettings:
         max_new_tokens=draw(st.integers(2, 6)),
         min_new_tokens=draw(st.integers(0, 2)),
         eos_id=draw(st.sampled_from([EOS, EOS, EOS, None])),
-        stopping=draw(st.sampled_from(["beam", "exhaustive"])),
+        stopping=draw(st.sampled_from(["beam", "heuristic", "exhaustive"])),
+        forced_eos=draw(st.sampled_from([None, None, EOS, 3])),
+        counted_start=draw(st.sampled_from([0, 0, 1])),
         no_repeat_ngram=draw(st.sampled_from([0, 0, 1, 2, 3])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.8])),
     )
 
 
 @penalties
-@pytest.mark.parametrize("stopping", ["beam", "exhaustive"])
+@pytest.mark.parametrize("stopping", ["beam", "heuristic", "exhaustive"])
 @pytest.mark.parametrize(("tokens", "limit", "beam"), [(3, 4, 24), (4, 3, 36), (5, 4, 320)])
 def test_a_beam_wide_enough_is_exhaustive_search(
     kind: Any, alpha: float, stopping: Any, tokens: int, limit: int, beam: int
@@ -161,7 +163,7 @@ def test_sums_are_those_of_the_tokens_and_scores_those_of_the_sums(options: Beam
         assert hypothesis.logprob == pytest.approx(sum(steps), abs=1e-12)
         assert (hypothesis.ids[-1] == options.eos_id) == (hypothesis.finish_reason == "eos")
         assert options.eos_id not in hypothesis.ids[:-1]
-        if options.repetition_penalty == 1.0:
+        if options.repetition_penalty == 1.0 and options.forced_eos is None:
             assert hypothesis.score == hypothesis.logprob / penalty(options, len(hypothesis.ids))
 
 

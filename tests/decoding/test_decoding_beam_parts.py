@@ -33,7 +33,7 @@ histories = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_si
         ({"diversity_penalty": 0.5}, "--diversity-penalty 0.5 has nothing to act on with one group of beams"),
         ({"length_penalty_type": "wu"}, "length_penalty_type must be gnmt, avg or none, found wu"),
         ({"length_penalty": float("nan")}, r"length_penalty must be between -10 and 10 \(0 is off\), found nan"),
-        ({"stopping": "never"}, "stopping must be beam or exhaustive, found never"),
+        ({"stopping": "never"}, "stopping must be beam, heuristic or exhaustive, found never"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, found 0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "--min-new-tokens 9 is larger than --max-new-tokens 8"),
         ({"repetition_penalty": 0.0}, r"repetition_penalty must be above 0 \(1 is off\) and finite, found 0.0"),

@@ -83,6 +83,28 @@ def test_exhaustive_stopping_finds_what_beam_stopping_gives_up() -> None:
     assert search(STORY, stopping="exhaustive", **options)[0].ids == (A, B, EOS)
 
 
+def test_heuristic_stopping_goes_on_while_a_live_hypothesis_is_better_as_it_stands() -> None:
+    """Of a beam of 3: [A B] (ln 0.24 / 2) is better than [EOS] (ln 0.1), the worst of three finished ones."""
+    options = {"limit": 3, "beam_size": 3, "length_penalty_type": "avg"}
+    assert search(STORY, stopping="heuristic", **options)[0].ids == (A, B, EOS)
+
+
+def test_heuristic_stopping_gives_up_what_only_its_length_would_make_better() -> None:
+    """[A A] (ln 0.0625 / 8) is worse than [B EOS] (ln 0.09 / 8), but [A A EOS] (ln 0.0375 / 27) would be best."""
+    rule = table({}, otherwise=(0.25, 0.6, 0.15))
+    options = {"limit": 3, "beam_size": 2, "length_penalty_type": "avg", "length_penalty": 3.0}
+    assert [h.ids for h in search(rule, stopping="heuristic", **options)] == [(A, EOS), (B, EOS), (EOS,)]
+    assert search(rule, stopping="exhaustive", **options)[0].ids == (A, A, EOS)
+
+
+@pytest.mark.parametrize("stopping", ["beam", "heuristic", "exhaustive"])
+def test_at_the_limit_everything_live_finishes(stopping: str) -> None:
+    """[EOS] and [A EOS], which ranks second, are as many as the beam, but [A A] (0.48) ranks first."""
+    rule = table({(): (0.6, 0.3, 0.1)}, otherwise=(0.8, 0.15, 0.05))
+    assert found(search(rule, limit=2, beam_size=2, stopping=stopping))[(A, A)] == 0.48
+    assert search(rule, limit=2, beam_size=2, stopping=stopping)[0].ids == (A, A)
+
+
 def test_exhaustive_stopping_stops_when_nothing_better_can_come() -> None:
     """Without a penalty sums only fall: after [A EOS] and [B EOS] no live beam of a beam of 2 exceeds 0.24."""
     stepper = ScriptedStepper([STORY])
@@ -97,6 +119,28 @@ def test_a_hypothesis_cut_at_the_maximum_counts_no_end_of_sequence() -> None:
     hypotheses = search(STORY, limit=2, beam_size=2, min_new_tokens=2, length_penalty_type="avg")
     assert [(h.ids, h.finish_reason) for h in hypotheses] == [((A, B), "length"), ((A, A), "length")]
     assert hypotheses[0].score == pytest.approx(math.log(0.24) / 2, abs=1e-6)
+
+
+def test_a_forced_end_is_the_last_token_of_each_sentences_limit_and_costs_nothing() -> None:
+    rule = table({}, otherwise=(0.6, 0.1, 0.3))
+    options = BeamSettings(beam_size=1, max_new_tokens=3, min_new_tokens=2, eos_id=EOS, forced_eos=EOS)
+    [[one], [two], [three]] = beam_search(ScriptedStepper([rule] * 3), options, limits=[1, 2, 9])
+    assert [hypothesis.ids for hypothesis in (one, two, three)] == [(EOS,), (A, EOS), (A, A, EOS)]
+    assert [hypothesis.finish_reason for hypothesis in (one, two, three)] == ["eos"] * 3
+    assert three.score == pytest.approx(2 * math.log(0.6) / 3, abs=1e-6)
+    assert three.logprob == pytest.approx(2 * math.log(0.6) + math.log(0.1), abs=1e-6)
+
+
+def test_a_forced_token_that_is_no_end_is_cut_after() -> None:
+    [hypothesis] = search(STORY, limit=2, beam_size=1, forced_eos=B)
+    assert (hypothesis.ids, hypothesis.finish_reason) == ((A, B), "length")
+
+
+def test_a_start_that_counts_makes_every_hypothesis_longer_to_the_penalty() -> None:
+    rule = table({}, otherwise=(0.25, 0.6, 0.15))
+    for kind, lp in (("avg", 3.0), ("gnmt", 8 / 6)):
+        [first, *_] = search(rule, limit=2, beam_size=2, length_penalty_type=kind, min_new_tokens=1, counted_start=1)
+        assert (first.ids, first.score) == ((A, EOS), pytest.approx(math.log(0.15) / lp, abs=1e-6))
 
 
 def test_finished_and_cut_hypotheses_are_ranked_together() -> None:

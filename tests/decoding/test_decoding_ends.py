@@ -71,6 +71,27 @@ def test_pad_and_start_are_unwritten_unless_they_end_a_text_or_are_forced() -> N
     assert unwritten_tokens(SpecialIds(), eos=None) == ()
 
 
+def test_a_recipe_may_rule_out_other_tokens_or_none() -> None:
+    special = SpecialIds(pad=0, bos=1, eos=2)
+    assert unwritten_tokens(special, DecoderTokens(start=7, eos=2), eos=2, suppressed=(9, 3, 9)) == (3, 9)
+    assert unwritten_tokens(special, eos=2, suppressed=()) == ()
+    for kind in (BeamSettings, GenerationSettings):
+        assert kind.from_recipe(Generation()).suppress_tokens is None
+        assert kind.from_recipe(Generation(suppress_tokens=(3,))).suppress_tokens == (3,)
+
+
+@pytest.mark.parametrize("kind", [BeamSettings, GenerationSettings])
+def test_what_a_recipe_does_not_rule_out_is_written(kind: Any) -> None:
+    """Ids that the vocabulary does not have are never written in any case."""
+    tokenizer = train("seq2seq")
+    pad = tokenizer.special.pad
+    one = {"beam_size": 1} if kind is BeamSettings else {"temperature": 0.0}
+    for suppressed, written in (((), True), ((pad, 10**6), False), (None, False)):
+        settings = kind(max_new_tokens=3, suppress_tokens=suppressed, **one)
+        translator, *_ = make_translator(tokenizer, "seq2seq", settings, likely=("pad",))
+        assert all((pad in ones[0].ids) == written for ones in translator.translate(TEXTS))
+
+
 @pytest.mark.parametrize("template", ["seq2seq", "t5", "roberta"])
 @pytest.mark.parametrize(
     "settings",
@@ -168,6 +189,38 @@ def test_no_sample_ends_before_the_least_length(scripted, engine) -> None:
         [[completion]] = engine(model, [[A]], settings)
         assert completion.ids == (*(B,) * least, EOS)
         assert completion.logprobs is not None and completion.logprobs[-1] > -0.1  # under the model's own distribution
+
+
+@pytest.mark.parametrize("engine", [generate, uncached_generate])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_forced_end_is_the_last_token_of_each_samples_limit(scripted, engine, temperature: float) -> None:
+    model = scripted(lambda seen: [1.0, -40.0, 2.0])
+    settings = GenerationSettings(
+        max_new_tokens=4, min_new_tokens=2, eos_id=EOS, forced_eos=EOS, temperature=temperature, logprobs=True
+    )
+    found = [one for [one] in engine(model, [[A], [B], [A, B]], settings, limits=[1, 3, 4])]
+    assert [len(one.ids) for one in found] == [1, 3, 4]
+    for one in found:
+        assert one.ids.index(EOS) == len(one.ids) - 1 and one.finish_reason == "eos"
+        assert one.logprobs is not None and one.logprobs[-1] < -40  # under the model's own distribution
+
+
+@pytest.mark.parametrize("kind", [BeamSettings, GenerationSettings])
+def test_a_translation_that_would_be_cut_ends_as_it_is_forced_to(kind: Any) -> None:
+    """However short the sentence's own limit is."""
+    tokenizer = train("seq2seq")
+    [letter] = tokenizer.encode("a")
+    eos = tokenizer.special.eos
+    assert eos is not None
+    model = make(tokenizer, likely=(letter,))
+    one = {"beam_size": 1} if kind is BeamSettings else {"temperature": 0.0}
+    for forced in (None, eos):
+        target = DecoderTokens(start=tokenizer.special.bos or 0, eos=eos, forced_eos=forced)
+        options = {"settings": kind(max_new_tokens=6, **one), "target": target, "max_source": 16, "length_margin": 0}
+        translator = Translator([model], tokenizer, tokenizer, **options)
+        found = [ones[0] for ones in translator.translate(TEXTS)]
+        assert [len(one.ids) for one in found] == [3, 6, 1]
+        assert all((one.ids[-1] == eos) == (forced is not None) for one in found)
 
 
 def test_the_least_length_gives_way_where_only_the_end_is_left(scripted) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end import export_runs
 from tests.end_to_end.labelled_examples import documents, many, pairs, sentences, write_images, write_table
 from tests.end_to_end.translate_runs import DECODER, LINES, build_run
 
@@ -95,6 +96,20 @@ def encoder_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
 
 
 @pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`trained(kind)`: a trained run that Hugging Face has a class for; kinds as of `export_runs.train`."""
+    root = tmp_path_factory.mktemp("exports")
+    done: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in done:
+            done[kind] = export_runs.train(kind, root / kind)
+        return done[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def random_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`random_run(...)`: a run with random weights; arguments as of `build_run`."""
     return lambda *arguments, **options: build_run(tmp_path_factory.mktemp("home"), *arguments, **options)
@@ -115,3 +130,18 @@ def lines(tmp_path: Path) -> Path:
     path = tmp_path / "lines.txt"
     path.write_text("".join(line + "\n" for line in LINES), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny folders of Hugging Face by name; a test that changes one copies it."""
+    from tests.end_to_end.import_data import LABELS
+    from tests.interop import tiny_folders as tiny
+
+    root = tmp_path_factory.mktemp("folders")
+    tiny.gpt2(root / "gpt2")
+    tiny.bert(root / "bert")
+    tiny.bert(root / "classifier", "SequenceClassification", id2label=LABELS)
+    tiny.t5(root / "t5")
+    tiny.bart(root / "bart")
+    return root

@@ -21,6 +21,8 @@ COMMANDS = (
     "classify",
     "evaluate",
     "average",
+    "export",
+    "import",
     "config",
     "config show",
     "config validate",

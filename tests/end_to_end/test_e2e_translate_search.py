@@ -72,6 +72,7 @@ def test_length_options_hold(cli: Cli, translator: Run, lines: Path) -> None:
         ["--length-penalty", "0.6", "--length-penalty-type", "gnmt"],
         ["--length-penalty-type", "none"],
         ["--stopping", "exhaustive"],
+        ["--stopping", "heuristic"],
         ["--coverage-penalty", "0.2"],
         ["--beam-size", "4", "--beam-groups", "2", "--diversity-penalty", "0.5"],
         ["--no-repeat-ngram", "1", "--repetition-penalty", "1.5"],

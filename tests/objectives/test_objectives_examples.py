@@ -13,7 +13,7 @@ from tformer.data.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.examples import ExampleCollator, drop_words, swap_pair
-from tformer.tokenizer.special import SpecialIds
+from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 CLS, SEP, MASK, VOCAB = 2, 3, 4, 30
@@ -162,3 +162,15 @@ def test_images_are_augmented_only_while_training() -> None:
 def test_word_dropout_of_images_is_refused() -> None:
     with pytest.raises(InputError, match="for texts"):
         collate(images(), images=ImageContext((0.0,) * 3, (1.0,) * 3), word_dropout=0.1)
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "random"])
+def test_a_decoder_beside_the_encoder_reads_the_same_text_behind_its_start(padding: str) -> None:
+    target = DecoderTokens(start=7, eos=SEP)
+    samples = [single(*range(10, 10 + count)) for count in (3, 1, 6)]
+    for some in (samples, samples[:1]):
+        batch = collate(some, padding=padding, target=target)
+        mask = torch.ones_like(batch.input_ids).bool() if batch.attention_mask is None else batch.attention_mask
+        assert batch.num_tokens == 2 * int(mask.sum())
+        for row, real, sample in zip(batch.decoder_input_ids, mask, some, strict=True):
+            assert row[real].tolist() == [7, *sample.ids[:-1].tolist()]

@@ -293,7 +293,7 @@ def test_a_stored_recipe_can_take_the_place_of_the_preset(write: Write) -> None:
 def test_notes_tell_what_the_objective_does_not_read() -> None:
     sets = {
         "data.max_length_ratio=2.0": "data.max_length_ratio (2.0) is not used by causal_lm",
-        "tokenizer.special_ids.bos=3": "tokenizer.special_ids.bos (3) is not used by causal_lm",
+        "tokenizer.special_ids.forced_bos=3": "tokenizer.special_ids.forced_bos (3) is not used by causal_lm",
         "generation.coverage_penalty=0.2": "generation.coverage_penalty (0.2) is not used by causal_lm",
         "data.columns.label=1": "data.columns.label (1) is not used by causal_lm",
         "teacher.path=run": "teacher is not used by causal_lm",
@@ -301,7 +301,8 @@ def test_notes_tell_what_the_objective_does_not_read() -> None:
     for key, expected in sets.items():
         [note] = load_recipe(arch="gpt", preset="tiny", sets=[key]).notes
         assert note.startswith(expected)
-    assert load_recipe(arch="gpt", preset="tiny", sets=["tokenizer.special_ids.eos=3"]).notes == []
+    read = ["tokenizer.special_ids.eos=3", "tokenizer.special_ids.pad=1"]
+    assert load_recipe(arch="gpt", preset="tiny", sets=read).notes == []
 
 
 def test_the_note_on_a_mask_without_packing_is_true() -> None:

@@ -41,8 +41,8 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
         raise InputError(f"{folder} does not exist", hint=_suggest_run(folder, Path(runs_dir)))
     if (folder / "config.json").is_file():
         raise InputError(
-            f"{folder} is a Hugging Face folder, not a tformer run",
-            hint="name a run or a checkpoint of tformer: other formats are not read",
+            f"{folder} is a Hugging Face folder, expected a run or a checkpoint of tformer",
+            hint=f"make one of it: tformer import {folder} --out DIR",
         )
     _refuse_pickles(folder)
     raise InputError(
@@ -149,8 +149,13 @@ def _from_file(path: Path) -> Path:
         raise InputError(f"{path} is a pickle, not a run", hint=PICKLE_HINT)
     raise InputError(
         f"{path} is a file, expected a run or checkpoint folder",
-        hint=f"name the folder it is in: {path.parent}" if (path.parent / MANIFEST).is_file() else None,
+        hint=f"name the folder it is in: {path.parent}" if _is_known(path.parent) else None,
     )
+
+
+def _is_known(folder: Path) -> bool:
+    """Whether it is a checkpoint, or a folder in the layout of Hugging Face."""
+    return any((folder / name).is_file() for name in (MANIFEST, "config.json"))
 
 
 def _refuse_pickles(folder: Path) -> None:

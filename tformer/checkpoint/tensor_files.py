@@ -7,7 +7,7 @@ one pass over memory, and the same pass computes the SHA-256.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 
@@ -21,12 +21,17 @@ from tformer.errors import InputError
 READ_BYTES = 16 << 20  # hashed while still in the processor's cache
 
 
-def tensor_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, one tensor at a time: no second copy of the model is ever in memory."""
+def tensor_chunks(
+    tensors: Mapping[str, Tensor], *, make: Callable[[str], Tensor] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, one tensor at a time: no second copy of the model is ever in memory.
+
+    make: gives a tensor by name when its turn comes; `tensors` then tell shapes and types alone (on the meta device).
+    """
     header, names = plan_file(tensors)
     yield header
     for name in names:
-        tensor = tensors[name].detach().to("cpu").contiguous()
+        tensor = (tensors[name] if make is None else make(name)).detach().to("cpu").contiguous()
         if tensor.numel():
             yield _bytes_of(tensor)
 

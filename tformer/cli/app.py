@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli import average, classify, config, evaluate, generate, train, train_tokenizer
+from tformer.cli import average, classify, config, evaluate, export, generate, import_, train, train_tokenizer
 from tformer.cli.common import console
 from tformer.errors import OutOfMemoryError, StorageError, TformerError, visible
 
@@ -30,6 +30,8 @@ app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("classify", epilog=classify.EPILOG)(classify.classify)
 app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command("average", epilog=average.EPILOG)(average.average)
+app.command("import", epilog=import_.EPILOG)(import_.import_)
+app.command("export", epilog=export.EPILOG)(export.export)
 app.add_typer(config.app, name="config")
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)

@@ -187,7 +187,7 @@ class _Session:
             return iter([[(asked.text, asked.text2)]])
         return text_blocks(
             asked.input_path or STANDARD_INPUT,
-            pairs=self.classifier.reads_pairs,
+            pairs=True if asked.text2_column is not None else self.classifier.reads_pairs,
             columns=asked.columns(self.classifier.columns),
             by_column=asked.text_column is not None or asked.text2_column is not None,
             errors=asked.utf8,

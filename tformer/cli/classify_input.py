@@ -29,11 +29,13 @@ Text = tuple[str, str | None]
 Item = TypeVar("Item")
 
 
-def text_blocks(path: str, *, pairs: bool, columns: Columns, by_column: bool, errors: Errors) -> Iterator[list[Text]]:
+def text_blocks(
+    path: str, *, pairs: bool | None, columns: Columns, by_column: bool, errors: Errors
+) -> Iterator[list[Text]]:
     """The inputs of a file or of standard input (`-`).
 
     Args:
-        pairs: each input is two texts; in plain text a tab parts them.
+        pairs: each input is two texts; in plain text a tab parts them. None: as a table has it, in plain text one.
         columns: of tables; `by_column`: they were named by the person, so standard input is a table too.
 
     Raises:
@@ -105,7 +107,7 @@ def _is_table(path: str) -> bool:
     return ending in ROW_FORMATS or ending == ".parquet"
 
 
-def _rows(path: str, *, pairs: bool, columns: Columns, errors: Errors) -> Iterator[Text]:
+def _rows(path: str, *, pairs: bool | None, columns: Columns, errors: Errors) -> Iterator[Text]:
     from tformer.cli.common import console
     from tformer.data.labelled import open_labelled
     from tformer.recipe.data import SourceSpec
@@ -113,14 +115,14 @@ def _rows(path: str, *, pairs: bool, columns: Columns, errors: Errors) -> Iterat
     for source in open_labelled((SourceSpec(path=path),), columns=columns, errors=errors, needs_label=False):
         for note in source.notes:
             console.print(note, markup=False)
-        if source.has_text2 != pairs:
+        if pairs is not None and source.has_text2 != pairs:
             found, trained = ("one text", "pairs") if pairs else ("two texts", "single texts")
             raise InputError(
                 f"{source.name} has {found} a row, the model was trained on {trained}",
                 hint="name the second one with --text2-column" if pairs else "--text-column NAME reads one alone",
             )
         for row in source.rows():
-            yield row.text, row.text2 if pairs else None
+            yield row.text, row.text2 if source.has_text2 else None
 
 
 def _pair(line: str, *, place: str) -> Text:

@@ -63,7 +63,7 @@ class Asked:
         if self.images and not classifier.reads_images:
             raise InputError(f"{path} classifies texts, not images", hint="give --text TEXT or --input FILE")
         second = "--text2" if self.text2 is not None else "--text2-column"
-        if not classifier.reads_pairs and (self.text2 is not None or self.text2_column is not None):
+        if classifier.reads_pairs is False and (self.text2 is not None or self.text2_column is not None):
             raise InputError(f"{second}: {path} was trained on single texts, not on pairs", hint=f"leave {second} out")
         if classifier.reads_pairs and self.text is not None and self.text2 is None:
             raise InputError(f"{path} was trained on pairs of texts, found one", hint="give the second with --text2")

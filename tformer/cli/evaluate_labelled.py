@@ -32,7 +32,7 @@ def evaluate_labelled(loaded: Loaded, request: Request, flag: StopFlag) -> dict[
     if classifier.reads_images:
         samples, name = _read_images(loaded, request, flag)
     else:
-        samples, name = _read_texts(loaded, request, flag)
+        samples, name, classifier.reads_pairs = _read_texts(loaded, request, flag)
     if not len(samples):
         raise InputError(f"{name}: no examples to evaluate")
     labels = samples.labels
@@ -58,7 +58,8 @@ def show_labelled(result: dict[str, Any]) -> None:
         emit(line)
 
 
-def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[LabelledTokens, str]:
+def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[LabelledTokens, str, bool]:
+    """The examples, what they are called, and whether they are pairs."""
     from tformer.data.labelled import open_labelled
     from tformer.data.labelled_tokens import tokenise_labelled
     from tformer.data.labels import LabelIndex
@@ -78,7 +79,7 @@ def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Label
     for source in sources:
         for note in source.notes:
             console.print(note, markup=False)
-        if source.has_text2 != (data.columns.text2 is not None):
+        if not loaded.imported and source.has_text2 != (data.columns.text2 is not None):
             found, trained = ("two texts", "single texts") if source.has_text2 else ("one text", "pairs of texts")
             raise InputError(
                 f"{source.name} has {found} a row, {loaded.path} was trained on {trained}",
@@ -103,8 +104,8 @@ def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Label
     for note in tokens.notes:
         console.print(note, markup=False)
     if request.held_out(loaded):
-        return tokens.subset(_held_out(loaded, tokens)), f"{data.valid_fraction:.0%} of {name}, held out"
-    return tokens, name
+        tokens, name = tokens.subset(_held_out(loaded, tokens)), f"{data.valid_fraction:.0%} of {name}, held out"
+    return tokens, name, sources[0].has_text2
 
 
 def _read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[ImageSet, str]:

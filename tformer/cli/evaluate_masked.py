@@ -24,6 +24,11 @@ def evaluate_masked(loaded: Loaded, request: Request, flag: StopFlag) -> dict[st
     kinds = {objective.kind for objective in loaded.recipe.objectives}
     if request.pseudo_perplexity and "masked_lm" not in kinds:
         raise InputError(f"--pseudo-perplexity: {loaded.path} has no head that predicts masked tokens")
+    if "replaced_token" in kinds and loaded.recipe.generator is None:
+        raise InputError(
+            f"{loaded.path} is a discriminator without its generator: nothing replaces the tokens that it would find",
+            hint="its body can be fine-tuned: tformer train --init-from ... --objective classification --data FILE",
+        )
     read = _read_sentences if "next_sentence" in kinds else _read_windows
     samples, name = read(loaded, request, flag)
     with progress_reporter(f"evaluating {name}") as progress:
@@ -93,7 +98,7 @@ def _objective(loaded: Loaded) -> Objective:
 def _generator(loaded: Loaded) -> Any:
     """ELECTRA's second model, which replaces the tokens; None for the others."""
     from tformer.build import build_model
-    from tformer.checkpoint import read_checkpoint
+    from tformer.interop.importing import open_checkpoint
     from tformer.loading import load_generator
     from tformer.nn.tying import tie_embeddings
 
@@ -101,7 +106,7 @@ def _generator(loaded: Loaded) -> Any:
         return None
     device = next(loaded.model.parameters()).device
     generator = build_model(loaded.recipe.generator, vocab_size=loaded.text_tokenizer.vocab_size, device=device)
-    load_generator(generator, read_checkpoint(loaded.path))
+    load_generator(generator, open_checkpoint(loaded.path))
     tie_embeddings(generator, loaded.model)  # as in training: averaged ones, where the run averages
     generator.compute_dtype = loaded.model.compute_dtype
     return generator.eval()

@@ -64,6 +64,11 @@ class Request:
             return (SourceSpec(path=self.data, prefix=prefix),)
         if self.source is not None:
             return (SourceSpec(path=self.source, target_path=self.target, prefix=prefix),)
+        if loaded.imported:
+            raise InputError(
+                f"{loaded.path} was imported: it has no data of its own",
+                hint="name what to evaluate on with --data, or --source and --target",
+            )
         specs = loaded.recipe.data.valid or loaded.recipe.data.train
         if any(spec.path == STANDARD_INPUT for spec in specs):
             raise InputError(

@@ -117,12 +117,13 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
     if not translates:
         asked.check_decoder_only(first.path)
     eos_id = first.decoder_tokens.eos if translates else end_token(first)
+    forced_eos = first.recipe.tokenizer.special_ids.forced_eos
     batch_size = asked.batch_size or (BATCH_OF_SOURCES if translates else BATCH_OF_PROMPTS)
     paths = ", ".join(str(loaded.path) for loaded in models)
     settings: BeamSettings | GenerationSettings
     translation: TranslateSession
     if asked.engine(generation, encoder_decoder=translates) == "sample":
-        settings = asked.sampling_settings(generation, eos_id=eos_id, encoder_decoder=translates)
+        settings = asked.sampling_settings(generation, eos_id=eos_id, forced_eos=forced_eos, encoder_decoder=translates)
         how = f"generating with {paths}" + ("" if settings.greedy else f", seed {asked.seed}")
         _tell([how, *notes])
         if not translates:
@@ -134,7 +135,7 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
             return
         translation = translating(asked, models, settings, flag, printer, batch_size=batch_size)
     else:
-        settings = asked.beam_settings(generation, eos_id=eos_id)
+        settings = asked.beam_settings(generation, eos_id=eos_id, forced_eos=forced_eos)
         _tell([f"generating with {paths}, beam {settings.beam_size}", *notes])
         if translates:
             translation = translating(asked, models, settings, flag, printer, batch_size=batch_size)

@@ -63,5 +63,4 @@ def fills_masks(loaded: Loaded) -> bool:
 
 def end_token(loaded: Loaded) -> int | None:
     """What ends a text of a decoder alone."""
-    chosen = loaded.recipe.tokenizer.special_ids.eos
-    return loaded.text_tokenizer.special.eos if chosen is None else chosen
+    return loaded.text_tokenizer.special.eos

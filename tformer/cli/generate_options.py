@@ -109,8 +109,8 @@ Stopping = Annotated[
     str | None,
     typer.Option(
         "--stopping",
-        metavar="beam|exhaustive",
-        help="End with B finished hypotheses, or only when none can become better.",
+        metavar="beam|heuristic|exhaustive",
+        help="End with B finished hypotheses; when none as it stands is better besides; when none can become better.",
         rich_help_panel=BEAMS,
     ),
 ]

@@ -45,7 +45,7 @@ WORDS = {
     "errors": ("strict", "replace"),
     "context": ("slide", "error"),
     "too_long": ("error", "cut"),
-    "stopping": ("beam", "exhaustive"),
+    "stopping": ("beam", "heuristic", "exhaustive"),
     "length_penalty_type": ("gnmt", "avg", "none"),
 }
 EXCLUSIVE = (("prompt", "input_path"), ("target_prefix", "target_prefix_file"), ("prompt", "target_prefix_file"))
@@ -179,7 +179,7 @@ class Asked:
             )
 
     def sampling_settings(
-        self, generation: Generation, *, eos_id: int | None, encoder_decoder: bool
+        self, generation: Generation, *, eos_id: int | None, encoder_decoder: bool, forced_eos: int | None = None
     ) -> GenerationSettings:
         """The recipe's defaults under what was asked for. An encoder-decoder is greedy until sampling is asked for."""
         from tformer.decoding.settings import GenerationSettings
@@ -197,16 +197,19 @@ class Asked:
             no_repeat_ngram=self.no_repeat_ngram,
             stop_texts=tuple(self.stop) if self.stop else None,
             eos_id=eos_id,
+            forced_eos=forced_eos,
             seed=self.seed,
             num_samples=self.num_samples,
             logprobs=self.logprobs,
             context=self.context,
         )
 
-    def beam_settings(self, generation: Generation, *, eos_id: int | None) -> BeamSettings:
+    def beam_settings(
+        self, generation: Generation, *, eos_id: int | None, forced_eos: int | None = None
+    ) -> BeamSettings:
         """The recipe's defaults under what was asked for; greedy is a beam of 1."""
         from tformer.decoding.beam_settings import fitting_beam_settings
 
         asked: dict[str, Any] = {name: getattr(self, name) for name in OF_BEAMS}
         size = 1 if self.is_greedy else self.beam_size
-        return fitting_beam_settings(generation, eos_id=eos_id, beam_size=size, **asked)
+        return fitting_beam_settings(generation, eos_id=eos_id, forced_eos=forced_eos, beam_size=size, **asked)

@@ -91,7 +91,7 @@ class Session:
             ids,
             self.settings,
             tokenizer=tokenizer,
-            never=unwritten_tokens(tokenizer.special, eos=eos),
+            never=unwritten_tokens(tokenizer.special, eos=eos, suppressed=self.settings.suppress_tokens),
             on_token=on_token,
             should_stop=self.flag.should_stop,
             first_row=first_row,

@@ -6,7 +6,8 @@ disturb each other. A damaged entry is made again. When the cache cannot be writ
 folder, and a note says so.
 
 Between documents stands the tokenizer's end-of-text id, when it has one: after every document if there are several;
-a source that is one document has none.
+a source that is one document has none. The tokenizer of a decoder that was trained on documents with a beginning
+(`opening_ids`: Llama's `<s>`) puts it before each.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def token_corpus(
     """
     token_dtype(tokenizer.vocab_size)
     home = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-    # The layout of the files is part of the key by VERSION, the special ids by the tokenizer's hash.
-    key = hashlib.sha256(f"{shards.VERSION}:{source.fingerprint()}:{tokenizer.sha256}".encode()).hexdigest()[:32]
+    # The layout of the files is part of the key by VERSION; what ends a document may be the recipe's choice.
+    parts = (shards.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
+    key = hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]
     notes: tuple[str, ...] = ()
     if (home / key).is_dir():
         try:

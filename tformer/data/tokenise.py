@@ -36,6 +36,8 @@ class Encoder(Protocol):
     @property
     def special(self) -> Special: ...
     @property
+    def opening(self) -> tuple[int, ...]: ...
+    @property
     def sha256(self) -> str: ...
     def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
     def decode(self, ids: list[int], /) -> str: ...
@@ -116,6 +118,7 @@ class _EntryWriter:
                     self._end_document(ids)
                 self.num_documents, self._in_document = self.num_documents + 1, True
                 starts.append(self.num_tokens + len(ids))
+                ids += self.tokenizer.opening
             ids += chunk_ids
             data = chunk.text.encode("utf-8")
             self._text.update(data)

@@ -30,7 +30,10 @@ def mean_attention(
     return [np.stack(parts).mean(axis=0) for parts in zip(*each, strict=True)]
 
 
-def links_of(attention: np.ndarray, ids: Sequence[int], eos: int) -> Links:
-    """The source token that each target token but eos looked at most; `attention`: [u, t] over the bare source text."""
-    places = [place for place, token in enumerate(ids) if token != eos]
+def links_of(attention: np.ndarray, ids: Sequence[int], ends: Sequence[int]) -> Links:
+    """The source token that each target token but the `ends` looked at most.
+
+    attention: [u, t] over the bare source text.
+    """
+    places = [place for place, token in enumerate(ids) if token not in ends]
     return tuple((number, int(attention[place].argmax())) for number, place in enumerate(places))

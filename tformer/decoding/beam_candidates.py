@@ -11,6 +11,7 @@ c = up to 2w candidates of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,23 +76,23 @@ class Choice:
     alive_SGw: np.ndarray
 
 
-def hold_back(totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, token: int) -> np.ndarray:
-    """Rule out `token`, except in a group that would have nothing left."""
-    held_SGwk = np.where(tokens_SGwk == token, NEVER, totals_SGwk)
+def hold_back(totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """Rule out `tokens`, except in a group that would have nothing left."""
+    held_SGwk = np.where(np.isin(tokens_SGwk, tokens), NEVER, totals_SGwk)
     empty_SG11 = (held_SGwk == NEVER).all((2, 3), keepdims=True)
     return np.where(empty_SG11, totals_SGwk, held_SGwk)
 
 
 def choose(
-    totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, *, eos_id: int | None, diversity_penalty: float = 0.0
+    totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, *, ends: Sequence[int], diversity_penalty: float = 0.0
 ) -> Choice:
     """Every group's best 2w candidates (fairseq): an end of sequence among the first w finishes, the others go on.
 
-    Each beam has one end of sequence, so w of 2w candidates go on. Groups choose in turn, each shunning what those
-    before it took at this step (Hamming diversity, arXiv 1610.02424). A sum of -inf is never chosen.
+    Each beam has one end of sequence, so w of 2w candidates go on; with e `ends`, w of (1 + e)w. Groups choose in turn,
+    each shunning what those before it took at this step (Hamming diversity, arXiv 1610.02424). A sum of -inf is never
+    chosen.
     """
     sentences, groups, width, slots = totals_SGwk.shape
-    end = -1 if eos_id is None else eos_id
     beams_X, slots_X = (grid.ravel() for grid in np.indices((width, slots)))
     taken_Sn = np.empty((sentences, 0), dtype=np.int64)
     choices = []
@@ -102,13 +103,14 @@ def choose(
         if diversity_penalty and group:
             keys_SX = totals_SX - diversity_penalty * (tokens_SX[:, :, None] == taken_Sn[:, None, :]).sum(-1)
         order_SX = np.lexsort((np.broadcast_to(beams_X, totals_SX.shape), tokens_SX, -keys_SX), axis=-1)
-        order_Sc = order_SX[:, : 2 * width]
+        order_Sc = order_SX[:, : (1 + max(1, len(ends))) * width]
         tokens_Sc = np.take_along_axis(tokens_SX, order_Sc, -1)
         totals_Sc = np.take_along_axis(totals_SX, order_Sc, -1)
         possible_Sc = totals_Sc > NEVER
-        finishing_Sc = possible_Sc & (tokens_Sc == end)
+        ends_Sc = np.isin(tokens_Sc, ends)
+        finishing_Sc = possible_Sc & ends_Sc
         finishing_Sc[:, width:] = False
-        goes_on_Sc = possible_Sc & (tokens_Sc != end)
+        goes_on_Sc = possible_Sc & ~ends_Sc
         goes_on_Sc &= goes_on_Sc.cumsum(-1) <= width
         next_Sw = np.argsort(~goes_on_Sc, axis=-1, kind="stable")[:, :width]
         alive_Sw = np.take_along_axis(goes_on_Sc, next_Sw, -1)

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from tformer.decoding.length_penalty import LENGTH_PENALTIES, LengthPenaltyType
+from tformer.decoding.length_penalty import LENGTH_PENALTIES, LengthPenaltyType, length_penalty
 from tformer.decoding.settings import FinishReason
 from tformer.errors import InputError
 from tformer.recipe.training import Generation
 
-Stopping = Literal["beam", "exhaustive"]
+Stopping = Literal["beam", "heuristic", "exhaustive"]
 
 OF_RECIPE = (
     *("beam_size", "length_penalty", "length_penalty_type", "max_new_tokens", "min_new_tokens", "stopping"),
-    *("no_repeat_ngram", "repetition_penalty", "beam_groups", "diversity_penalty"),
+    *("no_repeat_ngram", "repetition_penalty", "beam_groups", "diversity_penalty", "suppress_tokens", "stop_tokens"),
 )
 """The settings that the recipe's `generation` section has under the same names."""
 
@@ -26,7 +26,7 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "length_penalty_type": (lambda value: value in LENGTH_PENALTIES, "gnmt, avg or none"),
     "max_new_tokens": (lambda value: value >= 1, "at least 1"),
     "min_new_tokens": (lambda value: value >= 0, "at least 0"),
-    "stopping": (lambda value: value in ("beam", "exhaustive"), "beam or exhaustive"),
+    "stopping": (lambda value: value in ("beam", "heuristic", "exhaustive"), "beam, heuristic or exhaustive"),
     "no_repeat_ngram": (lambda value: value >= 0, "at least 0 (0 is off)"),
     "repetition_penalty": (lambda value: 0 < value < float("inf"), "above 0 (1 is off) and finite"),
     "beam_groups": (lambda value: value >= 1, "at least 1 (1 is off)"),
@@ -39,11 +39,16 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 class BeamSettings:
     """How hypotheses are searched, scored and finished.
 
-    `stopping`: `beam` ends a sentence when `beam_size` hypotheses are finished; `exhaustive` goes on while a live one
-    could still displace the `beam_size`-th best. The search never depends on `n_best`, by which the caller cuts.
+    `stopping`, when a sentence is done before its limit: by `beam` with `beam_size` finished hypotheses; by `heuristic`
+    when besides no live one would displace the `beam_size`-th best if it ended as it stands (its sum over the penalty
+    of its present length: where long hypotheses are favoured, a better one may be missed); by `exhaustive` when none
+    can any more. They are what `transformers` calls `early_stopping` True, False and "never". The search never depends
+    on `n_best`, by which the caller cuts.
     `repetition_penalty` multiplies the log-probability of tokens that a hypothesis (or its history) already holds;
     `score` counts it, `logprob` does not. `diversity_penalty` is taken off a token once for every hypothesis of earlier
     groups that took it at the same step, and steers the choice alone: neither `score` nor `logprob` counts it.
+    `forced_eos` is the only token offered at a sentence's limit; it adds nothing to `score`, to `logprob` what the
+    model gives it.
     """
 
     beam_size: int = 4
@@ -52,7 +57,11 @@ class BeamSettings:
     length_penalty_type: LengthPenaltyType = "avg"
     max_new_tokens: int = 200
     min_new_tokens: int = 0  # so many tokens come before an end of sequence
-    eos_id: int | None = None  # None: only the length ends a hypothesis
+    eos_id: int | None = None  # None: only the length and stop tokens end a hypothesis
+    stop_tokens: tuple[int, ...] = ()  # end a hypothesis as `eos_id` does
+    forced_eos: int | None = None  # None: what reaches its limit is cut
+    counted_start: int = 0  # tokens before the new ones that the length penalty counts: a forced first of every target
+    suppress_tokens: tuple[int, ...] | None = None  # never written; None: `unwritten_tokens` says
     stopping: Stopping = "beam"
     no_repeat_ngram: int = 0  # 0: off
     repetition_penalty: float = 1.0  # 1: off
@@ -73,6 +82,15 @@ class BeamSettings:
         defaults = {field.name: field.default for field in fields(cls)}
         _require_sound({**defaults, **of_recipe, **given}, called={name: f"generation.{name}" for name in of_recipe})
         return cls(**of_recipe, **given)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Every token that ends a hypothesis."""
+        return (*(() if self.eos_id is None else (self.eos_id,)), *self.stop_tokens)
+
+    def penalty(self, length: int) -> float:
+        """What the sum of a hypothesis of so many new tokens is divided by."""
+        return length_penalty(length + self.counted_start, alpha=self.length_penalty, kind=self.length_penalty_type)
 
 
 def fitting_beam_settings(generation: Generation, *, eos_id: int | None, **overrides: Any) -> BeamSettings:

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, top_candidates
-from tformer.decoding.beam_rules import block_repeated_ngrams, pad_left, penalise_repeated
+from tformer.decoding.beam_rules import block_repeated_ngrams, force_token, pad_left, penalise_repeated
 from tformer.decoding.beam_settings import BeamSettings
 from tformer.decoding.finished import FinishedHypotheses
-from tformer.decoding.length_penalty import length_penalty
 from tformer.decoding.settings import FinishReason
 from tformer.errors import TformerError
 
@@ -58,12 +57,7 @@ class BeamState:
         history_ST = pad_left(histories if self._looks_back else [()] * len(limits))
         self._start = history_ST.shape[1]
         self._tokens_SbT = history_ST[:, None, :].repeat(settings.beam_size, axis=1)
-        self._penalties = np.array(
-            [
-                length_penalty(length, alpha=settings.length_penalty, kind=settings.length_penalty_type)
-                for length in range(int(self._limits_S.max()) + 1)
-            ]
-        )
+        self._penalties = np.array([settings.penalty(length) for length in range(int(self._limits_S.max()) + 1)])
         self.finished = FinishedHypotheses(settings, num_sentences=len(limits))
 
     def advance(self, logprobs_RV: Tensor) -> Moves | None:
@@ -72,16 +66,16 @@ class BeamState:
         values_SGwk, own_SGwk, tokens_SGwk = self._candidates(logprobs_RV)
         totals_SGwk = self._totals_SGw[..., None] + values_SGwk
         totals_SGwk[self._limits_S <= self._length] = NEVER
-        if settings.eos_id is not None and self._length < settings.min_new_tokens:
-            totals_SGwk = hold_back(totals_SGwk, tokens_SGwk, settings.eos_id)
-        choice = choose(totals_SGwk, tokens_SGwk, eos_id=settings.eos_id, diversity_penalty=settings.diversity_penalty)
+        if self._length < settings.min_new_tokens:
+            totals_SGwk = hold_back(totals_SGwk, tokens_SGwk, settings.ends)
+        choice = choose(totals_SGwk, tokens_SGwk, ends=settings.ends, diversity_penalty=settings.diversity_penalty)
         sentences_S11, groups_1G1, _ = np.ogrid[: len(own_SGwk), : self._groups, :1]
         own_SGc = own_SGwk[sentences_S11, groups_1G1, choice.beams_SGc, choice.slots_SGc]
         logprobs_SGc = _pick(self._logprobs_SGw, choice.beams_SGc) + own_SGc
         for sentence, group, rank in np.argwhere(choice.finishing_SGc).tolist():
             self._finish(
                 (sentence, group, int(choice.beams_SGc[sentence, group, rank])),
-                token=settings.eos_id,
+                token=int(choice.tokens_SGc[sentence, group, rank]),
                 logprob=float(logprobs_SGc[sentence, group, rank]),
                 total=float(choice.totals_SGc[sentence, group, rank]),
                 reason="eos",
@@ -101,20 +95,29 @@ class BeamState:
         with torch.inference_mode():
             scores_RV = logprobs_RV = logprobs_RV.float()
             for token in self._never:  # in place: a copy of a whole vocabulary for two columns costs more than they do
-                logprobs_RV[:, token] = NEVER
+                if token < logprobs_RV.shape[1]:
+                    logprobs_RV[:, token] = NEVER
             if self._looks_back:
                 tokens_RT = self._tokens_SbT[:, : 1 if first else None].reshape(len(logprobs_RV), -1)
                 if settings.repetition_penalty != 1.0:
                     scores_RV = penalise_repeated(
-                        scores_RV, tokens_RT, settings.repetition_penalty, exempt=settings.eos_id
+                        scores_RV, tokens_RT, settings.repetition_penalty, exempt=settings.ends
                     )
                 if settings.no_repeat_ngram:
                     scores_RV = block_repeated_ngrams(
-                        scores_RV, tokens_RT, settings.no_repeat_ngram, exempt=settings.eos_id
+                        scores_RV, tokens_RT, settings.no_repeat_ngram, exempt=settings.ends
                     )
+            at_last_S = self._limits_S == self._length + 1
+            if settings.forced_eos is not None and at_last_S.any():
+                at_last_R = torch.from_numpy(at_last_S).to(scores_RV.device)
+                at_last_R = at_last_R.repeat_interleave(len(scores_RV) // len(at_last_S))
+                scores_RV = force_token(scores_RV, at_last_R, settings.forced_eos)
             # One more than the 2 b that are looked at, for an end of sequence that is held back. That is enough for
             # groups too: a group's 2 w best are within 2 w + b - w + 2 when those that others took are put off.
-            values_Rk, ids_Rk = top_candidates(scores_RV, min(2 * settings.beam_size + 1, scores_RV.shape[1]))
+            # Every further end of sequence may take a place in each beam, and be held back.
+            ends = max(1, len(settings.ends))
+            most = min((1 + ends) * settings.beam_size + ends, scores_RV.shape[1])
+            values_Rk, ids_Rk = top_candidates(scores_RV, most)
             own_Rk = values_Rk if scores_RV is logprobs_RV else logprobs_RV.gather(1, ids_Rk)
             packed_3Rk = torch.stack((values_Rk.double(), own_Rk.double(), ids_Rk.double())).cpu().numpy()
         if np.isnan(packed_3Rk).any():
@@ -151,11 +154,10 @@ class BeamState:
         return parents_Sb
 
     def _drop_those_over(self, parents_Sb: np.ndarray) -> Moves | None:
-        """Cut what is at its limit, and keep the sentences of which some group still searches."""
-        over_SG = self._over()
+        """Cut all that is at its limit, and keep the sentences of which some group still searches."""
         at_limit_S1 = (self._limits_S <= self._length)[:, None]
-        self._cut(at_limit_S1 & ~over_SG, "length")
-        over_SG = over_SG | at_limit_S1
+        self._cut(np.broadcast_to(at_limit_S1, self._totals_SGw.shape[:2]), "length")
+        over_SG = self._over() | at_limit_S1
         self._totals_SGw[over_SG] = NEVER
         kept = np.flatnonzero(~over_SG.all(-1))
         shrunk = len(kept) < len(over_SG)
@@ -177,7 +179,9 @@ class BeamState:
         """Groups [S, G] that need no further step: their beams are empty, or the stopping rule says so."""
         best_SG = self._totals_SGw.max(-1)
         enough_SG = self.finished.counts[self._sentences_S] >= self._width
-        if self._settings.stopping == "exhaustive":
+        if self._settings.stopping == "heuristic":
+            enough_SG &= best_SG / self._penalties[self._length] <= self.finished.worst_kept[self._sentences_S]
+        elif self._settings.stopping == "exhaustive":
             # Sums only fall from here on: no live hypothesis can score more than its sum over the most favourable of
             # the penalties of the lengths that it may yet reach. The penalties are monotonic in the length.
             nearest_S = np.minimum(self._length + 1, self._limits_S)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tformer.decoding.beam_rules import force_token
 from tformer.decoding.sampling import (
     NEVER,
     NgramBlocker,
@@ -36,6 +37,7 @@ class TokenChooser:
         *,
         keys: Sequence[tuple[int, int]],
         histories: Sequence[Sequence[int]],
+        limits: Sequence[int] | None = None,
         vocab_size: int | None = None,
         never: Sequence[int] = (),
     ) -> None:
@@ -43,12 +45,14 @@ class TokenChooser:
         Args:
             keys: (row, sample) of each sequence.
             histories: what the settings look back on before its first token.
+            limits: the most tokens of each sequence, where an end is forced; None: `settings.max_new_tokens`.
             vocab_size: larger ids are not chosen.
             never: nor are these.
         """
         self._settings = settings
         self._vocab_size = vocab_size
         self._never_N = torch.tensor(never, dtype=torch.long)  # goes where the first logits are
+        self._limits = [settings.max_new_tokens] * len(keys) if limits is None else list(limits)
         self._num_chosen = 0  # tokens of every live sequence
         self._histories = histories
         self._seen_BV: Tensor | None = None  # made with the first logits, which tell V and the device
@@ -68,9 +72,12 @@ class TokenChooser:
             scores_BV = penalise_repetition(scores_BV, self._seen(logits_BV), settings.repetition_penalty)
         if self._blockers:
             scores_BV = block_tokens(scores_BV, [self._banned(blocker) for blocker in self._blockers])
-        if settings.eos_id is not None and self._num_chosen < settings.min_new_tokens:
-            scores_BV = block_tokens(scores_BV, [[settings.eos_id]] * len(scores_BV))
+        if settings.ends and self._num_chosen < settings.min_new_tokens:
+            scores_BV = block_tokens(scores_BV, [self._ends(scores_BV)] * len(scores_BV))
         self._num_chosen += 1
+        if settings.forced_eos is not None and self._num_chosen in self._limits:
+            at_last_B = torch.tensor([limit == self._num_chosen for limit in self._limits], device=scores_BV.device)
+            scores_BV = force_token(scores_BV, at_last_B, settings.forced_eos)
         if settings.greedy:
             ids_B = scores_BV.argmax(-1)
         else:
@@ -92,6 +99,7 @@ class TokenChooser:
 
     def compact(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, in this order."""
+        self._limits = [self._limits[row] for row in rows]
         self._blockers = [self._blockers[row] for row in rows] if self._blockers else []
         self._uniforms = [self._uniforms[row] for row in rows] if self._uniforms else []
         if self._seen_BV is not None:
@@ -100,19 +108,21 @@ class TokenChooser:
     def _without_never(self, logits_BV: Tensor) -> Tensor:
         if not len(self._never_N):
             return logits_BV
-        self._never_N = self._never_N.to(logits_BV.device)
+        self._never_N = self._never_N[self._never_N < logits_BV.shape[-1]].to(logits_BV.device)
         return logits_BV.index_fill(-1, self._never_N, NEVER)
 
     def _banned(self, blocker: NgramBlocker) -> list[int]:
-        return [token for token in blocker.banned() if token != self._settings.eos_id]
+        return [token for token in blocker.banned() if token not in self._settings.ends]
+
+    def _ends(self, logits_BV: Tensor) -> list[int]:
+        return [token for token in self._settings.ends if token < logits_BV.shape[-1]]
 
     def _seen(self, logits_BV: Tensor) -> Tensor:
         if self._seen_BV is None:
             seen_BV = torch.zeros(logits_BV.shape, dtype=torch.bool)
             for row, ids in enumerate(self._histories):
                 seen_BV[row, list(ids)] = True
-            if self._settings.eos_id is not None:
-                seen_BV[:, self._settings.eos_id] = False
+            seen_BV[:, self._ends(logits_BV)] = False
             self._seen_BV = seen_BV.to(logits_BV.device)
         return self._seen_BV
 

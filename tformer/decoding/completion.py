@@ -24,12 +24,15 @@ class Completion:
         row: int,
         sample: int,
         max_seq_len: int,
+        limit: int | None = None,
         tokenizer: Tokenizer | None = None,
         on_token: OnToken | None = None,
     ) -> None:
+        """`limit`: the most new tokens; None: `settings.max_new_tokens`."""
         self.row = row
         self.sample = sample
         self.ids = list(prompt)
+        self.limit = settings.max_new_tokens if limit is None else limit
         self.finish_reason: FinishReason | None = None
         self._prompt_length = len(self.ids)
         self._settings = settings
@@ -56,12 +59,13 @@ class Completion:
         self.ids.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
-        piece = "" if self._text is None or token == settings.eos_id else self._text.push(token)
-        if token == settings.eos_id:
+        ended = token in settings.ends
+        piece = "" if self._text is None or ended else self._text.push(token)
+        if ended:
             self.finish_reason = "eos"
         elif self._text is not None and self._text.stopped:
             self.finish_reason = "stop"
-        elif len(self.ids) - self._prompt_length == settings.max_new_tokens:
+        elif len(self.ids) - self._prompt_length == self.limit:
             self.finish_reason = "length"
         elif settings.context == "error" and len(self.ids) > self._max_seq_len:
             self.finish_reason = "context"

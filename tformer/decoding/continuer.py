@@ -39,7 +39,7 @@ class Continuer:
         self._models, self._tokenizer, self._settings = list(models), tokenizer, settings
         self._context, self._on_cut = context, on_cut
         self._limit = min(model.max_seq_len for model in models)
-        self._never = unwritten_tokens(tokenizer.special, eos=settings.eos_id)
+        self._never = unwritten_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens)
 
     def continue_texts(
         self,
@@ -89,7 +89,7 @@ class Continuer:
     def _answer(self, prompt: list[int], found: Hypothesis) -> Translation:
         follower = TextFollower.after_prompt(self._tokenizer, prompt)
         for token in found.ids:
-            if token != self._settings.eos_id:
+            if token not in self._settings.ends:
                 follower.push(token)
         follower.finish()
         return Translation(follower.text, found.ids, found.score, found.logprob, found.finish_reason)

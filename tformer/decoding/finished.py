@@ -7,7 +7,6 @@ from bisect import insort
 import numpy as np
 
 from tformer.decoding.beam_settings import BeamSettings, Hypothesis
-from tformer.decoding.length_penalty import length_penalty
 from tformer.decoding.settings import FinishReason
 
 NEVER = float("-inf")
@@ -40,9 +39,7 @@ class FinishedHypotheses:
         reason: FinishReason,
     ) -> None:
         """Take note of a hypothesis. `total` is the sum that is ranked: `logprob` and what penalties add to it."""
-        settings = self._settings
-        penalty = length_penalty(len(ids), alpha=settings.length_penalty, kind=settings.length_penalty_type)
-        score = total / penalty
+        score = total / self._settings.penalty(len(ids))
         self._found[sentence].append(Hypothesis(ids=ids, logprob=logprob, score=score, finish_reason=reason))
         scores = self._scores[sentence][group]
         insort(scores, score)

@@ -36,6 +36,7 @@ def generate(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | None = None,
+    limits: Sequence[int] | None = None,
     num_start: int = 0,
     never: Sequence[int] = (),
     on_token: OnToken | None = None,
@@ -49,6 +50,7 @@ def generate(
     decoder's: sources are the caller's to cut.
     tokenizer: of the target side; gives the completions' text, and keeps a model whose vocabulary was rounded up from
     choosing an id that has no token; needed for stop texts.
+    limits: the most new tokens of each prompt's completions, where not more than `settings.max_new_tokens`.
     num_start: so many first tokens of every prompt are no text (a decoder's start): n-gram blocking and the repetition
     penalty do not look back on them.
     never: tokens that are not chosen (`unwritten`); the log-probabilities of the others stay as they are.
@@ -63,7 +65,14 @@ def generate(
     source for each prompt.
     """
     completions = start_completions(
-        model, prompts, settings, sources=sources, tokenizer=tokenizer, on_token=on_token, first_row=first_row
+        model,
+        prompts,
+        settings,
+        sources=sources,
+        limits=limits,
+        tokenizer=tokenizer,
+        on_token=on_token,
+        first_row=first_row,
     )
     with inference(model):
         _run(
@@ -75,6 +84,7 @@ def generate(
                 settings,
                 keys=[(completion.row, completion.sample) for completion in completions],
                 histories=[completion.ids[num_start:] for completion in completions],
+                limits=[completion.limit for completion in completions],
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
                 never=never,
             ),
@@ -89,6 +99,7 @@ def start_completions(
     settings: GenerationSettings,
     *,
     sources: Sequence[Sequence[int]] | None,
+    limits: Sequence[int] | None,
     tokenizer: Tokenizer | None,
     on_token: OnToken | None,
     first_row: int,
@@ -106,6 +117,7 @@ def start_completions(
             row=first_row + row,
             sample=sample,
             max_seq_len=model.max_seq_len,
+            limit=None if limits is None else limits[row],
             tokenizer=tokenizer,
             on_token=on_token,
         )

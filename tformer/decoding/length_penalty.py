@@ -7,8 +7,9 @@
     none   lp = 1
 
 The same alpha means different things in the two, hence the type beside it. `length` counts the new tokens, an
-end-of-sequence token among them; a hypothesis cut off before its end has none, so none is counted. Alpha 0 is `none`;
-a negative alpha favours short hypotheses.
+end-of-sequence token among them; a hypothesis cut off before its end has none, so none is counted. A first token that
+every target is forced to have (BART) counts too: it is a label like the others, and costs nothing. What a text is asked
+to begin with does not count. Alpha 0 is `none`; a negative alpha favours short hypotheses.
 """
 
 from __future__ import annotations

@@ -28,8 +28,11 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt; one without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`."""
-    return tokenizer.encode(text) or start_ids(tokenizer)
+    """The ids of a prompt, after those that the tokenizer begins every text with (Llama's `<s>`; mostly none).
+
+    One without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`.
+    """
+    return [*tokenizer.opening, *tokenizer.encode(text)] or start_ids(tokenizer)
 
 
 def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str) -> list[int]:

@@ -33,7 +33,10 @@ class GenerationSettings:
     repetition_penalty: float = 1.0  # 1: off
     no_repeat_ngram: int = 0  # 0: off
     stop_texts: tuple[str, ...] = ()
-    eos_id: int | None = None  # None: only length and stop texts end a completion
+    eos_id: int | None = None  # None: only length, stop tokens and stop texts end a completion
+    stop_tokens: tuple[int, ...] = ()  # end a completion as `eos_id` does
+    forced_eos: int | None = None  # the last of `max_new_tokens` is this one; None: what gets there is cut
+    suppress_tokens: tuple[int, ...] | None = None  # never written; None: `unwritten_tokens` says
     seed: int = 0
     num_samples: int = 1  # completions per prompt
     logprobs: bool = False
@@ -63,6 +66,11 @@ class GenerationSettings:
             )
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """Every token that ends a completion."""
+        return (*(() if self.eos_id is None else (self.eos_id,)), *self.stop_tokens)
+
+    @property
     def greedy(self) -> bool:
         """True when every token is the most probable one: nothing is drawn."""
         return self.temperature == 0 or self.top_k == 1
@@ -82,6 +90,8 @@ class GenerationSettings:
             "repetition_penalty": generation.repetition_penalty,
             "no_repeat_ngram": generation.no_repeat_ngram,
             "stop_texts": generation.stop,
+            "suppress_tokens": generation.suppress_tokens,
+            "stop_tokens": generation.stop_tokens,
         }
         settings.update({name: value for name, value in overrides.items() if value is not None})
         settings.setdefault("min_new_tokens", min(generation.min_new_tokens, settings["max_new_tokens"]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tformer.data.template import single_template
 from tformer.decoding.alignment import links_of
@@ -64,7 +65,10 @@ class Translator:
         if isinstance(settings, GenerationSettings) and coverage_penalty:
             raise InputError("a coverage penalty ranks the hypotheses of beam search, it cannot be sampled with")
         context = min(model.max_seq_len for model in models)
-        self._settings, self._alignments = replace(settings, eos_id=target.eos), alignments
+        ends: dict[str, Any] = {"eos_id": target.eos, "forced_eos": target.forced_eos}
+        if isinstance(settings, BeamSettings):
+            ends["counted_start"] = len(target.prefix) - 1
+        self._settings, self._alignments = replace(settings, **ends), alignments
         size = target_tokenizer.vocab_size if vocab_size is None else vocab_size
         self._writer = Writer(list(models), target_tokenizer, target, vocab_size=size, coverage=coverage_penalty)
         self.reader = SentenceReader(
@@ -149,8 +153,8 @@ class Translator:
             return [ones for _, ones in found]
         pairs = [(sentence, one.ids) for sentence, ones in found for one in ones]
         attention = iter(self._writer.attention(pairs))
-        eos = self._writer.target.eos
+        ends = self._settings.ends
         return [
-            [replace(one, alignment=links_of(next(attention)[:, sentence.text_slice], one.ids, eos)) for one in ones]
+            [replace(one, alignment=links_of(next(attention)[:, sentence.text_slice], one.ids, ends)) for one in ones]
             for sentence, ones in found
         ]

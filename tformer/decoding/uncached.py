@@ -24,13 +24,21 @@ def uncached_generate(
     *,
     sources: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | None = None,
+    limits: Sequence[int] | None = None,
     num_start: int = 0,
     never: Sequence[int] = (),
     first_row: int = 0,
 ) -> list[list[Generated]]:
     """What `generate` returns, computed without a cache. Same arguments, same errors."""
     completions = start_completions(
-        model, prompts, settings, sources=sources, tokenizer=tokenizer, on_token=None, first_row=first_row
+        model,
+        prompts,
+        settings,
+        sources=sources,
+        limits=limits,
+        tokenizer=tokenizer,
+        on_token=None,
+        first_row=first_row,
     )
     device = next(model.parameters()).device
     with inference(model):
@@ -39,6 +47,7 @@ def uncached_generate(
                 settings,
                 keys=[(completion.row, completion.sample)],
                 histories=[completion.ids[num_start:]],
+                limits=[completion.limit],
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
                 never=never,
             )

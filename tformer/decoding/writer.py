@@ -57,16 +57,16 @@ class Writer:
         sources, targets = [sentence.source for sentence, _ in pairs], [ids for _, ids in pairs]
         return mean_attention(self.models, sources, targets, start_ids=self.target.prefix)
 
-    @property
-    def _never(self) -> tuple[int, ...]:
-        return unwritten_tokens(self.tokenizer.special, self.target, eos=self.target.eos)
+    def _never(self, settings: BeamSettings | GenerationSettings) -> tuple[int, ...]:
+        special, target = self.tokenizer.special, self.target
+        return unwritten_tokens(special, target, eos=target.eos, suppressed=settings.suppress_tokens)
 
     def _starts(self, sentences: Sequence[Sentence]) -> list[list[int]]:
         """What the decoder reads before it writes."""
         return [[*self.target.prefix, *sentence.prefix] for sentence in sentences]
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode([token for token in ids if token != self.target.eos])
+    def _text(self, ids: Sequence[int], ends: Sequence[int]) -> str:
+        return self.tokenizer.decode([token for token in ids if token not in ends])
 
     # --- beam search --------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Writer:
             limits=limits,
             # The start tokens are no text: repeating them is not repeating anything.
             histories=[sentence.prefix for sentence in sentences],
-            never=self._never,
+            never=self._never(settings),
             should_stop=should_stop,
         )
         penalties = self._coverage_of(sentences, found)
@@ -114,12 +114,15 @@ class Writer:
         """The first `n_best` of different texts; interrupted ones, whose scores lack an end, last."""
         pairs = [(one, one.score + penalty) for one, penalty in zip(hypotheses, extra, strict=True)]
         ranked = sorted(pairs, key=lambda pair: (pair[0].finish_reason == "interrupted", -pair[1]))
-        return best_of_each_text((self._searched(sentence, one, score) for one, score in ranked), settings.n_best)
+        return best_of_each_text(
+            (self._searched(settings, sentence, one, score) for one, score in ranked), settings.n_best
+        )
 
-    def _searched(self, sentence: Sentence, found: Hypothesis, score: float) -> Translation:
+    def _searched(self, settings: BeamSettings, sentence: Sentence, found: Hypothesis, score: float) -> Translation:
         ids = (*sentence.prefix, *found.ids)
         forced = len(sentence.prefix)
-        return Translation(self._text(ids), ids, score, found.logprob, found.finish_reason, num_forced=forced)
+        text = self._text(ids, settings.ends)
+        return Translation(text, ids, score, found.logprob, found.finish_reason, num_forced=forced)
 
     # --- sampling -----------------------------------------------------------------------------------------------------
 
@@ -139,25 +142,22 @@ class Writer:
             self._starts(sentences),
             replace(settings, logprobs=True, max_new_tokens=longest, min_new_tokens=shortest),
             sources=[sentence.source or (0,) for sentence in sentences],
+            limits=[sentence.limit for sentence in sentences],
             tokenizer=self.tokenizer,
             num_start=len(self.target.prefix),
-            never=self._never,
+            never=self._never(settings),
             should_stop=should_stop,
             first_row=row,
         )
         return [
-            [self._sampled(sentence, completion) for completion in completions]
+            [self._sampled(settings, sentence, completion) for completion in completions]
             for sentence, completions in zip(sentences, found, strict=True)
         ]
 
-    def _sampled(self, sentence: Sentence, found: Generated) -> Translation:
-        """A completion, cut at the sentence's own limit."""
-        drawn, reason = found.ids[: sentence.limit], found.finish_reason
-        ids = (*sentence.prefix, *drawn)
-        if len(drawn) < len(found.ids):
-            reason = "length"
-        text = self._text(ids)
-        if reason == "stop":  # cut before the text that ends it
-            text = self._text(sentence.prefix) + (found.text or "")
-        logprob = float(sum((found.logprobs or ())[: sentence.limit]))
-        return Translation(text, ids, logprob, logprob, reason, num_forced=len(sentence.prefix))
+    def _sampled(self, settings: GenerationSettings, sentence: Sentence, found: Generated) -> Translation:
+        ids = (*sentence.prefix, *found.ids)
+        text = self._text(ids, settings.ends)
+        if found.finish_reason == "stop":  # cut before the text that ends it
+            text = self._text(sentence.prefix, settings.ends) + (found.text or "")
+        logprob = float(sum(found.logprobs or ()))
+        return Translation(text, ids, logprob, logprob, found.finish_reason, num_forced=len(sentence.prefix))

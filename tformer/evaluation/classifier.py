@@ -53,6 +53,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         padding=recipe.data.padding,
         pad_to=recipe.data.pad_to,
         vocab_size=0 if loaded.tokenizer is None else loaded.tokenizer.vocab_size,
+        target=None if recipe.model.decoder is None else loaded.decoder_tokens,
         images=None
         if recipe.model.patches is None
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
@@ -75,7 +76,8 @@ class Classifier:
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
         self.reads_images = loaded.recipe.model.patches is not None
-        self.reads_pairs = self.columns.text2 is not None
+        # None: it was imported, and nobody says whether it learned from texts or from pairs
+        self.reads_pairs = None if loaded.imported else self.columns.text2 is not None
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
         self.seq_len = loaded.recipe.seq_len
         self.truncated = 0  # texts so far that were longer than the model reads

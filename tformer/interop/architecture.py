@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link
+from tformer.interop.mapping import Fixed, Link, to_theirs
+from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model
 
 
@@ -29,6 +32,9 @@ class Architecture:
     renamed: old names: (pattern, replacement) of `re.sub` on the whole name.
     skipped: patterns (`re.fullmatch`) of tensors that are no weights of the classes: buffers, and heads of other
         classes that files carry along.
+    of_files: (section as read, weight files) -> the section with what the files decide and config.json does not.
+    undecided: dotted paths of the section that `of_files` alone decides: a config that says nothing of them is right.
+    fixed: (model, class) -> tensors on disk that follow from the section.
     """
 
     model_type: str
@@ -40,3 +46,11 @@ class Architecture:
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
     skipped: tuple[str, ...] = ()
+    of_files: Callable[[dict[str, Any], WeightFiles], dict[str, Any]] | None = None
+    undecided: tuple[str, ...] = ()
+    fixed: Callable[[Model, str], Sequence[Fixed]] = lambda model, class_name: ()
+
+    def tensors(self, model: Model, class_name: str, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All that a file of the class holds, by name on disk, of our tensors (owners only)."""
+        made = {entry.name: entry.make() for entry in self.fixed(model, class_name) if entry.written}
+        return to_theirs(self.links(model, class_name), ours) | made

@@ -6,6 +6,7 @@ effect beside the others are left out. Comparing two canonical forms names every
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,18 @@ from tformer.nn.positions.learned import LearnedOptions
 from tformer.recipe.model import Model, Stack
 
 OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
+
+# Features of tformer's that no class has: (dotted path, value). They are named before anything else is compared.
+NOWHERE: tuple[tuple[str, Any], ...] = (
+    (r"model\.embedding\.fixnorm", True),
+    (r"model\.(encoder|decoder)\.norm\.kind", "scalenorm"),
+    (r"model\.(encoder|decoder)\.positions\.kind", "shaw"),
+    (r"model\.(encoder|decoder)\.positions\.kind", "patch2d"),
+    (r"model\.(encoder|decoder)\.positions\.layout", "fairseq"),
+    (r"model\.(encoder|decoder)\.attention\.qk_norm", True),
+    (r"model\.(encoder|decoder)\.feedforward\.activation", "relu2"),
+    (r"model\.heads\.\w+\.pooling", "mean"),
+)
 
 
 def canonical(model: Model) -> dict[str, Any]:
@@ -38,7 +51,14 @@ def canonical(model: Model) -> dict[str, Any]:
         del data["tie"]["source_target"]
     if not {"lm", "masked_lm"} & data["heads"].keys():
         del data["tie"]["output"]
-    if data["target_vocab_size"] == data["vocab_size"]:
+    if not any(data[side] and data[side]["positions"]["kind"] == "learned" for side in ("encoder", "decoder")):
+        data["max_seq_len"] = None  # no table ends there
+    if model.patches is not None:
+        del data["patches"]["stem"]  # two shapes of one kernel
+        if model.decoder is None:
+            data["embedding"] = {"norm": model.embedding.norm}
+            del data["max_seq_len"], data["vocab_size"]
+    if data["target_vocab_size"] == model.vocab_size:
         data["target_vocab_size"] = None
     return data
 
@@ -46,6 +66,25 @@ def canonical(model: Model) -> dict[str, Any]:
 def differences(first: Model, second: Model) -> list[tuple[str, Any, Any]]:
     """(dotted path, value in `first`, value in `second`) of everything that makes two models different functions."""
     return list(_differences(canonical(first), canonical(second), "model"))
+
+
+def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
+    """(dotted path, value) of every feature that no class of Hugging Face has."""
+    found = [
+        (path, value)
+        for path, value in _leaves(canonical(model), "model")
+        if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
+    ]
+    sides = [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
+    return found + [(f"model.{side}.layers", layers) for side in sides if (layers := getattr(model, side).layers)]
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{path}.{key}")
 
 
 def _stack(model: Model, stack: Stack, data: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +97,7 @@ def _stack(model: Model, stack: Stack, data: dict[str, Any]) -> dict[str, Any]:
         data["attention"]["scale"] = size**-0.5
     if data["feedforward"]["d_ff"] is None:
         data["feedforward"]["d_ff"] = 4 * width
-    if stack.norm.kind != "layernorm":
+    if stack.norm.kind != "layernorm" or not stack.norm.learned:
         del data["norm"]["bias"]
     if isinstance(stack.positions, LearnedOptions) and model.patches is not None:
         del data["positions"]["ids"]

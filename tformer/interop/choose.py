@@ -1,12 +1,14 @@
 """Which of Hugging Face's classes computes what a recipe's model computes.
 
-Every class with the model's heads is asked to write its config; what that config says is read back and compared. A
-class without a difference is the one. Otherwise the export is refused, naming what came out different in the class
-that comes nearest: nothing is ever exported approximately.
+Every class that may have the model's heads is asked to write its config; what that config says is read back and
+compared. A class without a difference is the one; failing that, one whose every difference an exact change of form
+removes (`equivalences`). Otherwise the export is refused, naming what came out different in the class that comes
+nearest: nothing is ever exported approximately.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,29 +17,46 @@ from pydantic import ValidationError
 from tformer.errors import InputError, did_you_mean
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.canonical import differences
+from tformer.interop.canonical import differences, unknown_anywhere
 from tformer.interop.config import Config
+from tformer.interop.equivalences import Step, step_for
 from tformer.recipe.model import Model
 
 MAX_LISTED = 6
+SAME_CLASS = {"regression": "classifier"}  # the config of such a class says which of the two it is
+MAX_ROUNDS = 4  # of changes: each may uncover a difference that stood behind another
+# How many differing values weigh as much as a stack or head that only one of the two has, and as a config that cannot
+# even be read back.
+OTHER_PARTS, UNREADABLE = 50, 40
+
+Difference = tuple[str, Any, Any]  # dotted path, value here, value there
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A class and the keys of its config.json that describe the model."""
+    """A class, the keys of its config.json that describe the model, and the form in which the model fits it.
+
+    model: as the class has it; the recipe's own where `steps` is empty.
+    steps: the changes that lead there, to be applied to the weights in this order.
+    """
 
     architecture: Architecture
     class_name: str
     config: dict[str, Any]
+    model: Model
+    steps: tuple[Step, ...] = ()
 
 
-def choose_class(model: Model, *, family: str, model_type: str | None = None) -> Choice:
+def choose_class(
+    model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
+) -> Choice:
     """The class to export to.
 
     Args:
         model: resolved (vocabulary sizes and numbers of labels filled in).
         family: the recipe's `arch`, whose architectures are tried first.
         model_type: the only one to try; None: all.
+        common: keys of config.json that are the same for every class, such as special ids; they go before the class's.
 
     Raises:
         InputError: no class computes this; names the fields, or an unknown `model_type`.
@@ -47,50 +66,128 @@ def choose_class(model: Model, *, family: str, model_type: str | None = None) ->
             f"model type {model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}",
             hint=did_you_mean(model_type, list(ARCHITECTURES)),
         )
-    kinds = tuple(head.kind for head in model.heads)
-    candidates = [
-        (architecture, class_name)
-        for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)
-        for class_name, heads in architecture.classes.items()
-        if sorted(heads) == sorted(kinds) and model_type in (None, architecture.model_type)
-    ]
+    fitting: list[Choice] = []
     refusals: list[tuple[int, str, str]] = []
-    for architecture, class_name in candidates:
-        config, problems = _attempt(model, architecture, class_name)
-        if not problems:
-            return Choice(architecture, class_name, config)
-        refusals.append((len(problems), class_name, "; ".join(problems[:MAX_LISTED])))
-    if not refusals:
-        where = f" of {model_type}" if model_type else ""
-        raise InputError(f"model.heads: no class{where} of Hugging Face has the heads {', '.join(kinds) or 'none'}")
-    _, class_name, problem = min(refusals, key=lambda refusal: refusal[0])
-    raise InputError(f"no class of Hugging Face computes this model; {class_name} comes nearest: {problem}")
+    for architecture, class_name in _candidates(model, family=family, model_type=model_type):
+        outcome = _attempt(model, architecture, class_name, common or {})
+        if isinstance(outcome, Choice):
+            fitting.append(outcome)
+        else:
+            refusals.append((outcome[0], class_name, outcome[1]))
+    if fitting:
+        return min(fitting, key=lambda choice: len(choice.steps))  # the first of equals
+    raise _refusal(model, refusals, model_type)
 
 
-def label_keys(model: Model) -> dict[str, Any]:
-    """The keys of config.json that a head over labels is read from; their names are the caller's to give."""
+def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys of config.json that a head over labels is read from.
+
+    names: of the labels in order; without them they get `transformers`' own, LABEL_0 and so on.
+    """
     for head in model.heads:
         if head.kind == "classifier":
             count = head.num_labels or 0
             problem = "multi_label_classification" if head.multi_label else "single_label_classification"
-            names = [f"LABEL_{number}" for number in range(count)]
         elif head.kind == "regression":
-            problem, names = "regression", ["LABEL_0"]
+            count, problem = 1, "regression"
         else:
             continue
-        return {"problem_type": problem, "id2label": {str(number): name for number, name in enumerate(names)}}
+        shown = names if len(names) == count else [f"LABEL_{number}" for number in range(count)]
+        return {
+            "problem_type": problem,
+            "id2label": {str(number): name for number, name in enumerate(shown)},
+            "label2id": {name: number for number, name in enumerate(shown)},
+        }
     return {}
 
 
-def _attempt(model: Model, architecture: Architecture, class_name: str) -> tuple[dict[str, Any], list[str]]:
-    """The config of a class, and what keeps it from being this model."""
+def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tuple[Architecture, str]]:
+    """Classes that may have the model's heads, those of the recipe's family first."""
+    kinds = sorted(SAME_CLASS.get(head.kind, head.kind) for head in model.heads)
+    return [
+        (architecture, class_name)
+        for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)
+        for class_name, heads in architecture.classes.items()
+        if sorted(heads) in (kinds, []) and model_type in (None, architecture.model_type)
+    ]
+
+
+def _attempt(
+    model: Model, architecture: Architecture, class_name: str, common: Mapping[str, Any]
+) -> Choice | tuple[int, str]:
+    """The class with its config, or how far away it is and why."""
+    steps: list[Step] = []
+    for _ in range(MAX_ROUNDS):
+        try:
+            config, found = _compare(model, architecture, class_name, common)
+        except InputError as error:
+            return UNREADABLE, error.message
+        if not found:
+            return Choice(architecture, class_name, config, model, tuple(steps))
+        wanted = {difference[0]: step_for(model, *difference) for difference in found}
+        left = [difference for difference in found if wanted[difference[0]] is None]
+        if left:
+            return _distance(left), _listing(left)
+        for path, ours, theirs in found:
+            step = step_for(model, path, ours, theirs)  # again: one change may have removed several differences
+            if step is not None and _stands(model, path, ours):
+                model, _ = step.apply(model, {})
+                steps.append(step)
+    return _distance(found), _listing(found)
+
+
+def _compare(
+    model: Model, architecture: Architecture, class_name: str, common: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Difference]]:
+    """The class's config for a model, and where what it says is another model. InputError: it says nothing."""
+    config = architecture.write(model, class_name)
+    for key, value in config.items():
+        if value is not None and key in common and common[key] is None:
+            raise InputError(f"{class_name} needs a {key}, here {value}: the tokenizer has no such token")
+    reader = Config({**label_keys(model), **config, **common}, name=f"export as {class_name}")
     try:
-        config = architecture.write(model, class_name)
-        reader = Config(label_keys(model) | config, name="export")
         found = Model.model_validate(architecture.read(reader, class_name))
-        reader.finish()
-    except InputError as error:
-        return {}, [error.message]
     except ValidationError as error:
-        return {}, [str(error.errors()[0]["msg"])]
-    return config, [f"{path} is {ours!r}, there {theirs!r}" for path, ours, theirs in differences(model, found)]
+        raise InputError(str(error.errors()[0]["msg"])) from error
+    reader.finish()
+    return config, [one for one in differences(model, found) if one[0] not in architecture.undecided]
+
+
+def _stands(model: Model, path: str, value: Any) -> bool:
+    """Whether a difference is still there after the changes made for those before it."""
+    place: Any = model.model_dump(mode="json")
+    for key in path.split(".")[1:]:
+        place = next(one for one in place if one["kind"] == key) if isinstance(place, list) else place[key]
+    return bool(place == value)
+
+
+def _distance(found: Sequence[Difference]) -> int:
+    """How far away a class is: a stack or a head that only one of the two has outweighs any number of values."""
+    return sum(OTHER_PARTS if isinstance(ours, dict) or isinstance(theirs, dict) else 1 for _, ours, theirs in found)
+
+
+def _listing(found: Sequence[Difference]) -> str:
+    more = len(found) - MAX_LISTED
+    listed = "; ".join(f"{path} is {_shown(ours)}, there {_shown(theirs)}" for path, ours, theirs in found[:MAX_LISTED])
+    return listed + (f"; and {more} more" if more > 0 else "")
+
+
+def _shown(value: Any) -> str:
+    words = {None: "none", True: "true", False: "false"}
+    if isinstance(value, dict):
+        return "given"
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _refusal(model: Model, refusals: Sequence[tuple[int, str, str]], model_type: str | None) -> InputError:
+    """Why there is no class: a feature that none has, else what is different in the nearest."""
+    where = f" of {model_type}" if model_type else ""
+    unknown = unknown_anywhere(model)
+    if unknown:
+        listed = "; ".join(f"{path}: {_shown(value)}" for path, value in unknown[:MAX_LISTED])
+        return InputError(f"no class of Hugging Face that tformer writes has {listed}")
+    if not refusals:
+        kinds = ", ".join(head.kind for head in model.heads) or "none"
+        return InputError(f"model.heads: no class{where} of Hugging Face that tformer writes has the heads {kinds}")
+    _, class_name, problem = min(refusals, key=lambda refusal: refusal[0])
+    return InputError(f"no class{where} of Hugging Face computes this model; {class_name} comes nearest: {problem}")

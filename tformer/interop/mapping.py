@@ -70,6 +70,18 @@ class Link:
     also: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """A tensor on disk that is no weight: a formula gives its numbers. A file may hold it, and must then agree.
+
+    make: its numbers; written: whether new files hold it.
+    """
+
+    name: str
+    make: Callable[[], Tensor]
+    written: bool = False
+
+
 def link(ours: str, *theirs: str, layout: Layout = SAME, also: Iterable[str] = ()) -> Link:
     return Link(ours, theirs, layout, tuple(also))
 
@@ -93,6 +105,30 @@ def shapes_on_disk(links: Iterable[Link], ours: Mapping[str, Sequence[int]]) -> 
         parts = entry.layout.split(torch.empty(tuple(ours[entry.ours]), device="meta"))
         shapes |= {name: tuple(part.shape) for name, part in zip(entry.theirs, parts, strict=True)}
     return shapes
+
+
+def let_copies_stand_in(links: Iterable[Link], names: dict[str, str]) -> None:
+    """Where a file holds a tied tensor under the name of a copy alone, that copy is the tensor."""
+    for entry in links:
+        copy = next((name for name in entry.also if name in names), None)
+        if copy is not None and entry.theirs[0] not in names:
+            names[entry.theirs[0]] = names.pop(copy)
+
+
+def check_fixed(fixed: Iterable[Fixed], theirs: Mapping[str, Tensor]) -> None:
+    """InputError for a stored tensor that is not what its formula gives, up to the rounding of its type."""
+    for entry in fixed:
+        if entry.name not in theirs:
+            continue
+        found, expected = theirs[entry.name].float(), entry.make()
+        if found.shape != expected.shape:
+            shapes = f"{list(found.shape)}, expected {list(expected.shape)}"
+            raise InputError(f"tensor {entry.name} has the shape {shapes}")
+        error = float((found - expected).abs().max())
+        if not error <= max(1e-5, 2 * torch.finfo(theirs[entry.name].dtype).eps):
+            raise InputError(
+                f"tensor {entry.name} differs from the formula that tformer computes in its place, by up to {error:.2g}"
+            )
 
 
 def to_ours(links: Iterable[Link], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:

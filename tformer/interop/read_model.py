@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,19 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
-from tformer.errors import InputError, did_you_mean
+from tformer.checkpoint.tensor_header import TensorSpec
+from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, shapes_on_disk, to_ours
-from tformer.interop.weight_files import WeightFiles, open_weights
+from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
+from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
 from tformer.recipe.model import Model
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
+BARE = r"(LMHeadModel|MTModel|For[A-Z]\w+)$"  # what a class's name has beyond the bare body's
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,29 @@ class ForeignModel:
     names: Mapping[str, str]  # name in the table -> name in the files
     skipped: tuple[str, ...] = field(default=())
 
-    def weights(self) -> dict[str, Tensor]:
-        """Our tensors by name (owners only), on the CPU, in the type in which they are stored."""
-        stored = self.files.read(self.names.values())
-        return to_ours(self.links, {name: stored[found] for name, found in self.names.items()})
+    def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
+        """Our tensors by name (owners only), on the CPU, in the type in which they are stored.
+
+        file_read: called after each weight file; what it raises ends the reading.
+        """
+        stored = self.files.read(self.names.values(), file_read=file_read)
+        named = {name: stored[found] for name, found in self.names.items()}
+        check_fixed(self.architecture.fixed(self.model, self.class_name), named)
+        return to_ours(self.links, named)
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """Names, types and shapes of our tensors (owners only), without reading any."""
+        shapes = build_model(self.model, device="meta").state_dict()
+        found = {}
+        for entry in self.links:
+            dtype = self.files.specs[self.names[entry.theirs[0]]].dtype
+            shape = tuple(shapes[entry.ours].shape)
+            found[entry.ours] = TensorSpec(entry.ours, dtype, shape, 0, math.prod(shape) * dtype.itemsize)
+        return found
+
+    def tied(self) -> dict[str, str]:
+        """{alias: owner} of our tensors."""
+        return build_model(self.model, device="meta").tied_names()
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -69,20 +93,40 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
     folder = Path(folder)
     config = read_config(folder)
     architecture = _architecture(folder, config)
-    class_name = _class(folder, config, architecture)
-    reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
-    values = architecture.read(reader, class_name)
+    files = open_weights(folder)
+    attempts = {
+        name: partial(_read_as, name, folder, config, architecture, files, ignore)
+        for name in _candidates(folder, config, architecture)
+    }
+    if len(attempts) == 1:
+        return next(iter(attempts.values()))()
+    return _only_fit(folder, architecture, attempts)
+
+
+def _read_as(
+    class_name: str,
+    folder: Path,
+    config: dict[str, Any],
+    architecture: Architecture,
+    files: WeightFiles,
+    ignore: Collection[str],
+) -> ForeignModel:
+    """The folder as a model of this class."""
+    values = {key: value for key, value in config.items() if key not in ignore}
+    reader = Config(values, name=str(folder / CONFIG))
+    section = architecture.read(reader, class_name)
     reader.finish()
+    if architecture.of_files is not None:
+        section = architecture.of_files(section, files)
     try:
-        model = Model.model_validate(values)
+        model = Model.model_validate(section)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise InputError(f"{folder / CONFIG}: model.{where}: {problem['msg']}, found {problem['input']!r}") from None
     links = architecture.links(model, class_name)
-    files = open_weights(folder)
-    names, skipped = _match(architecture, links, files)
-    _check_shapes(model, links, files, names)
+    names, skipped = _match(architecture, links, architecture.fixed(model, class_name), files)
+    _check_tensors(model, links, files, names)
     return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 
 
@@ -95,29 +139,73 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        found = "the key is missing" if model_type is None else f"found {model_type!r}"
         raise InputError(
-            f"{folder / CONFIG}: model_type: found {model_type!r}, tformer knows {', '.join(sorted(ARCHITECTURES))}",
-            hint=did_you_mean(str(model_type), list(ARCHITECTURES)),
+            f"{folder / CONFIG}: model_type: {found}, tformer knows {', '.join(sorted(ARCHITECTURES))}",
+            hint=_nearest_type(model_type),
         )
     return ARCHITECTURES[model_type]
 
 
-def _class(folder: Path, config: Mapping[str, Any], architecture: Architecture) -> str:
-    found = config.get("architectures") or list(architecture.classes)[:1]
-    if isinstance(found, list) and len(found) == 1 and found[0] in architecture.classes:
-        return str(found[0])
+def _nearest_type(found: object) -> str | None:
+    near = difflib.get_close_matches(str(found), list(ARCHITECTURES), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def _candidates(folder: Path, config: Mapping[str, Any], architecture: Architecture) -> list[str]:
+    """The class that config.json names; all of them where it names none, or the bare body (as bart-base does)."""
+    known = list(architecture.classes)
+    found = config.get("architectures")
+    if not found:
+        return known
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str):
+        if found[0] in known:
+            return [found[0]]
+        if found[0] in {re.sub(BARE, "Model", name) for name in known}:
+            return known
     raise InputError(
-        f"{folder / CONFIG}: architectures: found {found!r}, expected one of {', '.join(architecture.classes)}"
+        f"{folder / CONFIG}: architectures: found {found!r}, expected one of {', '.join(known)}",
+        hint="tformer reads these classes of this architecture",
     )
 
 
+def _only_fit(
+    folder: Path, architecture: Architecture, attempts: Mapping[str, Callable[[], ForeignModel]]
+) -> ForeignModel:
+    """The class whose table takes every tensor of the files, with the fewest left out. Errors: none, or several."""
+    fits: list[ForeignModel] = []
+    errors: list[InputError] = []
+    for attempt in attempts.values():
+        try:
+            fits.append(attempt())
+        except InputError as error:
+            errors.append(error)
+    if not fits:
+        first, *others = [error.message for error in errors]
+        if all(other == first for other in others):
+            raise errors[0]
+        raise InputError(
+            f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit none of "
+            f"{', '.join(attempts)}; of the first: {first}"
+        )
+    fewest = min(len(fit.skipped) for fit in fits)
+    best = [fit for fit in fits if len(fit.skipped) == fewest]
+    if len(best) > 1:
+        fitting = " and ".join(fit.class_name for fit in best)
+        raise InputError(
+            f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit {fitting}",
+            hint=f'add to it: "architectures": ["{best[0].class_name}"]',
+        )
+    return best[0]
+
+
 def _match(
-    architecture: Architecture, links: Sequence[Link], files: WeightFiles
+    architecture: Architecture, links: Sequence[Link], fixed: Sequence[Fixed], files: WeightFiles
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """{name in the table: name in the files}, and the names that are left out; none may be missing or unknown."""
     wanted = [name for entry in links for name in entry.theirs]
-    optional = {name for entry in links for name in entry.also}
+    optional = {name for entry in links for name in entry.also} | {entry.name for entry in fixed}
     names: dict[str, str] = {}
     skipped, unknown = [], []
     bare = bool(architecture.prefix) and not any(name.startswith(architecture.prefix) for name in files.specs)
@@ -128,12 +216,15 @@ def _match(
             name = re.sub(pattern, replacement, name)
         if bare and name not in known:
             name = architecture.prefix + name
+        if name in names:
+            raise InputError(f"{files.folder}: {names[name]} and {stored} are two tensors for one place")
         if name in known:
             names[name] = stored
         elif any(re.fullmatch(pattern, name) for pattern in architecture.skipped):
             skipped.append(stored)
         else:
             unknown.append(stored)
+    let_copies_stand_in(links, names)
     missing = [name for name in wanted if name not in names]
     problems = [f"{word} {_listing(found)}" for word, found in (("missing", missing), ("unknown", unknown)) if found]
     if problems:
@@ -141,18 +232,24 @@ def _match(
     return names, tuple(skipped)
 
 
-def _check_shapes(model: Model, links: Sequence[Link], files: WeightFiles, names: Mapping[str, str]) -> None:
+def _check_tensors(model: Model, links: Sequence[Link], files: WeightFiles, names: Mapping[str, str]) -> None:
     built = build_model(model, device="meta")
     ours = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
     owners = ours.keys() - built.tied_names().keys()
     covered = {entry.ours for entry in links}
     assert covered == owners, f"the table and the model differ: {sorted(covered ^ owners)}"
     for name, shape in shapes_on_disk(links, ours).items():
-        found = files.specs[names[name]].shape
-        if found != shape:
+        spec = files.specs[names[name]]
+        if spec.shape != shape:
             raise InputError(
-                f"{files.file_of(names[name])}: tensor {names[name]} has the shape {list(found)}, "
+                f"{files.file_of(spec.name)}: tensor {spec.name} has the shape {list(spec.shape)}, "
                 f"expected {list(shape)} by {CONFIG}"
+            )
+        if not spec.dtype.is_floating_point or spec.dtype.itemsize < 2:
+            raise InputError(
+                f"{files.file_of(spec.name)}: tensor {spec.name} holds {str(spec.dtype).removeprefix('torch.')}, "
+                "expected floating-point numbers of 16 bits or more",
+                hint="quantised weights are not read: take the model that they were made from",
             )
 
 

@@ -1,17 +1,52 @@
-"""The weight files of a Hugging Face folder: one model.safetensors, or several beside an index."""
+"""The weight files of a Hugging Face folder: one model.safetensors, or several beside an index.
+
+The folder may come from anywhere, so every claim is checked: the index names plain files of its own folder, each of its
+tensors lies in the file it says and nowhere else, and no file holds a tensor that the index does not name. Weights in
+any other format are refused by name; a pickle is never opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from torch import Tensor
 
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.manifest import plain_name
 from tformer.checkpoint.tensor_files import read_specs, read_tensors
-from tformer.checkpoint.tensor_header import TensorSpec
+from tformer.checkpoint.tensor_header import MAX_HEADER_BYTES, TensorSpec
+from tformer.errors import InputError
+
+FileRead = Callable[[int, int], None]  # (files read, all)
 
 SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+
+_CONVERT = (
+    "where you trust the file, load it with transformers and save it again: "
+    "AutoModel... .from_pretrained(DIR).save_pretrained(NEW_DIR) writes model.safetensors"
+)
+_PICKLE = f"tformer never unpickles, for a pickle can run any code; {_CONVERT}"
+
+# What folders hold in the place of safetensors: (pattern, what it is, hint). Looked for in this order.
+OTHER_FORMATS = (
+    ("*.bin", "pickled weights", _PICKLE),
+    ("*.bin.index.json", "an index of pickled weights", _PICKLE),
+    ("*.pt", "pickled weights", _PICKLE),
+    ("*.pth", "pickled weights", _PICKLE),
+    ("*.ckpt*", "pickled weights", _PICKLE),
+    ("*.pkl", "pickled weights", _PICKLE),
+    ("*.h5", "TensorFlow weights", _CONVERT),
+    ("*.msgpack", "Flax weights", _CONVERT),
+    ("adapter_model*.safetensors", "an adapter (LoRA), not a model", "merge it into its base model and save that"),
+    ("*.gguf", "GGUF weights", "look for the original model, which has model.safetensors"),
+    ("*.onnx", "an ONNX graph", "look for the original model, which has model.safetensors"),
+    ("*.safetensors", "safetensors under another name", f"a single file must be called {SINGLE}"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,17 +60,99 @@ class WeightFiles:
     def file_of(self, name: str) -> Path:
         return self.files[name]
 
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Tensors by name, on the CPU, as stored."""
+    def paths(self) -> list[Path]:
+        return sorted(set(self.files.values()))
+
+    def num_bytes(self) -> int:
+        return sum(spec.stop - spec.start for spec in self.specs.values())
+
+    def read(self, names: Iterable[str], *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
+        """Tensors by name, on the CPU, as stored. `file_read` is called after each file.
+
+        Raises InputError for a file that has changed since its header was read, or is damaged.
+        """
         wanted = set(names)
         found: dict[str, Tensor] = {}
-        for path in sorted({self.files[name] for name in wanted}):
+        paths = sorted({self.files[name] for name in wanted})
+        for done, path in enumerate(paths, start=1):
             found |= {name: tensor for name, tensor in read_tensors(path, sha256=None).items() if name in wanted}
+            file_read(done, len(paths))
+        for name in wanted:
+            if name not in found or tuple(found[name].shape) != self.specs[name].shape:
+                raise InputError(f"{self.files[name]} has changed while it was read: tensor {name} is not what it was")
         return found
 
 
 def open_weights(folder: Path) -> WeightFiles:
-    """TODO(owner of weight_files): index, pickles, traversal, duplicates."""
-    path = folder / SINGLE
-    specs = {spec.name: spec for spec in read_specs(path)}
-    return WeightFiles(folder, specs, dict.fromkeys(specs, path))
+    """The headers of a folder's weight files. Where it has both a single file and an index, the single file counts.
+
+    Raises:
+        InputError: no safetensors (names what is there instead), a damaged or truncated file, an index that names a
+            file outside the folder, a file that is missing, or tensors that are not where it says.
+    """
+    if (folder / SINGLE).exists():
+        path = folder / SINGLE
+        specs = {spec.name: spec for spec in read_specs(path)}
+        return WeightFiles(folder, specs, dict.fromkeys(specs, path))
+    if (folder / INDEX).exists():
+        return _open_indexed(folder)
+    raise _no_weights(folder)
+
+
+def _open_indexed(folder: Path) -> WeightFiles:
+    index = folder / INDEX
+    weight_map = _weight_map(index)
+    specs: dict[str, TensorSpec] = {}
+    files: dict[str, Path] = {}
+    names = sorted(set(weight_map.values()))
+    absent = [name for name in names if not (folder / name).exists()]
+    if absent:
+        held = sum(file == absent[0] for file in weight_map.values())
+        raise InputError(
+            f"{folder / absent[0]} is missing: {index.name} says that it holds {held:,} tensors "
+            f"({len(absent)} of {len(names)} files are missing)",
+            hint="download the folder again, with every file",
+        )
+    for name in names:
+        path = folder / name
+        for spec in read_specs(path):
+            if spec.name in specs:
+                raise InputError(f"{path} holds tensor {spec.name}, which {files[spec.name].name} holds as well")
+            if weight_map.get(spec.name) != name:
+                expected = weight_map.get(spec.name)
+                says = f"says {expected}" if expected else "does not name it"
+                raise InputError(f"{path} holds tensor {spec.name}, but {index.name} {says}")
+            specs[spec.name], files[spec.name] = spec, path
+    lacking = sorted(weight_map.keys() - specs.keys())
+    if lacking:
+        more = f" (and {len(lacking) - 1:,} more)" if len(lacking) > 1 else ""
+        raise InputError(f"{folder / weight_map[lacking[0]]} lacks tensor {lacking[0]}{more}, which {index.name} names")
+    return WeightFiles(folder, specs, files)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """{tensor: file} of the index; every file is a plain name, so that it lies in the index's own folder."""
+    found = parse_object(read_bounded(index, max_bytes=MAX_HEADER_BYTES), name=str(index)).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise InputError(f"{index} is damaged: it has no weight_map")
+    for name in found.values():
+        try:
+            plain_name(name)
+        except ValueError:
+            raise InputError(
+                f"{index}: weight_map: found the file {name!r}, expected a file of this very folder",
+                hint="an index that leads elsewhere is refused",
+            ) from None
+        if not name.endswith(SUFFIX):
+            raise InputError(f"{index}: weight_map: found the file {name!r}, expected one that ends in {SUFFIX}")
+    return found
+
+
+def _no_weights(folder: Path) -> InputError:
+    """The error for a folder without safetensors: what it holds instead."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    for pattern, what, hint in OTHER_FORMATS:
+        found = next((name for name in names if fnmatch(name, pattern)), None)
+        if found is not None:
+            return InputError(f"{folder} has no {SINGLE} but {found}: {what}", hint=hint)
+    return InputError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")

@@ -64,8 +64,8 @@ class ObjectiveContext:
         label_counts: int [L], how often each class occurs in the training data.
         generator: ELECTRA's second model.
         images: None for text.
-        target: what a decoder beside an encoder begins and ends with; `target_special_ids` and `target_seq_len` are its
-            side's where that differs from the source's.
+        target: what a decoder beside an encoder begins and ends with, None without one; `target_special_ids` and
+            `target_seq_len` are its side's where that differs from the source's.
         frame: special ids before and after a source text.
         sentence_ends: bool [V], True for tokens that can end a sentence.
     """

@@ -5,6 +5,8 @@
 - swapped pairs: half of the pairs are read the other way round, [CLS] b [SEP] a [SEP] for [CLS] a [SEP] b [SEP].
 - augmentation of images: `tformer.data.augment`.
 
+Beside an encoder, a decoder reads the same text again: `read_again`.
+
 Shapes: B examples, T tokens, L labels, C channels, Y x X pixels.
 """
 
@@ -84,7 +86,7 @@ class ExampleCollator:
             old = batch.input_ids.numpy()
             ids = drop_words(old, self.kept_V[old], self.word_dropout, self.replacement, rng)
             batch = replace(batch, input_ids=torch.from_numpy(ids))
-        return batch
+        return batch if self.context.target is None else read_again(batch, self.context.target.start)
 
     def _labels(self, samples: Sequence[Any] | np.ndarray) -> Tensor | None:
         if samples[0].label is None:
@@ -119,6 +121,18 @@ def collate_texts(
         if typed
         else None,
     )
+
+
+def read_again(batch: Batch, start: int) -> Batch:
+    """The decoder reads the encoder's text, shifted right behind `start`, and sees all of it at its last token (BART).
+
+    On whichever side the padding stands, the first real token gives its place to `start`.
+    """
+    assert batch.input_ids is not None
+    ids, mask = batch.input_ids.roll(1, dims=1), batch.attention_mask
+    first_B = torch.zeros(len(ids), dtype=torch.long) if mask is None else mask.long().argmax(dim=1)
+    ids[torch.arange(len(ids)), first_B] = start
+    return replace(batch, decoder_input_ids=ids, decoder_attention_mask=mask, num_tokens=-1)
 
 
 def collate_images(

@@ -65,7 +65,9 @@ def _odd_vocabularies(recipe: Recipe) -> Iterator[Problem]:
             "a file for each side: --source-tokenizer FILE --target-tokenizer FILE; one for both: --vocabulary joint",
         )
     both = recipe.model.encoder is not None and recipe.model.decoder is not None
-    if recipe.separate_vocabularies and recipe.model.tie.source_target and both:
+    rows, target_rows = recipe.model.vocab_size, recipe.model.target_vocab_size
+    one_table = rows is not None and rows == target_rows  # two tokenizers with the same ids, as Marian's
+    if recipe.separate_vocabularies and recipe.model.tie.source_target and both and not one_table:
         path = ("model", "tie", "source_target")
         yield Problem(path, "found true, expected false where source and target have a vocabulary each")
 
@@ -78,6 +80,8 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
         for part in needs.parts:
             if getattr(recipe.model, part) is None:
                 yield Problem(path, f"{objective.kind} needs model.{part}, found null")
+        if needs.data == "labelled" and recipe.model.patches is not None and recipe.model.decoder is not None:
+            yield Problem(path, f"{objective.kind} of images needs a model without model.decoder, found one")
         for part in needs.without:
             if getattr(recipe.model, part) is not None:
                 yield Problem(path, f"{objective.kind} needs a model without model.{part}, found one")

@@ -14,25 +14,22 @@ from tformer.nn.heads import (
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
 )
-from tformer.recipe.recipe import Recipe, SpecialTokens
+from tformer.recipe.recipe import Recipe
 
 # How an objective's examples come: running text cut into windows, sentences, labelled rows (or images), or pairs.
 DataKind = Literal["text", "sentences", "labelled", "pairs"]
 
 BEAMS = ("beam_size", "length_penalty", "length_penalty_type", "stopping", "beam_groups", "diversity_penalty")
 OF_SOURCES = tuple(f"generation.{name}" for name in ("coverage_penalty", "length_margin"))
-DECODING = (*(f"generation.{name}" for name in BEAMS), "generation.min_new_tokens", *OF_SOURCES)
+DECODING = (*(f"generation.{name}" for name in (*BEAMS, "min_new_tokens", "suppress_tokens")), *OF_SOURCES)
 VALID_DECODING = ("training.valid_beam_size", "training.valid_sentences")
 VOCABULARIES = tuple(f"tokenizer.{name}" for name in ("separate", "train_target", "source_path", "target_path"))
 PAIRED = ("data.max_length_ratio", "data.target_seq_len", "data.overlong", *VOCABULARIES, *VALID_DECODING, "teacher")
 IMAGES = ("data.image_mean", "data.image_std", "data.augment")
 COLUMNS_OF_LABELLED = ("data.columns.text2", "data.columns.label", "data.label_separator", "data.truncation")
 COLUMNS_OF_PAIRS = ("data.columns.source", "data.columns.target")
-SPECIAL_IDS = tuple(f"tokenizer.special_ids.{name}" for name in SpecialTokens.model_fields)
+OF_DECODERS = tuple(f"tokenizer.special_ids.{name}" for name in ("decoder_start", "forced_bos", "forced_eos"))
 WINDOWS = ("data.document_mask",)
-# Of what has an encoder and a decoder: decoding forces no end of sequence, so forced_eos is not among them.
-_READ_IDS = (".decoder_start", ".forced_bos", ".eos")
-_UNREAD_IDS = tuple(key for key in SPECIAL_IDS if not key.endswith(_READ_IDS))
 
 
 class Needs(NamedTuple):
@@ -48,7 +45,8 @@ class Needs(NamedTuple):
 
 _LM_UNUSED = (*PAIRED, *IMAGES, *COLUMNS_OF_LABELLED, *COLUMNS_OF_PAIRS, "data.valid_split")
 _TEXT_UNUSED = (*_LM_UNUSED, *DECODING)
-_LABELLED_UNUSED = (*PAIRED, *COLUMNS_OF_PAIRS, *DECODING, *SPECIAL_IDS, *WINDOWS, "generator")
+# A decoder that reads the text after the encoder (BART's classifier) begins with decoder_start.
+_LABELLED_UNUSED = (*PAIRED, *COLUMNS_OF_PAIRS, *DECODING, *OF_DECODERS[1:], *WINDOWS, "generator")
 DECODED_METRICS = {"sequence_accuracy", "bleu", "chrf"}  # of what a model writes by itself
 CLASS_METRICS = ("loss", "accuracy", "f1", "mcc")
 
@@ -59,7 +57,12 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("encoder", "patches"),
         head=LmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_LM_UNUSED, *OF_SOURCES, *(key for key in SPECIAL_IDS if not key.endswith(".eos")), "generator"),
+        unused=(
+            *_LM_UNUSED,
+            *OF_SOURCES,
+            *(key for key in OF_DECODERS if not key.endswith(".forced_eos")),
+            "generator",
+        ),
     ),
     "masked_lm": Needs(
         data="text",
@@ -67,7 +70,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("decoder", "patches"),
         head=MaskedLmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, "generator"),
+        unused=(*_TEXT_UNUSED, *OF_DECODERS, "generator"),
     ),
     "next_sentence": Needs(
         data="sentences",
@@ -75,7 +78,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("decoder", "patches"),
         head=NextSentenceHeadOptions(),
         metrics=("loss",),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS, *WINDOWS, "generator", "data.packing"),
+        unused=(*_TEXT_UNUSED, *OF_DECODERS, *WINDOWS, "generator", "data.packing"),
     ),
     "replaced_token": Needs(
         data="text",
@@ -83,12 +86,12 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("decoder", "patches"),
         head=ReplacedTokenHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_TEXT_UNUSED, *SPECIAL_IDS),
+        unused=(*_TEXT_UNUSED, *OF_DECODERS),
     ),
     "classification": Needs(
         data="labelled",
         parts=("encoder",),
-        without=("decoder",),
+        without=(),
         head=ClassifierHeadOptions(),
         metrics=CLASS_METRICS,
         unused=(*_LABELLED_UNUSED, "data.label_separator"),
@@ -96,7 +99,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
     "multi_label": Needs(
         data="labelled",
         parts=("encoder",),
-        without=("decoder",),
+        without=(),
         head=ClassifierHeadOptions(multi_label=True),
         metrics=("loss", "accuracy", "f1"),
         unused=_LABELLED_UNUSED,
@@ -104,7 +107,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
     "regression": Needs(
         data="labelled",
         parts=("encoder",),
-        without=("decoder",),
+        without=(),
         head=RegressionHeadOptions(),
         metrics=("loss", "pearson", "spearman"),
         unused=(*_LABELLED_UNUSED, "data.label_separator", "data.labels"),
@@ -115,7 +118,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("patches",),
         head=LmHeadOptions(),
         metrics=("loss", "accuracy", "sequence_accuracy", "bleu", "chrf"),
-        unused=(*IMAGES, *COLUMNS_OF_LABELLED, *_UNREAD_IDS, *WINDOWS, "data.packing", "data.valid_split", "generator"),
+        unused=(*IMAGES, *COLUMNS_OF_LABELLED, *WINDOWS, "data.packing", "data.valid_split", "generator"),
     ),
     "span_corruption": Needs(
         data="text",
@@ -123,7 +126,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("patches",),
         head=LmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_LM_UNUSED, *_UNREAD_IDS, *WINDOWS, "generator"),
+        unused=(*_LM_UNUSED, *WINDOWS, "generator"),
     ),
     "denoising": Needs(
         data="text",
@@ -131,7 +134,7 @@ OBJECTIVE_NEEDS: dict[str, Needs] = {
         without=("patches",),
         head=LmHeadOptions(),
         metrics=("loss", "accuracy"),
-        unused=(*_LM_UNUSED, *_UNREAD_IDS, *WINDOWS, "generator"),
+        unused=(*_LM_UNUSED, *WINDOWS, "generator"),
     ),
 }
 

@@ -102,7 +102,9 @@ class Generation(Section):
     length_penalty: float = 1.0
     length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
     coverage_penalty: NonNegativeFloat = 0.0
-    stopping: Literal["beam", "exhaustive"] = "beam"
+    stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
     beam_groups: Positive = 1
     diversity_penalty: NonNegativeFloat = 0.0
+    suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never written; null: pad and what a text starts from
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[NonNegative, ...] = ()  # ids that end a text as the end of sequence does (Llama 3 has several)

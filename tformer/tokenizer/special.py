@@ -37,17 +37,25 @@ class SpecialIds:
     mask: int | None = None
     sentinels: tuple[int, ...] = ()  # the id of <extra_id_N> at index N
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every id that has a role."""
+        roles = (self.pad, self.bos, self.eos, self.unk, self.cls, self.sep, self.mask, *self.sentinels)
+        return tuple(token for token in roles if token is not None)
+
 
 @dataclass(frozen=True)
 class DecoderTokens:
     """What a decoder beside an encoder begins and ends with.
 
-    Labels are [forced_bos]? text eos; what the decoder reads is start and the labels but the last.
+    Labels are [forced_bos]? text eos; what the decoder reads is start and the labels but the last. A text that decoding
+    would cut at its greatest length ends with `forced_eos` in the place of its last token.
     """
 
     start: int
     eos: int
     forced_bos: int | None = None
+    forced_eos: int | None = None
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -56,7 +64,12 @@ class DecoderTokens:
 
 
 def decoder_tokens(
-    special: SpecialIds, *, start: int | None = None, eos: int | None = None, forced_bos: int | None = None
+    special: SpecialIds,
+    *,
+    start: int | None = None,
+    eos: int | None = None,
+    forced_bos: int | None = None,
+    forced_eos: int | None = None,
 ) -> DecoderTokens:
     """The ids given, else the vocabulary's: it starts with bos, else pad (T5, arXiv 1910.10683), else eos.
 
@@ -69,7 +82,7 @@ def decoder_tokens(
             hint="train one with --template seq2seq, t5 or roberta (tokenizer.train.template)",
         )
     begin = next(token for token in (start, special.bos, special.pad, end) if token is not None)
-    return DecoderTokens(begin, end, forced_bos)
+    return DecoderTokens(begin, end, forced_bos, forced_eos)
 
 
 @dataclass(frozen=True)
@@ -136,6 +149,20 @@ def sentinel_tokens(options: TokenizerOptions) -> list[str]:
     """The sentinels at the end of the vocabulary, in the order of their ids."""
     count = TEMPLATES[options.template].sentinels if options.sentinels is None else options.sentinels
     return [f"<extra_id_{number}>" for number in reversed(range(count))]
+
+
+def opening_ids(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """What a template puts before a text that it does not end: the `<s>` of Llama, the `</s>` of OPT.
+
+    Such a tokenizer belongs to a decoder alone, which was trained on documents that begin so. A template that ends the
+    text too (BERT's, T5's, all of ours) frames what an encoder reads and gives ().
+    """
+    steps = (post_processor or {}).get("processors") or [post_processor or {}]
+    template = next((step for step in steps if step.get("type") == "TemplateProcessing"), None)
+    if template is None or "Sequence" not in template["single"][-1]:
+        return ()
+    named = (piece["SpecialToken"]["id"] for piece in template["single"] if "SpecialToken" in piece)
+    return tuple(token for name in named for token in template["special_tokens"][name]["ids"])
 
 
 def find_special_ids(ids: Mapping[str, int], post_processor: Mapping[str, Any] | None) -> SpecialIds:

@@ -5,6 +5,7 @@ Text is data: a string that spells a special token stays text; special tokens co
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -18,7 +19,7 @@ from tformer.errors import InputError
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.files import canonical_sha256, write_atomically
 from tformer.tokenizer.options import TokenizerModel
-from tformer.tokenizer.special import SpecialIds, find_special_ids
+from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
 
 MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 100 MB
 
@@ -26,8 +27,9 @@ MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 10
 class Tokenizer:
     """Build with `load`, `from_json` or `train_tokenizer`.
 
-    Attributes: `kind` (the model), `vocab_size` (highest id + 1), `special` (SpecialIds), `dtype` (uint16 or uint32,
-    the smallest that holds every id), `sha256` (of the canonical JSON: equal for equal tokenizers).
+    Attributes: `kind` (the model), `vocab_size` (highest id + 1), `special` (SpecialIds), `opening` (`opening_ids`),
+    `dtype` (uint16 or uint32, the smallest that holds every id), `sha256` (of the canonical JSON: equal for equal
+    tokenizers, whatever `with_special` names).
     """
 
     def __init__(self, rust: RustTokenizer, document: dict[str, Any], text: str) -> None:
@@ -44,6 +46,7 @@ class Tokenizer:
         special = {token.content: i for i, token in rust.get_added_tokens_decoder().items() if token.special}
         self._special_tokens = frozenset(special.values())
         self.special: SpecialIds = find_special_ids(special, document.get("post_processor"))
+        self.opening: tuple[int, ...] = opening_ids(document.get("post_processor"))
         self.kind: TokenizerModel = _kind(rust, document)
         self._table = _piece_table(document.get("decoder"), self._tokens, self._special_tokens)
         self._characters = _CharacterTable(vocabulary, self.special.unk) if self._is_our_char() else None
@@ -88,6 +91,15 @@ class Tokenizer:
         if max(vocabulary.values()) >= max(2 * len(vocabulary), 2**20):
             raise _not_a_tokenizer(name, f"id {max(vocabulary.values())} in a vocabulary of {len(vocabulary)}")
         return cls(rust, document, text)
+
+    def with_special(self, special: SpecialIds) -> Tokenizer:
+        """The same tokenizer with these ids in its roles, all special; `sha256` stays that of the file."""
+        other = copy.copy(self)
+        other.special = special
+        other._special_tokens = self._special_tokens.union(special.all)
+        if self._table is not None:
+            other._table = PieceTable(self._table.pieces, other._special_tokens)
+        return other
 
     def to_json(self) -> str:
         """The JSON it was read from, unchanged."""
@@ -141,7 +153,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         if self._table is not None:
             return self._table.decode(ids, skip_special=skip_special)
-        return self._rust.decode(list(ids), skip_special_tokens=skip_special)
+        shown = [i for i in ids if not (skip_special and i in self._special_tokens)]
+        return self._rust.decode(shown, skip_special_tokens=skip_special)
 
     def decode_batch(self, batch: Iterable[Sequence[int]], *, skip_special: bool = True) -> list[str]:
         return [self.decode(ids, skip_special=skip_special) for ids in batch]

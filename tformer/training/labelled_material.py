@@ -14,6 +14,7 @@ from tformer.data.labelled_tokens import LabelledTokens, hold_out, tokenise_labe
 from tformer.data.labels import LabelIndex, collect_labels
 from tformer.errors import InputError
 from tformer.evaluation.labelled import evaluate_labelled
+from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import Objective
 from tformer.recipe.data import SourceSpec
 from tformer.recipe.recipe import Recipe
@@ -46,7 +47,7 @@ def labelled_material(sources: Sources) -> Material:
                     yield row.text2
 
     tokenizer = obtain_tokenizer(sources, documents)
-    index = None if kind == "regression" else _index_labels(recipe, train)
+    index = None if kind == "regression" else _index_labels(recipe, train, sources.start.stored_labels)
     tokenise = functools.partial(_tokenise, sources, tokenizer, index)
     rows = tokenise(train)
     if valid:
@@ -68,7 +69,12 @@ def labelled_material(sources: Sources) -> Material:
         tokenizer=tokenizer,
         samples=rows,
         validate=functools.partial(_validate, recipe, held_out),
-        context=text_context(recipe, tokenizer, label_counts=counts),
+        context=text_context(
+            recipe,
+            tokenizer,
+            label_counts=counts,
+            target=None if recipe.model.decoder is None else decoder_tokens_of(recipe, tokenizer),
+        ),
         fingerprint=hashlib.sha256(f"{rows.fingerprint} {held_out.fingerprint}".encode()).hexdigest(),
         notes=tuple(dict.fromkeys(notes)),
         label_mean=float(np.mean(rows.labels)) if index is None else None,
@@ -103,12 +109,14 @@ def _pairs_agree(sources: list[LabelledSource]) -> bool:
     return found.pop()
 
 
-def _index_labels(recipe: Recipe, train: list[LabelledSource]) -> LabelIndex:
+def _index_labels(recipe: Recipe, train: list[LabelledSource], stored: tuple[str, ...]) -> LabelIndex:
+    """The recipe's labels, else the data's; `stored` labels that are the same keep their order, and so their head."""
     data, multi = recipe.data, recipe.objectives[0].kind == "multi_label"
     names = data.labels
     if not names:
         labels = (row.label or "" for source in train for row in source.rows())
         names = collect_labels(labels, multi=multi, separator=data.label_separator)
+        names = stored if set(stored) == set(names) else names
     return LabelIndex(names, multi=multi, separator=data.label_separator)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
-from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.errors import InputError
+from tformer.interop.importing import open_checkpoint
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.data import Columns
 from tformer.recipe.needs import OBJECTIVE_NEEDS, data_kind, unused_keys
@@ -55,13 +55,22 @@ class Start:
     resumed: Checkpoint | None = None
     weights: Checkpoint | None = None
 
+    @property
+    def stored_labels(self) -> tuple[str, ...]:
+        """The labels that the classifier of `weights` tells apart, in its order; () where there is none."""
+        return () if self.weights is None else _stored_recipe(self.weights).data.labels
+
     def kept_heads(self, recipe: Recipe) -> frozenset[str]:
         """The heads of `weights` that mean the same in `recipe`: a classifier's labels must be the same."""
         assert self.weights is not None
-        stored = recipe_from_yaml(self.weights.recipe_text, name=str(self.weights.path / "recipe.yaml"))
+        stored = _stored_recipe(self.weights)
         kinds = {head.kind for head in recipe.model.heads}
         same_labels = stored.model.heads == recipe.model.heads and stored.data.labels == recipe.data.labels
         return frozenset(kinds if same_labels else kinds - {"classifier"})
+
+
+def _stored_recipe(checkpoint: Checkpoint) -> Recipe:
+    return recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
 
 
 def find_start(request: TrainRequest) -> Start:
@@ -138,11 +147,11 @@ def _newest_run(request: TrainRequest) -> Path | None:
 def _init_from(request: TrainRequest) -> Start:
     """The checkpoint's body and tokenizer under new data, and perhaps another recipe for the training."""
     assert request.init_from is not None
-    checkpoint = read_checkpoint(resolve_checkpoint(request.init_from, "best"))
-    name = str(checkpoint.path / "recipe.yaml")
-    stored = recipe_from_yaml(checkpoint.recipe_text, name=name)
+    checkpoint = open_checkpoint(request.init_from)
+    imported = "imported" in checkpoint.trainer  # its recipe is that of a fine-tuning already
+    stored = _stored_recipe(checkpoint)
     extra: list[str] = []
-    if not any(_named(request)) and request.config is None and _turns_to_labels(request, stored):
+    if not (imported or any(_named(request)) or request.config) and _turns_to_labels(request, stored):
         request = replace(request, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
     asked = request.flags.get("tokenizer.separate", stored.separate_vocabularies)
@@ -155,7 +164,7 @@ def _init_from(request: TrainRequest) -> Start:
     else:
         resolved = load_recipe(
             base_yaml=recipe_to_yaml(_with_new_data(stored, request)),
-            base_name=name,
+            base_name=str(checkpoint.path / "recipe.yaml"),
             config=request.config,
             flags=dict(request.flags),
             sets=list(request.sets),

@@ -14,6 +14,7 @@ from tformer.errors import InputError
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.roles import with_own_roles, with_roles
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.words import word_starts
 from tformer.training.material import Sources
@@ -36,7 +37,7 @@ def obtain_tokenizer(sources: Sources, documents: Documents, *, size_bytes: int 
     if checkpoint is not None and stored is None:
         raise InputError(f"{checkpoint.path} is a model of images: it cannot be trained on text")
     side = Side(options.path, options.train, stored, sources.start.tokenizer_file)
-    return _obtain(sources, side, documents, size_bytes=size_bytes)
+    return with_own_roles(options.special_ids, _obtain(sources, side, documents, size_bytes=size_bytes))
 
 
 def obtain_tokenizers(sources: Sources, source: Documents, target: Documents) -> tuple[Tokenizer, Tokenizer | None]:
@@ -71,7 +72,7 @@ def obtain_tokenizers(sources: Sources, source: Documents, target: Documents) ->
         None if checkpoint is None else checkpoint.target_tokenizer_json,
         None if folder is None else folder / "tokenizer.target.json",
     )
-    return _obtain(sources, first, source), _obtain(sources, second, target)
+    return with_roles(options.special_ids, _obtain(sources, first, source), _obtain(sources, second, target))
 
 
 class Side(NamedTuple):

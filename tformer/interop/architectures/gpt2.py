@@ -5,22 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, stack_of
+from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, size_by_any_name, stack_of
 from tformer.interop.config import Config
 from tformer.interop.mapping import TRANSPOSED, Link, both, link
 from tformer.recipe.model import Model
+
+# An order of operations, the sizes of a first release, and the head of another class.
+OF_OTHERS = (
+    "n_ctx",
+    "n_special",
+    "predict_special_tokens",
+    "reorder_and_upcast_attn",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+)
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     config.expect("scale_attn_weights", True)
     config.expect("scale_attn_by_inverse_layer_idx", False)
     config.expect("add_cross_attention", False)
-    config.ignore("n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout")
-    config.ignore("summary_proj_to_labels", "summary_type", "summary_use_proj")
-    width = config.size("n_embd", default=768)
+    config.ignore(*OF_OTHERS)
+    width = size_by_any_name(config, "n_embd", "hidden_size", default=768)
     stack = {
-        "num_layers": config.size("n_layer", default=12),
-        "num_heads": config.size("n_head", default=12),
+        "num_layers": size_by_any_name(config, "n_layer", "num_hidden_layers", default=12),
+        "num_heads": size_by_any_name(config, "n_head", "num_attention_heads", default=12),
         "positions": {"kind": "learned"},
         "feedforward": {
             "d_ff": config.size("n_inner", default=None) or 4 * width,
@@ -33,7 +45,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
     }
     return {
         "d_model": width,
-        "max_seq_len": config.size("n_positions", default=1024),
+        "max_seq_len": size_by_any_name(config, "n_positions", "max_position_embeddings", default=1024),
         "vocab_size": config.size("vocab_size", default=50257),
         "embedding": {"dropout": config.take("embd_pdrop", default=0.1, kind=float)},
         "tie": {"output": config.take("tie_word_embeddings", default=True, kind=bool)},
@@ -50,7 +62,7 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
         "n_embd": model.d_model,
         "n_layer": decoder.num_layers,
         "n_head": decoder.num_heads,
-        "n_inner": decoder.feedforward.d_ff,
+        "n_inner": d_ff_of(model, decoder),
         "activation_function": activation_name(decoder.feedforward.activation),
         "layer_norm_epsilon": decoder.norm.eps,
         "resid_pdrop": decoder.dropout,

@@ -7,6 +7,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.interop.config import Config
+from tformer.interop.mapping import Link, both
 from tformer.recipe.model import Model, Stack
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -39,6 +40,36 @@ def head_dim(model: Model, stack: Stack) -> int:
     return width // stack.num_heads if stack.head_dim is None else stack.head_dim
 
 
+def d_ff_of(model: Model, stack: Stack) -> int:
+    width = model.d_model if stack.d_model is None else stack.d_model
+    return 4 * width if stack.feedforward.d_ff is None else stack.feedforward.d_ff
+
+
+def size_by_any_name(config: Config, *names: str, default: int) -> int:
+    """A size that a class reads under several names; a config that gives two of them must give one value."""
+    found = {name: config.size(name) for name in names if config.values.get(name) is not None}
+    config.ignore(*names)
+    if len(set(found.values())) > 1:
+        values = " and ".join(f"{name} {size}" for name, size in found.items())
+        raise InputError(f"{config.name}: {values}: two names of one size")
+    return next(iter(found.values()), default)
+
+
+def size_or_missing(config: Config, key: str, missing: int | None) -> int | None:
+    """A size that null switches off, while a config without the key means the class's own value, `missing`."""
+    value: int | None = config.take(key, default=None)
+    return value if key in config.values else missing
+
+
+def refuse_short_window(config: Config, window: int | None, length: int) -> None:
+    """A sliding window shorter than the longest sequence hides keys that tformer's attention sees."""
+    if window is not None and window < length:
+        raise InputError(
+            f"{config.name}: sliding_window: found {window}, tformer has no attention windows: expected null or at "
+            f"least max_position_embeddings ({length})"
+        )
+
+
 def label_names(config: Config) -> tuple[str, ...]:
     """The labels of a classifier in the order of their ids; () where the config names none."""
     names = config.take("id2label", default={}, kind=dict)
@@ -51,17 +82,17 @@ def label_names(config: Config) -> tuple[str, ...]:
     return tuple(by_id[number] for number in range(len(by_id)))
 
 
-def num_labels(config: Config) -> int:
-    """How many outputs a classifier has: `transformers` means two where nothing is said."""
-    return len(label_names(config)) or config.size("num_labels", default=2)
+def num_labels(config: Config, *, default: int = 2) -> int:
+    """How many outputs a classifier has; `default`: what `transformers` means where nothing is said."""
+    return len(label_names(config)) or config.size("num_labels", default=default)
 
 
-def sequence_head(config: Config, **options: Any) -> dict[str, Any]:
+def sequence_head(config: Config, *, default_labels: int = 2, **options: Any) -> dict[str, Any]:
     """The head of a ...ForSequenceClassification: a classifier, or a regression for one output.
 
     options: pooling, pooler, activation, dropout of the head.
     """
-    count = num_labels(config)
+    count = num_labels(config, default=default_labels)
     problem = config.take("problem_type", default=None, kind=str)
     if problem == "regression" or (problem is None and count == 1):
         if count != 1:
@@ -74,3 +105,19 @@ def sequence_head(config: Config, **options: Any) -> dict[str, Any]:
         "multi_label": problem == "multi_label_classification",
         **options,
     }
+
+
+def head_dropout(model: Model) -> float | None:
+    """The dropout of a head over labels; None: the stack's."""
+    return next((head.dropout for head in model.heads if head.kind in ("classifier", "regression")), None)
+
+
+def pooled_links(model: Model, *, pooler: str | None = None, project: str) -> list[Link]:
+    """The weights of `sequence_head`, whichever of the two it is.
+
+    Args:
+        pooler: the dense layer before the projection, on disk; None: there is none.
+        project: the projection to the labels.
+    """
+    head = f"heads.{model.heads[0].kind}"
+    return [*(both(f"{head}.pooler", pooler) if pooler else []), *both(f"{head}.project", project)]

@@ -1,0 +1,191 @@
+"""Folders of Hugging Face as a person uses them: imported, named wherever a run can be, and every bad one refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tests.end_to_end.import_data import LABELS, write_data
+from tests.end_to_end.translate_runs import documents, refusal
+from tests.interop import tiny_folders as tiny
+
+Cli = Callable[..., Any]
+
+
+# --- tformer import ---------------------------------------------------------------------------------------------------
+
+
+def test_import_says_what_it_mapped_and_gives_the_path(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "classifier"
+    outcome = cli("import", folders / "classifier", "--out", out)
+    assert outcome.code == 0 and outcome.out == f"{out}\n"
+    told = " ".join(outcome.err.split())
+    for words in ("BertForSequenceClassification (bert) as arch bert", "2 layers of 2 heads, width 16", "parameters",
+                  "labels: zeta, alpha, mid", "mask [MASK]", "every tensor in its place"):  # fmt: skip
+        assert words in told, told
+    assert {path.name for path in out.iterdir()} == {
+        "manifest.json", "model.safetensors", "recipe.yaml", "tokenizer.json", "trainer.json"
+    }  # fmt: skip
+
+
+def test_json_is_one_document(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    outcome = cli("import", folders / "gpt2", "--out", tmp_path / "out", "--dtype", "bf16", "--json")
+    [document] = documents(outcome)
+    assert (
+        document["class"] == "GPT2LMHeadModel" and document["dtype"] == "bf16" and document["layers"] == {"decoder": 2}
+    )
+    assert document["parameters"] == sum(
+        tensor.numel() for tensor in load_file(folders / "gpt2/model.safetensors").values()
+    )
+
+
+def test_a_repository_of_the_hub(cli: Cli, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *name, **options: str(folders / "gpt2"))
+    outcome = cli("import", "hf:openai-community/gpt2@main", "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert cli("generate", tmp_path / "out", "--prompt", "the cat", "--greedy", "--max-new-tokens", 3).code == 0
+
+
+def test_offline_and_without_the_hub(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = cli("import", "openai-community/gpt2", "--out", tmp_path / "out")
+    assert "does not exist" in refusal(outcome) and "hf:openai-community/gpt2" in outcome.err
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    outcome = cli("import", "hf:openai-community/gpt2", "--out", tmp_path / "out")
+    assert "not installed" in refusal(outcome) and "tformer[hub]" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_leaves_nothing(folders: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = (
+        "import sys, signal, os\nfrom tformer.interop import weight_files\nread = weight_files.read_tensors\n"
+        "def slow(*a, **k):\n    os.kill(os.getpid(), signal.SIGINT)\n    return read(*a, **k)\n"
+        "weight_files.read_tensors = slow\nfrom tformer.cli.app import main\nmain(sys.argv[1:])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, "import", str(folders / "gpt2"), "--out", str(out)],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert run.returncode == 130 and run.stdout == "", run.stderr
+    assert "interrupted" in run.stderr and not out.exists()
+    assert not list(tmp_path.iterdir())
+
+
+# --- a folder wherever a run can be named -----------------------------------------------------------------------------
+
+
+def test_gpt2_generates_as_the_reference_and_evaluates(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    folder = folders / "gpt2"
+    outcome = cli("generate", folder, "--prompt", "the cat sat", "--greedy", "--max-new-tokens", 6, "--json")
+    [document] = documents(outcome)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    ids = tokenizer("the cat sat", return_tensors="pt")
+    with torch.no_grad():
+        expected = model.generate(**ids, do_sample=False, max_new_tokens=6)[0, ids["input_ids"].shape[1] :].tolist()
+    assert document["completions"][0]["ids"] == expected
+    [figures] = documents(cli("evaluate", folder, "--data", write_data("text", tmp_path), "--json"))
+    assert figures["run"] == str(folder) and figures["step"] == 0 and 4 < figures["loss"] < 12
+
+
+def test_an_imported_model_has_no_data_of_its_own(cli: Cli, folders: Path) -> None:
+    for name in ("gpt2", "bert", "classifier", "t5"):
+        outcome = cli("evaluate", folders / name)
+        assert "no data of its own" in refusal(outcome) and "--data" in outcome.err
+
+
+def test_a_classifier_uses_its_own_names(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    folder = folders / "classifier"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+    for texts in (("the cat sat",), ("the cat sat", "a dog ran")):
+        with torch.no_grad():
+            ids = tokenizer(*texts, return_tensors="pt")
+            types = (ids["input_ids"] == 3).cumsum(1) - (ids["input_ids"] == 3).long()
+            ids["token_type_ids"] = types.clamp(max=1) if len(texts) > 1 else torch.zeros_like(types)
+            expected = model(**ids).logits.softmax(-1)[0]
+        options = [word for pair in zip(("--text", "--text2"), texts, strict=False) for word in pair]
+        [answer] = documents(cli("classify", folder, *options, "--json"))
+        found = [answer["probabilities"][name] for name in LABELS.values()]
+        assert found == pytest.approx(expected.tolist(), abs=1e-5) and max(found) > 0.36
+        assert answer["label"] == LABELS[int(expected.argmax())]
+    outcome = cli("evaluate", folder, "--data", write_data("labelled", tmp_path), "--json")
+    [figures] = documents(outcome)
+    assert 0 <= figures["accuracy"] <= 1 and 0.5 < figures["loss"] < 3
+
+
+def test_lines_and_tables_of_texts_and_of_pairs(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    single, both = tmp_path / "single.tsv", tmp_path / "both.csv"
+    single.write_text("text\nthe cat\na dog\n")
+    both.write_text("premise,hypothesis\nthe cat,a dog\na dog,the cat\n")
+    assert len(cli("classify", folders / "classifier", "--input", single).out.splitlines()) == 2
+    columns = ("--text-column", "premise", "--text2-column", "hypothesis")
+    assert len(cli("classify", folders / "classifier", "--input", both, *columns).out.splitlines()) == 2
+
+
+def test_a_masked_model_fills_masks_and_evaluates(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    folder = folders / "bert"
+    outcome = cli("generate", folder, "--prompt", "the [MASK] sat on", "--top-k", 3, "--json")
+    [document] = documents(outcome)
+    [mask] = document["masks"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("the [MASK] sat on", return_tensors="pt")
+    with torch.no_grad():
+        logits = transformers.BertForMaskedLM.from_pretrained(folder).eval()(input_ids=ids["input_ids"]).logits
+    best = logits[0, 2].softmax(-1)[len(tiny.BERT_SPECIAL) :].topk(3)  # special tokens are never offered
+    assert [candidate["id"] for candidate in mask] == (best.indices + len(tiny.BERT_SPECIAL)).tolist()
+    assert [candidate["probability"] for candidate in mask] == pytest.approx(best.values.tolist(), abs=1e-4)
+    [figures] = documents(cli("evaluate", folder, "--data", write_data("text", tmp_path), "--json"))
+    assert 2 < figures["loss"] < 8
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_translators_translate_and_evaluate(name: str, cli: Cli, folders: Path, tmp_path: Path) -> None:
+    folder = folders / name
+    outcome = cli("generate", folder, "--prompt", "the cat sat", "--beam-size", 1, "--max-new-tokens", 5, "--json")
+    [document] = documents(outcome)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    ids = tokenizer("the cat sat", return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        written = model.generate(**ids, do_sample=False, num_beams=1, max_new_tokens=5)[0]
+    assert document["text"].split() == tokenizer.decode(written, skip_special_tokens=True).split()
+    [figures] = documents(cli("evaluate", folder, "--data", write_data("pairs", tmp_path), "--no-decode", "--json"))
+    assert 3 < figures["loss"] < 6
+
+
+def test_an_ensemble_of_a_folder_and_its_import(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    assert cli("import", folders / "t5", "--out", tmp_path / "t5").code == 0
+    options = ("--prompt", "the cat", "--max-new-tokens", 4)
+    alone = cli("generate", folders / "t5", *options)
+    both = cli("generate", "--ensemble", folders / "t5", tmp_path / "t5", *options)
+    assert both.code == 0 and both.out == alone.out
+
+
+def test_a_discriminator_without_its_generator(cli: Cli, tmp_path: Path, folders: Path) -> None:
+    vocabulary = json.loads((folders / "bert" / "config.json").read_text())["vocab_size"]
+    config = transformers.ElectraConfig(
+        vocab_size=vocabulary, embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=32,
+    )  # fmt: skip
+    folder = tmp_path / "electra"
+    transformers.ElectraForPreTraining(config).save_pretrained(folder)
+    for path in (folders / "bert").glob("tokenizer*"):
+        shutil.copy(path, folder)
+    assert "without its generator" in refusal(cli("evaluate", folder, "--data", write_data("text", tmp_path)))
+
+
+def test_average_points_to_import(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    outcome = cli("average", folders / "gpt2", folders / "gpt2", "--out", tmp_path / "out")
+    assert "Hugging Face folder" in refusal(outcome) and "tformer import" in outcome.err

@@ -1,0 +1,14 @@
+"""After the parity tests: the largest error of each class, as in the README's table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.interop.parity import LARGEST_ERRORS, TOLERANCE
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if LARGEST_ERRORS:
+        terminalreporter.section("logits: largest error / largest logit")
+    for name, error in sorted(LARGEST_ERRORS.items()):
+        terminalreporter.write_line(f"{name:44} {error:.1e} of {TOLERANCE:.0e} allowed")

@@ -1,0 +1,171 @@
+"""Configs of decoders as the hub has them: read whole, counted as published, or refused by the name of a key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from tests.interop.decoder_configs import (
+    BLOOM_560M,
+    GPT2,
+    LLAMA_2_7B,
+    LLAMA_3_2_1B,
+    LLAMA_3_8B,
+    MISTRAL_7B,
+    OPT_125M,
+    OPT_350M,
+    PARAMETERS,
+    QWEN2_05B,
+)
+from tformer.build import build_model, count_parameters
+from tformer.errors import InputError
+from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.choose import choose_class
+from tformer.interop.config import Config
+from tformer.nn.positions.rope import RopeOptions, RopePositions, RopeScaling
+from tformer.recipe.model import Model
+
+
+def read(config: dict[str, Any]) -> Model:
+    """The model section of a config, every key of it understood."""
+    architecture = ARCHITECTURES[config["model_type"]]
+    reader = Config(config)
+    values = architecture.read(reader, next(iter(architecture.classes)))
+    reader.finish()
+    return Model.model_validate(values)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_released_configs_are_read_and_count_as_published(name: str) -> None:
+    config, expected = PARAMETERS[name]
+    model = read(config)
+    assert count_parameters(model) == expected
+    table = ARCHITECTURES[config["model_type"]].links(model, config["architectures"][0])
+    built = build_model(model, device="meta")
+    assert {entry.ours for entry in table} == set(built.state_dict()) - set(built.tied_names())
+
+
+def test_what_is_not_in_the_sizes_is_read_too() -> None:
+    stretched, plain = read(LLAMA_3_2_1B), read(LLAMA_3_8B)
+    assert stretched.decoder and plain.decoder
+    assert stretched.decoder.positions == RopeOptions(
+        base=500000.0,
+        scaling=RopeScaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192),
+    )
+    assert plain.decoder.positions == RopeOptions(base=500000.0)
+    assert (plain.max_seq_len, plain.decoder.norm.eps, plain.decoder.num_kv_heads) == (8192, 1e-5, 8)
+    assert (stretched.tie.output, plain.tie.output) == (True, False)
+
+
+LLAMA3_ROPE = LLAMA_3_2_1B["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_parameters": {"rope_theta": 500000.0, **LLAMA3_ROPE}, "rope_theta": None, "rope_scaling": None},
+        {"rope_parameters": LLAMA3_ROPE, "rope_scaling": None},
+        {"rope_scaling": {"type": "llama3", **{k: v for k, v in LLAMA3_ROPE.items() if k != "rope_type"}}},
+        {"rope_scaling": LLAMA3_ROPE, "rope_parameters": {"rope_type": "default", "rope_theta": 1.0}},
+    ],
+    ids=["newer", "base-outside", "older-type", "older-goes-first"],
+)
+def test_older_and_newer_names_of_rope_are_one_model(keys: dict[str, Any]) -> None:
+    """As the library itself resolves them."""
+    config = LLAMA_3_2_1B | keys
+    assert read(config) == read(LLAMA_3_2_1B)
+    theirs: Any = transformers.LlamaConfig(**json.loads(json.dumps(config))).rope_parameters
+    assert (theirs["rope_type"], theirs["rope_theta"], theirs["factor"]) == ("llama3", 500000.0, 32.0)
+
+
+def test_the_length_before_stretching_may_stand_outside() -> None:
+    """Where it goes before the one inside: the frequencies are the library's."""
+    rope = {"rope_theta": 500.0, **LLAMA3_ROPE, "original_max_position_embeddings": 64}
+    config = transformers.LlamaConfig(hidden_size=20, num_attention_heads=5)
+    config.rope_parameters, config.original_max_position_embeddings = rope, 16
+    theirs = LlamaRotaryEmbedding(config).inv_freq
+    model = read(LLAMA_2_7B | {"rope_parameters": rope, "original_max_position_embeddings": 16})
+    assert model.decoder and isinstance(model.decoder.positions, RopeOptions)
+    ours = RopePositions(model.decoder.positions, head_dim=4, max_seq_len=2).formula(torch.tensor([1]))
+    torch.testing.assert_close(ours[0], torch.cat((theirs.cos(), theirs.sin())).double(), atol=1e-6, rtol=0)
+
+
+def test_rope_is_written_under_newer_and_older_names_alike() -> None:
+    """An older version of the library passes over `rope_parameters`."""
+    keys = choose_class(read(LLAMA_3_2_1B), family="llama", model_type="llama").config
+    assert keys["rope_theta"] == 500000.0 and keys["rope_scaling"] == keys["rope_parameters"]
+    assert read(LLAMA_2_7B | keys) == read(LLAMA_3_2_1B)
+    plain = choose_class(read(LLAMA_3_8B), family="llama", model_type="llama").config
+    assert plain["rope_parameters"] == {"rope_type": "default", "rope_theta": 500000.0}
+    assert plain["rope_theta"] == 500000.0 and "rope_scaling" not in plain
+
+
+def test_a_missing_rope_means_base_ten_thousand() -> None:
+    model = read({key: value for key, value in LLAMA_2_7B.items() if key != "rope_scaling"})
+    assert model.decoder and model.decoder.positions == RopeOptions(base=10000.0)
+
+
+GALACTICA = {"learned_embeddings": True, "scale_embeddings": False, "enable_bias": False}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 32768}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OPT_125M | GALACTICA,
+        MISTRAL_7B | {"sliding_window": 32768},
+        QWEN2_05B | {"use_sliding_window": True},  # a window of all positions
+        QWEN2_05B | QWEN_WINDOW | {"max_window_layers": 24},  # of 24 layers: none slides
+        QWEN2_05B | QWEN_WINDOW | {"max_window_layers": 0, "layer_types": ["full_attention"] * 24},
+        QWEN2_05B | {"sliding_window": None, "layer_types": ["full_attention"] * 24},
+        BLOOM_560M | {"n_embed": None, "hidden_size": 1024, "slow_but_exact": True, "pretraining_tp": 4},
+        GPT2 | {"reorder_and_upcast_attn": True, "n_embd": None, "hidden_size": 768},
+        LLAMA_2_7B | {"partial_rotary_factor": 1.0, "num_key_value_heads": None},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> None:
+    assert read(config).decoder is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        (GPT2 | {"scale_attn_weights": False}, "scale_attn_weights"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention"),
+        (GPT2 | {"activation_function": "mish"}, "activation_function"),
+        (GPT2 | {"hidden_size": 1024}, "n_embd 768 and hidden_size 1024"),
+        (LLAMA_2_7B | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: rope_type"),
+        (LLAMA_2_7B | {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters: rope_type"),
+        (LLAMA_3_2_1B | {"rope_scaling": {**LLAMA3_ROPE, "beta_fast": 32}}, "rope_scaling: beta_fast"),
+        (LLAMA_3_2_1B | {"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "rope_scaling: the key factor"),
+        (LLAMA_2_7B | {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters: full_attention"),
+        (LLAMA_2_7B | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (LLAMA_2_7B | {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (LLAMA_2_7B | {"hidden_act": "xielu"}, "hidden_act"),
+        (LLAMA_2_7B | {"num_attention_heads": 30, "head_dim": 128}, "num_attention_heads"),
+        (LLAMA_2_7B | {"pretraining_temperature": 2.0}, "pretraining_temperature"),
+        (MISTRAL_7B | {"sliding_window": 4096}, "sliding_window"),
+        ({key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}, "sliding_window"),  # 4096
+        (MISTRAL_7B | {"attention_bias": True}, "attention_bias"),
+        (QWEN2_05B | QWEN_WINDOW | {"max_window_layers": 23}, "sliding_window"),
+        (QWEN2_05B | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 24}, "sliding_window"),
+        (OPT_350M, "do_layer_norm_before"),
+        (OPT_350M | {"do_layer_norm_before": True}, "word_embed_proj_dim"),
+        (OPT_125M | {"learned_embeddings": False}, "learned_embeddings"),
+        (OPT_125M | {"scale_embeddings": True}, "scale_embeddings"),
+        (BLOOM_560M | {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+        (BLOOM_560M | {"n_head": 8}, "n_head 8 and num_attention_heads 16"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["model_type"],
+)
+def test_what_tformer_lacks_is_refused_by_the_name_of_its_key(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read(config)
+    assert f"config.json: {key}" in refused.value.message and "\n" not in refused.value.message

@@ -1,0 +1,171 @@
+"""LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, OPTForCausalLM and BloomForCausalLM, there and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.interop.parity import assert_parity, imported, padding, randomised, saved, tokens
+from tformer.build import build_model
+from tformer.interop.choose import choose_class
+from tformer.recipe.model import Model
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def llama_sizes(**values: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 61,
+        "hidden_size": 20,
+        "intermediate_size": 27,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 29,
+        "rms_norm_eps": 0.03,
+        **IDS,
+        **values,
+    }
+
+
+def batch(*, left: bool, vocabulary: int = 61) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    mask = padding(13, 13, 9, 5, left=left)
+    return {"input_ids": tokens(3, 13, vocabulary=vocabulary), "attention_mask": mask}, mask
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"head_dim": 6, "tie_word_embeddings": False},  # 4 heads of 6 beside a width of 20
+        {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
+        {"head_dim": 4, "mlp_bias": True, "hidden_act": "gelu", "num_key_value_heads": 4},
+        {"head_dim": 6, "rope_parameters": {"rope_theta": 500.0, "original_max_position_embeddings": 8, **LLAMA3}},
+    ],
+    ids=["odd-heads", "biases-tied", "mlp-bias-gelu", "llama3-scaling"],
+)
+def test_llama(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
+    inputs, mask = batch(left=left)
+    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama_sizes(**values)))
+    model, _ = assert_parity(reference, inputs, tmp_path, mask=mask)
+    assert bool(model.tied_names()) == values.get("tie_word_embeddings", False)
+
+
+def test_llama3_scaling_changes_what_is_computed(tmp_path: Path) -> None:
+    """Otherwise the parity above would prove nothing about it."""
+    rope = {"rope_theta": 500.0, "original_max_position_embeddings": 8, **LLAMA3}
+    config = transformers.LlamaConfig(**llama_sizes(head_dim=6, rope_parameters=rope))
+    model, foreign = imported(saved(randomised(transformers.LlamaForCausalLM(config)), tmp_path / "model"))
+    values = foreign.model.model_dump()
+    values["decoder"]["positions"]["scaling"] = None
+    plain = build_model(Model.model_validate(values)).eval()
+    plain.load_state_dict(model.state_dict())
+    ids = tokens(1, 29, vocabulary=61)
+    difference = (plain(ids).logits - model(ids).logits).abs().max()
+    assert difference > 0.01 * model(ids).logits.abs().max()
+
+
+@pytest.mark.parametrize("values", [{"sliding_window": None, "head_dim": 8}, {"sliding_window": 29, "head_dim": 6}])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1)], ids=str)  # 3 heads do not divide 20: Llama's class refuses that
+def test_mistral(tmp_path: Path, values: dict[str, Any], heads: tuple[int, int]) -> None:
+    inputs, mask = batch(left=False)
+    sizes = llama_sizes(num_attention_heads=heads[0], num_key_value_heads=heads[1], **values)
+    reference = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes))
+    assert_parity(reference, inputs, tmp_path, mask=mask, model_type="mistral")
+
+
+def test_without_being_asked_heads_that_do_not_divide_the_width_are_exported_as_mistral() -> None:
+    values: dict[str, Any] = {
+        "d_model": 20,
+        "vocab_size": 61,
+        "tie": {"output": False},
+        "decoder": {
+            "num_heads": 3,
+            "head_dim": 6,
+            "positions": {"kind": "rope"},
+            "attention": {"qkv_bias": False, "out_bias": False},
+            "feedforward": {"d_ff": 27, "activation": "silu", "gated": True, "bias": False},
+            "norm": {"kind": "rmsnorm"},
+        },
+    }
+    chosen = choose_class(Model.model_validate(values), family="llama")
+    assert (chosen.architecture.model_type, chosen.class_name) == ("mistral", "MistralForCausalLM")
+    assert chosen.config["sliding_window"] is None  # a missing key would mean 4096
+    values["decoder"]["num_heads"] = 4
+    assert choose_class(Model.model_validate(values), family="llama").class_name == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_qwen2(tmp_path: Path, left: bool, tied: bool) -> None:
+    inputs, mask = batch(left=left)
+    values = {"tie_word_embeddings": tied, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    sizes = llama_sizes(**values, **({"head_dim": 6} if tied else {"num_attention_heads": 5, "num_key_value_heads": 1}))
+    reference = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    assert_parity(reference, inputs, tmp_path, mask=mask, model_type="qwen2")
+
+
+def test_biases_on_queries_keys_and_values_alone_are_exported_as_qwen2(tmp_path: Path) -> None:
+    reference = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**llama_sizes(head_dim=6)))
+    _, foreign = imported(saved(randomised(reference), tmp_path / "model"))
+    assert choose_class(foreign.model, family="llama").class_name == "Qwen2ForCausalLM"
+
+
+def opt_config(**values: Any) -> Any:
+    sizes = {
+        "vocab_size": 57,
+        "hidden_size": 20,
+        "ffn_dim": 33,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "max_position_embeddings": 19,
+        "word_embed_proj_dim": 20,
+        "pad_token_id": 1,
+    }
+    return transformers.OPTConfig(**{**sizes, **values})
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"tie_word_embeddings": False, "activation_function": "gelu"},
+        {"enable_bias": False, "layer_norm_elementwise_affine": False},  # Galactica
+        {"_remove_final_layer_norm": True},
+    ],
+    ids=["opt", "untied-gelu", "no-biases", "no-final-norm"],
+)
+def test_opt(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
+    inputs, mask = batch(left=left, vocabulary=57)
+    reference = transformers.OPTForCausalLM(opt_config(**values))
+    assert_parity(reference, inputs, tmp_path, mask=mask)
+
+
+def test_opt_at_its_last_position(tmp_path: Path) -> None:
+    assert_parity(transformers.OPTForCausalLM(opt_config()), {"input_ids": tokens(2, 19, vocabulary=57)}, tmp_path)
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize(
+    ("heads", "tied"), [(4, True), (5, False), (3, True)], ids=["4-heads-tied", "5-heads-untied", "3-heads-tied"]
+)
+def test_bloom(tmp_path: Path, heads: int, tied: bool, left: bool) -> None:
+    inputs, mask = batch(left=left)
+    config = transformers.BloomConfig(
+        vocab_size=61,
+        hidden_size=heads * 6,
+        n_layer=3,
+        n_head=heads,
+        layer_norm_epsilon=0.02,
+        tie_word_embeddings=tied,
+        **IDS,
+    )
+    model, foreign = assert_parity(transformers.BloomForCausalLM(config), inputs, tmp_path, mask=mask)
+    assert bool(model.tied_names()) == tied
+    assert foreign.model.max_seq_len == 2048  # ALiBi has no length of its own

@@ -1,0 +1,230 @@
+"""A folder of Hugging Face, opened in place or imported: the same model, checked before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import tformer
+from tests.interop import tiny_folders as tiny
+from tformer.checkpoint import read_checkpoint, write_checkpoint
+from tformer.errors import InputError
+from tformer.interop.importing import import_folder, open_folder
+from tformer.interop.read_model import read_model
+from tformer.recipe.load import recipe_from_yaml
+
+LABELS = {0: "bad", 1: "so-so", 2: "good"}
+Maker = Callable[..., Path]
+
+
+def refusal(folder: Path, out: Path, **options: Any) -> InputError:
+    """The error of an import, after which nothing is there."""
+    with pytest.raises(InputError) as caught:
+        import_folder(folder, out, **options)
+    assert not out.exists() and not out.parent.exists()
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "imported"
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [tiny.gpt2, tiny.bert, tiny.t5, tiny.bart])
+def test_opened_and_imported_are_the_same_model(make: Maker, tmp_path: Path, out: Path) -> None:
+    folder = make(tmp_path / "folder")
+    report = import_folder(folder, out)
+    direct, imported = tformer.load(folder), tformer.load(out)
+    assert direct.recipe == imported.recipe and direct.step == imported.step == 0
+    assert direct.tokenizer is not None and imported.tokenizer is not None
+    assert direct.tokenizer.sha256 == imported.tokenizer.sha256
+    states = direct.model.state_dict(), imported.model.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert report.num_parameters == direct.model.num_parameters()
+    assert report.num_tensors == len(load_file(folder / "model.safetensors"))
+
+
+def test_logits_are_those_of_the_reference(tmp_path: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    ids = torch.arange(20).reshape(2, 10)
+    with torch.no_grad():
+        theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()(ids).logits
+        ours = tformer.load(folder).model(ids).logits
+    assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
+def test_shards_give_what_one_file_gives(tmp_path: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    shards = tmp_path / "shards"
+    shutil.copytree(folder, shards, ignore=shutil.ignore_patterns("*.safetensors"))
+    model.save_pretrained(shards, max_shard_size="12KB")
+    assert len(list(shards.glob("model-*.safetensors"))) > 1
+    one, several = open_folder(folder).weights(), open_folder(shards).weights()
+    assert one.keys() == several.keys() and all(torch.equal(one[name], several[name]) for name in one)
+
+
+def test_the_report_says_what_was_mapped(tmp_path: Path, out: Path) -> None:
+    folder = tiny.bert(tmp_path / "folder", "SequenceClassification", id2label=LABELS)
+    report = import_folder(folder, out)
+    assert (report.model_type, report.class_name, report.arch) == ("bert", "BertForSequenceClassification", "bert")
+    assert report.layers == {"encoder": 2} and report.num_heads == {"encoder": 2} and report.d_model == 16
+    assert report.labels == ("bad", "so-so", "good") and report.dtype == report.stored_as == "fp32"
+    assert report.special["mask"] == "[MASK]" and report.special["pad"] == "[PAD]"
+    assert report.vocab_size == report.tokenizer_size == 25 and not report.left_out
+    trainer = json.loads((out / "trainer.json").read_text())
+    assert trainer == {"step": 0, "imported": {"model_type": "bert", "class": "BertForSequenceClassification"}}
+
+
+def test_what_is_left_out_is_named(tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.change_weights(folder, lambda tensors: tensors.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32)}))
+    assert import_folder(folder, out).left_out == ("transformer.h.0.attn.bias",)
+
+
+def test_a_padded_embedding_is_a_note(tmp_path: Path, out: Path) -> None:
+    report = import_folder(tiny.gpt2(tmp_path / "folder"), out)
+    assert any("300 rows for 290 ids" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("head", "objectives"), [
+    ("MaskedLM", ["masked_lm"]), ("PreTraining", ["masked_lm", "next_sentence"]),
+    ("SequenceClassification", ["classification"]),
+])  # fmt: skip
+def test_objectives_are_those_of_the_heads(head: str, objectives: list[str], tmp_path: Path) -> None:
+    recipe = open_folder(tiny.bert(tmp_path / "folder", head)).recipe
+    assert [objective.kind for objective in recipe.objectives] == objectives
+
+
+@pytest.mark.parametrize(("values", "kind", "labels"), [
+    ({"num_labels": 1, "problem_type": "regression"}, "regression", ()),
+    ({"id2label": LABELS, "problem_type": "multi_label_classification"}, "multi_label", tuple(LABELS.values())),
+    ({"num_labels": 4}, "classification", tuple(f"LABEL_{number}" for number in range(4))),
+    ({}, "classification", ("LABEL_0", "LABEL_1")),
+])  # fmt: skip
+def test_what_a_classifier_tells_apart(values: Any, kind: str, labels: tuple[str, ...], tmp_path: Path) -> None:
+    recipe = open_folder(tiny.bert(tmp_path / "folder", "SequenceClassification", **values)).recipe
+    assert recipe.objectives[0].kind == kind and recipe.data.labels == labels
+
+
+def test_the_recipe_reads_back_and_fine_tunes_gently(tmp_path: Path) -> None:
+    checkpoint = open_folder(tiny.t5(tmp_path / "folder"))
+    recipe = recipe_from_yaml(checkpoint.recipe_text, name="test")
+    assert recipe == checkpoint.recipe
+    assert recipe.arch == "t5" and recipe.preset is None and recipe.objectives[0].kind == "seq2seq"
+    assert recipe.optimizer.kind == "adamw" and recipe.optimizer.lr == 5e-5 and recipe.schedule.kind == "linear"
+    ids = recipe.tokenizer.special_ids
+    assert (ids.pad, ids.eos, ids.decoder_start) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_other_types_are_written_when_asked_for(name: str, dtype: torch.dtype, tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    assert import_folder(folder, out, dtype=dtype).dtype == name
+    stored, original = read_checkpoint(out).weights(), open_folder(folder).weights()
+    assert all(torch.equal(stored[key], original[key].to(dtype)) for key in original)
+    assert tformer.load(out).model.embedding.weight.dtype == torch.float32
+
+
+def test_a_folder_in_bf16_becomes_fp32(tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.change_weights(folder, lambda tensors: tensors.update({k: v.bfloat16() for k, v in tensors.items()}))
+    report = import_folder(folder, out)
+    assert (report.stored_as, report.dtype) == ("bf16", "fp32")
+    original = open_folder(folder).weights()
+    assert all(torch.equal(tensor, original[name].float()) for name, tensor in read_checkpoint(out).weights().items())
+
+
+def test_numbers_that_do_not_fit_into_the_type(tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.change_weights(folder, lambda tensors: tensors["transformer.ln_f.bias"].fill_(7e4))
+    assert "7e+04" in refusal(folder, out, dtype=torch.float16).message
+
+
+def test_nan_in_the_weights_is_told(tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.change_weights(folder, lambda tensors: tensors["transformer.ln_f.bias"].fill_(float("nan")))
+    assert any("NaN" in note for note in import_folder(folder, out).notes)
+
+
+def test_an_import_is_an_ordinary_checkpoint(tmp_path: Path, out: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    import_folder(folder, out)
+    shutil.rmtree(folder)
+    checkpoint = read_checkpoint(out)
+    again = tmp_path / "again"
+    write_checkpoint(
+        again,
+        checkpoint.step,
+        weights=checkpoint.weights(),
+        recipe_yaml=checkpoint.recipe_text,
+        tokenizer_json=checkpoint.tokenizer_json,
+        trainer=checkpoint.trainer,
+    )
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_a_tokenizer_for_each_side(tmp_path: Path, out: Path) -> None:
+    folder = tiny.t5(tmp_path / "folder")
+    other = tmp_path / "other.json"
+    other.write_text((folder / "tokenizer.json").read_text().replace('"Whitespace"', '"WhitespaceSplit"'))
+    import_folder(folder, out, target_tokenizer=other)
+    loaded = tformer.load(out)
+    assert loaded.own_target_tokenizer is not None and loaded.recipe.separate_vocabularies
+    assert loaded.target_tokenizer.to_json() == other.read_text()
+
+
+def test_images_bring_their_statistics(tmp_path: Path, out: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4
+    )
+    folder = tmp_path / "folder"
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    report = import_folder(folder, out)
+    assert tformer.load(out).recipe.data.image_mean == (0.5, 0.5, 0.5)
+    assert any("preprocessor_config.json" in note for note in report.notes)
+    assert "images" in refusal(folder, tmp_path / "no" / "where", tokenizer=tmp_path / "t.json").message
+
+
+# --- which class ------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_that_names_no_class(tmp_path: Path) -> None:
+    masked, classifier = tiny.bert(tmp_path / "masked"), tiny.bert(tmp_path / "classifier", "SequenceClassification")
+    for folder, name in ((masked, "BertForMaskedLM"), (classifier, "BertForSequenceClassification")):
+        tiny.edit_json(folder / "config.json", {"architectures": None})
+        assert read_model(folder).class_name == name
+
+
+def test_a_config_that_names_the_bare_body(tmp_path: Path) -> None:
+    folder = tiny.gpt2(tmp_path / "folder")
+    tiny.edit_json(folder / "config.json", {"architectures": ["GPT2Model"]})
+    assert read_model(folder).class_name == "GPT2LMHeadModel"
+
+
+def test_another_class_is_refused_by_name(tmp_path: Path, out: Path) -> None:
+    folder = tiny.bert(tmp_path / "folder")
+    tiny.edit_json(folder / "config.json", {"architectures": ["BertForQuestionAnswering"]})
+    error = refusal(folder, out)
+    assert "BertForQuestionAnswering" in error.message and "BertForMaskedLM" in error.message
+
+
+def test_weights_that_fit_no_class(tmp_path: Path, out: Path) -> None:
+    folder = tiny.bert(tmp_path / "folder")
+    tiny.edit_json(folder / "config.json", {"architectures": None})
+    tiny.change_weights(folder, lambda tensors: tensors.update({"qa_outputs.weight": torch.ones(2, 16)}))
+    error = refusal(folder, out)
+    assert "which class this is" in error.message and "fit none of" in error.message

@@ -1,0 +1,155 @@
+"""T5, BART, mBART, Pegasus and Marian, there and back.
+
+Encoder and decoder differ in depth, heads and hidden sizes, source and target in length, and a row of each is padded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests.interop.parity import assert_agree, assert_parity, padding, tokens
+from tformer.data.windows import Example
+from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.examples import ExampleCollator
+from tformer.tokenizer.special import DecoderTokens, SpecialIds
+
+VOCABULARY, TARGET_VOCABULARY = 61, 43
+
+
+def batch(*, source: int = 19, target: int = 14, vocabulary: int = VOCABULARY, left: bool = False) -> dict[str, Tensor]:
+    return {
+        "input_ids": tokens(3, source, vocabulary=VOCABULARY),
+        "attention_mask": padding(source, source, source - 6, 5, left=left),
+        "decoder_input_ids": tokens(3, target, vocabulary=vocabulary, seed=2),
+        "decoder_attention_mask": padding(target, target - 5, target, 3),
+    }
+
+
+# --- T5 ---------------------------------------------------------------------------------------------------------------
+
+
+def t5(*, untied: bool = False, **values: Any) -> nn.Module:
+    """The constructor ties the output in any case; `untied` gives it a matrix of its own, as v1.1's files have."""
+    sizes = {"d_model": 20, "d_kv": 6, "d_ff": 28, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 5}
+    buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+    config = transformers.T5Config(vocab_size=VOCABULARY, n_positions=40, **{**sizes, **buckets, **values})
+    reference = transformers.T5ForConditionalGeneration(config)
+    if untied:
+        reference.lm_head.weight = nn.Parameter(torch.empty(VOCABULARY, 20))
+    return reference
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_t5_v1_0_past_its_largest_bucket(tmp_path: Path, left: bool) -> None:
+    inputs = batch(source=39, target=31, left=left)
+    model, foreign = assert_parity(t5(), inputs, tmp_path, mask=inputs["decoder_attention_mask"])
+    assert foreign.model.max_seq_len == 40 and "heads.lm.weight" in model.tied_names()
+
+
+@pytest.mark.parametrize("proj", ["gated-gelu", "gated-silu", "gated-relu", "silu", "gelu", "gelu_new"])
+def test_t5_activations(tmp_path: Path, proj: str) -> None:
+    inputs = batch()
+    reference = t5(feed_forward_proj=proj, layer_norm_epsilon=0.02)
+    assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])
+
+
+@pytest.mark.parametrize(
+    "values", [{"tie_word_embeddings": False}, {"scale_decoder_outputs": True}], ids=["v1.1", "scaled"]
+)
+def test_an_untied_output_of_t5_is_found_in_the_file(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Whatever config.json says, which `transformers` writes as tied."""
+    inputs = batch()
+    reference = t5(untied=True, feed_forward_proj="gated-gelu", **values)
+    model, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])
+    assert foreign.config["tie_word_embeddings"] is True and not foreign.model.tie.output
+    assert "heads.lm.weight" not in model.tied_names()
+
+
+def test_t5_v1_1_without_an_output_in_its_file_is_tied_and_unscaled(tmp_path: Path) -> None:
+    inputs = batch()
+    reference = t5(tie_word_embeddings=False)
+    _, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])
+    assert foreign.model.tie.output and foreign.model.heads[0].scale == "none"  # type: ignore[union-attr]
+
+
+# --- BART and its family ----------------------------------------------------------------------------------------------
+
+
+def sizes(**values: Any) -> dict[str, Any]:
+    encoder = {"encoder_layers": 2, "encoder_attention_heads": 5, "encoder_ffn_dim": 28}
+    decoder = {"decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 36}
+    common = {"vocab_size": VOCABULARY, "d_model": 20, "max_position_embeddings": 24, "activation_function": "silu"}
+    ids = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
+    return {**encoder, **decoder, **common, **ids, **values}
+
+
+FAMILY = {
+    "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
+    "mbart": (transformers.MBartConfig, transformers.MBartForConditionalGeneration),
+    "pegasus": (transformers.PegasusConfig, transformers.PegasusForConditionalGeneration),
+    "marian": (transformers.MarianConfig, transformers.MarianMTModel),
+}
+
+
+@pytest.mark.parametrize("scale", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize("model_type", FAMILY)
+def test_a_generator_of_the_family(tmp_path: Path, model_type: str, scale: bool) -> None:
+    make_config, make_model = FAMILY[model_type]
+    reference = make_model(make_config(**sizes(scale_embedding=scale)))
+    inputs = batch(source=24)
+    model, foreign = assert_parity(
+        reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"], model_type=model_type
+    )
+    assert foreign.model.embedding.scale is scale
+    assert model.get_parameter("heads.lm.bias").abs().min() > 0, "the buffer of the logits' bias is random too"
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "swish"])
+def test_activations_of_the_family(tmp_path: Path, activation: str) -> None:
+    reference = transformers.MarianMTModel(transformers.MarianConfig(**sizes(activation_function=activation)))
+    inputs = batch()
+    assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("target", [TARGET_VOCABULARY, VOCABULARY], ids=["smaller", "equal"])
+def test_marian_with_separate_vocabularies(tmp_path: Path, target: int, tied: bool) -> None:
+    config = transformers.MarianConfig(
+        **sizes(share_encoder_decoder_embeddings=False, decoder_vocab_size=target, tie_word_embeddings=tied)
+    )
+    inputs = batch(vocabulary=target)
+    _, foreign = assert_parity(
+        transformers.MarianMTModel(config), inputs, tmp_path, mask=inputs["decoder_attention_mask"]
+    )
+    assert foreign.model.target_vocab_size == target and foreign.model.tie.output is tied
+    assert not foreign.model.tie.source_target
+
+
+@pytest.mark.parametrize("num_labels", [1, 3, 4])
+def test_a_classifier_that_reads_the_decoder_at_the_last_end_of_sequence(tmp_path: Path, num_labels: int) -> None:
+    """Ours is given what BART makes of the source itself: the source shifted right, with the source's mask. Batches of
+    labelled texts are made so."""
+    config = transformers.BartConfig(**sizes(), num_labels=num_labels)
+    reference = transformers.BartForSequenceClassification(config)
+    mask = padding(17, 17, 9, 4)
+    source = tokens(3, 17, vocabulary=VOCABULARY).masked_fill(mask == 0, 1)
+    for row, last in enumerate(mask.sum(1).tolist()):
+        source[row, last - 1] = 2  # </s>, at the end alone: tokens() begins after it
+    theirs = {"input_ids": source, "attention_mask": mask}
+    shifted = torch.cat([torch.full((3, 1), 2), source[:, :-1]], dim=1)
+    ours = theirs | {"decoder_input_ids": shifted, "decoder_attention_mask": mask}
+    model, foreign = assert_parity(reference, ours, tmp_path, their_inputs=theirs)
+    context = ObjectiveContext(SpecialIds(pad=1), seq_len=24, target=DecoderTokens(start=2, eos=2))
+    texts = [Example(row[real.bool()].numpy()) for row, real in zip(source, mask, strict=True)]
+    made = ExampleCollator(context, torch.long)(texts, rng=np.random.default_rng(0))
+    with torch.no_grad():
+        assert_agree(model(**made.model_inputs()).logits.view(3, -1), reference(**theirs).logits)
+    assert foreign.model.heads[0].kind == ("regression" if num_labels == 1 else "classifier")
+    assert foreign.model.heads[0].pooling == "eos"  # type: ignore[union-attr]

@@ -1,0 +1,83 @@
+"""Roles of special tokens: those that somebody names take the place of those found by name; what opens a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tokenizers import processors
+
+from tformer.errors import InputError
+from tformer.recipe.recipe import SpecialTokens
+from tformer.recipe.roles import with_own_roles, with_roles
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.special import opening_ids
+
+Make = Callable[..., Tokenizer]
+KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "char")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_role_that_is_named_is_special_and_hidden(make: Make, kind: str) -> None:
+    plain = make(kind, template="bert")
+    the = plain.encode("dog")[0]
+    named = plain.with_special(replace(plain.special, eos=the))
+    assert named.special.eos == the and named.is_special(the)
+    assert named.special.mask == plain.special.mask
+    ids = plain.encode("The lazy dog jumps.")
+    kept = [token for token in ids if token != the]
+    assert named.decode(ids) == plain.decode(kept)
+    assert named.decode(ids, skip_special=False) == plain.decode(ids, skip_special=False)
+    stream = named.stream()
+    assert "".join([*map(stream.push, ids), stream.finish()]) == plain.decode(kept)
+
+
+def test_the_tokenizer_that_was_there_stays_as_it_was_and_so_does_the_hash(make: Make) -> None:
+    plain = make("bpe", template="gpt")
+    named = plain.with_special(replace(plain.special, pad=9))
+    assert plain.special.pad == 1 and not plain.is_special(9) and plain.decode([9]) != ""
+    assert named.sha256 == plain.sha256 and named.to_json() == plain.to_json()
+    assert named.encode("the dog") == plain.encode("the dog")
+
+
+def test_what_a_recipe_names_counts(make: Make) -> None:
+    plain = make("word", template="gpt")
+    ids = SpecialTokens(mask=7, eos=8, decoder_start=3)
+    named = with_own_roles(ids, plain)
+    assert (named.special.mask, named.special.eos, named.special.bos) == (7, 8, plain.special.bos)
+    assert with_own_roles(SpecialTokens(), plain) is plain
+
+
+def test_of_two_vocabularies_the_ids_are_of_the_one_that_is_written(make: Make) -> None:
+    source, target = make("word", template="seq2seq"), make("char", template="t5")
+    first, second = with_roles(SpecialTokens(eos=6), source, target)
+    assert first.special == source.special
+    assert second is not None and second.special.eos == 6
+    assert with_roles(SpecialTokens(eos=6), source, None)[0].special.eos == 6
+    assert with_roles(SpecialTokens(eos=6), None, None) == (None, None)
+
+
+def test_an_id_beyond_the_vocabulary_names_the_key(make: Make) -> None:
+    plain = make("char", template="gpt")
+    with pytest.raises(InputError, match=r"tokenizer\.special_ids\.mask: found 9999, expected an id of the tokenizer"):
+        with_own_roles(SpecialTokens(mask=9999), plain)
+
+
+@pytest.mark.parametrize("template", ["none", "gpt", "bert", "roberta", "t5", "seq2seq"])
+def test_no_template_of_ours_opens_a_text(make: Make, template: str) -> None:
+    assert make("bpe", template=template).opening == ()
+
+
+def test_a_template_that_begins_a_text_and_does_not_end_it_opens_it(make: Make) -> None:
+    def opening(single: str, *, in_sequence: bool = False) -> tuple[int, ...]:
+        template = processors.TemplateProcessing(single, special_tokens=[("<a>", 3), ("<b>", 4)])
+        processor = processors.Sequence([processors.ByteLevel(), template]) if in_sequence else template
+        return opening_ids(json.loads(processor.__getstate__()))
+
+    assert opening("<a> $A") == (3,)
+    assert opening("<a> <b> $A") == (3, 4)
+    assert opening("<a> $A", in_sequence=True) == (3,)
+    assert opening("<a> $A <b>") == opening("$A <b>") == opening("$A") == ()
+    assert opening_ids(None) == opening_ids({"type": "ByteLevel"}) == ()

@@ -1,0 +1,48 @@
+"""Mistral: Llama without any bias, with a sliding window in its first release.
+
+A window that is off, or no shorter than the longest sequence, hides nothing; a shorter one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tformer.interop.architecture import Architecture
+from tformer.interop.architectures import llama
+from tformer.interop.architectures.parts import refuse_short_window, size_or_missing
+from tformer.interop.config import Config
+from tformer.recipe.model import Model
+
+MISSING: Mapping[str, int | None] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+MISSING_WINDOW = 4096  # null is no window, a missing key is one
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    values = llama.read_body(config, MISSING, qkv_bias=False, out_bias=False, mlp_bias=False)
+    refuse_short_window(config, size_or_missing(config, "sliding_window", MISSING_WINDOW), values["max_seq_len"])
+    return values
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    return {**llama.write_body(model), "sliding_window": None}
+
+
+MISTRAL = Architecture(
+    model_type="mistral",
+    classes={"MistralForCausalLM": ("lm",)},
+    family="llama",
+    read=read,
+    write=write,
+    links=llama.links,
+    prefix=llama.PREFIX,
+    skipped=llama.SKIPPED,
+)

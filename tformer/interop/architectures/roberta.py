@@ -1,0 +1,103 @@
+"""RoBERTa (1907.11692), CamemBERT (1911.03894) and XLM-RoBERTa (1911.02116): one model under three names.
+
+Positions are counted from the padding id: padding stands in row `pad_token_id`, the first token in the next, so a table
+of 514 rows reads 512 tokens. `transformers` finds padding by its id; here the attention mask says where it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tformer.errors import InputError
+from tformer.interop.architecture import Architecture
+from tformer.interop.architectures.bert_body import (
+    DEFAULTS,
+    LEGACY_NAMES,
+    body_links,
+    buffers,
+    prediction_links,
+    read_body,
+    write_body,
+)
+from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
+from tformer.interop.config import Config
+from tformer.interop.mapping import Link, both
+from tformer.nn.positions.learned import LearnedOptions
+from tformer.recipe.model import Model
+
+PAD = 1  # what a missing pad_token_id means
+
+
+def is_classifier(class_name: str) -> bool:
+    return class_name.endswith("ForSequenceClassification")
+
+
+def read(config: Config, class_name: str, *, vocab_size: int = DEFAULTS["vocab_size"]) -> dict[str, Any]:
+    values = read_body(config, defaults={**DEFAULTS, "vocab_size": vocab_size})
+    pad = config.take("pad_token_id", default=PAD)
+    rows = values["max_seq_len"]
+    below = min(values["vocab_size"], rows - 1)
+    if not 0 <= pad < below:
+        raise InputError(
+            f"{config.name}: pad_token_id: found {pad}, expected 0 to {below - 1}: positions begin after it, and "
+            f"there are {rows} of them (max_position_embeddings) and {values['vocab_size']} tokens (vocab_size)"
+        )
+    values["max_seq_len"] = rows - (pad + 1)
+    values["encoder"]["positions"] = {"kind": "learned", "ids": "nonpad_cumsum", "offset": pad + 1}
+    if is_classifier(class_name):
+        dropout = config.take("classifier_dropout", default=None, kind=float)
+        return {**values, "heads": [sequence_head(config, activation="tanh", dropout=dropout)]}
+    return {**values, "heads": [{"kind": "masked_lm", "activation": "gelu"}]}
+
+
+def read_roberta(config: Config, class_name: str) -> dict[str, Any]:
+    return read(config, class_name, vocab_size=50265)
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    positions = stack_of(model, "encoder").positions
+    offset = positions.offset if isinstance(positions, LearnedOptions) else PAD + 1
+    values = write_body(model) | {"max_position_embeddings": model.max_seq_len + offset, "pad_token_id": offset - 1}
+    return values | ({"classifier_dropout": head_dropout(model)} if is_classifier(class_name) else {})
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    if is_classifier(class_name):
+        pooled = pooled_links(model, pooler="classifier.dense", project="classifier.out_proj")
+        return [*body_links(model, "roberta"), *pooled]
+    return [
+        *body_links(model, "roberta", output="lm_head.decoder"),
+        *both("heads.masked_lm.dense", "lm_head.dense"),
+        *both("heads.masked_lm.norm", "lm_head.layer_norm"),
+        *prediction_links(model, bias="lm_head.bias", output="lm_head.decoder"),
+    ]
+
+
+ROBERTA = Architecture(
+    model_type="roberta",
+    classes={"RobertaForMaskedLM": ("masked_lm",), "RobertaForSequenceClassification": ("classifier",)},
+    family="roberta",
+    read=read_roberta,
+    write=write,
+    links=links,
+    prefix="roberta.",
+    renamed=LEGACY_NAMES,
+    skipped=(
+        buffers("roberta"),
+        r"roberta\.pooler\.dense\.(weight|bias)",
+        r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
+    ),
+)
+CAMEMBERT = replace(
+    ROBERTA,
+    model_type="camembert",
+    classes={"CamembertForMaskedLM": ("masked_lm",), "CamembertForSequenceClassification": ("classifier",)},
+    read=read,
+)
+XLM_ROBERTA = replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    classes={"XLMRobertaForMaskedLM": ("masked_lm",), "XLMRobertaForSequenceClassification": ("classifier",)},
+    read=read,
+)

@@ -1,0 +1,175 @@
+"""T5 v1.0 and v1.1: relative buckets shared by all layers, RMS norms, no biases, unscaled attention.
+
+v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a projection of its
+own, unscaled. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tformer.errors import InputError
+from tformer.interop.architecture import Architecture
+from tformer.interop.architectures.parts import (
+    ACTIVATIONS,
+    activation_name,
+    d_ff_of,
+    head_dim,
+    size_by_any_name,
+    stack_of,
+)
+from tformer.interop.architectures.stored_output import OUTPUT, output_is_tied
+from tformer.interop.config import Config
+from tformer.interop.mapping import Link, fused, link
+from tformer.interop.weight_files import WeightFiles
+from tformer.nn.positions.t5_bias import T5BiasOptions
+from tformer.recipe.model import Model
+
+TABLE = "shared.weight"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+SIDES = {"encoder": 1, "decoder": 2}  # where the feed-forward network stands in a layer's list of parts
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    config.expect("is_encoder_decoder", True)
+    config.expect("is_decoder", False)
+    width = size_by_any_name(config, "d_model", "hidden_size", default=512)
+    layers = size_by_any_name(config, "num_layers", "num_hidden_layers", default=6)
+    tied = config.take("tie_word_embeddings", default=True, kind=bool)
+    scaled = config.take("scale_decoder_outputs", default=tied, kind=bool)
+    rate = config.take("dropout_rate", default=0.1, kind=float)
+    stack = {
+        "num_heads": size_by_any_name(config, "num_heads", "num_attention_heads", default=8),
+        "head_dim": size_by_any_name(config, "d_kv", "head_dim", default=64),
+        "positions": {
+            "kind": "t5_bias",
+            "buckets": config.size("relative_attention_num_buckets", default=32),
+            "max_distance": config.size("relative_attention_max_distance", default=128),
+        },
+        "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
+        "feedforward": {"d_ff": config.size("d_ff", default=2048), "bias": False, **_activation(config)},
+        "norm": {
+            "kind": "rmsnorm",
+            "place": "pre",
+            "eps": config.take("layer_norm_epsilon", default=1e-6, kind=float),
+        },
+        "final_norm": True,
+        "dropout": rate,
+        "attention_dropout": rate,
+        "activation_dropout": rate,
+    }
+    return {
+        "d_model": width,
+        "max_seq_len": config.size("n_positions", default=512),
+        "vocab_size": config.size("vocab_size", default=32128),
+        "embedding": {"dropout": rate},
+        "tie": {"source_target": True, "output": tied},
+        "encoder": stack | {"num_layers": layers},
+        "decoder": stack | {"num_layers": config.size("num_decoder_layers", default=layers)},
+        "heads": [{"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}],
+    }
+
+
+def _activation(config: Config) -> dict[str, Any]:
+    """`feed_forward_proj`: an activation, or gated-ACTIVATION; gated-gelu has always meant the tanh form."""
+    proj = config.take("feed_forward_proj", default="relu", kind=str)
+    gate, _, name = proj.rpartition("-")
+    if gate not in ("", "gated") or name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise InputError(f"{config.name}: feed_forward_proj: found {proj!r}, tformer knows [gated-] {known}")
+    name = "gelu_new" if proj == "gated-gelu" else name
+    config.expect("dense_act_fn", name)  # new files repeat in these two what the first says
+    config.expect("is_gated_act", gate == "gated")
+    return {"activation": ACTIVATIONS[name], "gated": gate == "gated"}
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    encoder, decoder = stack_of(model, "encoder"), stack_of(model, "decoder")
+    found = {
+        "vocab_size": model.vocab_size,
+        "n_positions": model.max_seq_len,
+        "d_model": model.d_model,
+        "d_kv": head_dim(model, encoder),
+        "d_ff": d_ff_of(model, encoder),
+        "num_layers": encoder.num_layers,
+        "num_decoder_layers": decoder.num_layers,
+        "num_heads": encoder.num_heads,
+        "feed_forward_proj": _projection(encoder.feedforward.activation, gated=encoder.feedforward.gated),
+        "layer_norm_epsilon": encoder.norm.eps,
+        "dropout_rate": encoder.dropout,
+        "scale_decoder_outputs": any(getattr(head, "scale", "none") not in ("none", 1.0) for head in model.heads),
+        "tie_word_embeddings": model.tie.output,
+        "is_encoder_decoder": True,
+    }
+    if isinstance(encoder.positions, T5BiasOptions):
+        found["relative_attention_num_buckets"] = encoder.positions.buckets
+        found["relative_attention_max_distance"] = encoder.positions.max_distance
+    return found
+
+
+def _projection(activation: str, *, gated: bool) -> str:
+    if not gated:
+        return activation_name(activation)
+    return "gated-gelu" if activation == "gelu_tanh" else f"gated-{activation_name(activation)}"
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    tied = model.tie.output
+    table = [link("embedding.weight", TABLE, also=[*COPIES, OUTPUT] if tied else COPIES)]
+    if not tied:
+        table.append(link("heads.lm.weight", OUTPUT))
+    for side, last in SIDES.items():
+        stack = stack_of(model, side)
+        rows = stack.num_heads * head_dim(model, stack)
+        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        table.append(link(f"{side}.positions.weight", first))
+        table.append(link(f"{side}.final_norm.weight", f"{side}.final_layer_norm.weight"))
+        for layer in range(stack.num_layers):
+            ours, theirs = f"{side}.blocks.{layer}", f"{side}.block.{layer}.layer"
+            attention, network = f"{theirs}.0.SelfAttention", f"{theirs}.{last}.DenseReluDense"
+            qkv = [f"{attention}.{part}" for part in "qkv"]
+            ups = ("wi_0", "wi_1") if stack.feedforward.gated else ("wi",)
+            table += fused(f"{ours}.self_attention.qkv", qkv, (rows,) * 3, bias=False)
+            table += fused(
+                f"{ours}.feedforward.up",
+                [f"{network}.{name}" for name in ups],
+                (d_ff_of(model, stack),) * len(ups),
+                bias=False,
+            )
+            table += [
+                link(f"{ours}.self_attention_norm.weight", f"{theirs}.0.layer_norm.weight"),
+                link(f"{ours}.self_attention.out.weight", f"{attention}.o.weight"),
+                link(f"{ours}.feedforward_norm.weight", f"{theirs}.{last}.layer_norm.weight"),
+                link(f"{ours}.feedforward.down.weight", f"{network}.wo.weight"),
+            ]
+            if side == "decoder":
+                table += _cross_attention(ours, f"{theirs}.1", rows)
+    return table
+
+
+def _cross_attention(ours: str, theirs: str, rows: int) -> list[Link]:
+    attention = f"{theirs}.EncDecAttention"
+    return [
+        link(f"{ours}.cross_attention_norm.weight", f"{theirs}.layer_norm.weight"),
+        link(f"{ours}.cross_attention.q.weight", f"{attention}.q.weight"),
+        *fused(f"{ours}.cross_attention.kv", [f"{attention}.k", f"{attention}.v"], (rows, rows), bias=False),
+        link(f"{ours}.cross_attention.out.weight", f"{attention}.o.weight"),
+    ]
+
+
+def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
+    tied = output_is_tied(files, (TABLE, *COPIES), config_says=section["tie"]["output"])
+    return section | {"tie": section["tie"] | {"output": tied}}
+
+
+T5 = Architecture(
+    model_type="t5",
+    # The second is the name of the first before version 3 of the library: t5-3b and t5-11b still say it.
+    classes={"T5ForConditionalGeneration": ("lm",), "T5WithLMHeadModel": ("lm",)},
+    family="t5",
+    read=read,
+    write=write,
+    links=links,
+    skipped=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),  # never used
+    of_files=of_files,
+)

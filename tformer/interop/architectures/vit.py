@@ -1,0 +1,128 @@
+"""ViT (2010.11929): patches of an image, a class token, a pre-norm encoder, a classifier on the class token.
+
+The names are those of the files; in memory `transformers` calls the layers otherwise. A head dimension that is not
+hidden_size / heads is the extra key `head_dim`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tformer.errors import InputError
+from tformer.interop.architecture import Architecture
+from tformer.interop.architectures.parts import (
+    ACTIVATIONS,
+    activation_name,
+    d_ff_of,
+    head_dim,
+    pooled_links,
+    sequence_head,
+    stack_of,
+)
+from tformer.interop.config import Config
+from tformer.interop.mapping import SAME, Link, both, fused, link, reshaped
+from tformer.recipe.model import Model
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    config.ignore("encoder_stride", "pooler_act", "pooler_output_size")  # of heads that this class lacks
+    width, heads = config.size("hidden_size", default=768), config.size("num_attention_heads", default=12)
+    image, patch = _side(config, "image_size", default=224), _side(config, "patch_size", default=16)
+    if image % patch:
+        raise InputError(f"{config.name}: patch_size: found {patch}, which does not divide image_size {image}")
+    dropout = config.take("hidden_dropout_prob", default=0.0, kind=float)
+    stack = {
+        "num_layers": config.size("num_hidden_layers", default=12),
+        "num_heads": heads,
+        "head_dim": config.size("head_dim", default=None) or width // heads,
+        "positions": {"kind": "learned"},
+        "attention": {"qkv_bias": config.take("qkv_bias", default=True, kind=bool)},
+        "feedforward": {
+            "d_ff": config.size("intermediate_size", default=3072),
+            "activation": config.choose("hidden_act", ACTIVATIONS, default="gelu"),
+        },
+        "norm": {"place": "pre", "eps": config.take("layer_norm_eps", default=1e-12, kind=float)},
+        "final_norm": True,
+        "dropout": dropout,
+        "attention_dropout": config.take("attention_probs_dropout_prob", default=0.0, kind=float),
+    }
+    return {
+        "d_model": width,
+        "max_seq_len": (image // patch) ** 2 + 1,
+        "embedding": {"dropout": dropout},
+        "patches": {"image_size": image, "size": patch, "channels": config.size("num_channels", default=3)},
+        "encoder": stack,
+        "heads": [sequence_head(config, pooler=False, dropout=0.0)],
+    }
+
+
+def _side(config: Config, key: str, *, default: int) -> int:
+    """The side of a square: a number, or two equal ones."""
+    found = config.take(key, default=default, kind=(int, list))
+    first, second = found if isinstance(found, list) and len(found) == 2 else (found, found)
+    if type(first) is not int or first < 1 or first != second:
+        raise InputError(f"{config.name}: {key}: found {found!r}, tformer has squares only: expected one whole number")
+    return first
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    encoder, patches = stack_of(model, "encoder"), model.patches
+    if patches is None:
+        raise InputError("model.patches: found none, this architecture reads images")
+    size = head_dim(model, encoder)
+    values = {
+        "hidden_size": model.d_model,
+        "num_hidden_layers": encoder.num_layers,
+        "num_attention_heads": encoder.num_heads,
+        "intermediate_size": d_ff_of(model, encoder),
+        "hidden_act": activation_name(encoder.feedforward.activation),
+        "hidden_dropout_prob": encoder.dropout,
+        "attention_probs_dropout_prob": encoder.attention_dropout,
+        "layer_norm_eps": encoder.norm.eps,
+        "image_size": patches.image_size,
+        "patch_size": patches.size,
+        "num_channels": patches.channels,
+        "qkv_bias": encoder.attention.qkv_bias,
+    }
+    return values | ({} if size == model.d_model // encoder.num_heads else {"head_dim": size})
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    encoder, patches = stack_of(model, "encoder"), model.patches
+    assert patches is not None
+    rows = encoder.num_heads * head_dim(model, encoder)
+    kernel = (model.d_model, patches.channels, patches.size, patches.size)
+    flat = reshaped(ours=(model.d_model, -1), theirs=kernel)
+    tables = "vit.embeddings"
+    table = [
+        link("embedding.cls", f"{tables}.cls_token", layout=reshaped(ours=(-1,), theirs=(1, 1, -1))),
+        link(
+            "encoder.positions.weight",
+            f"{tables}.position_embeddings",
+            layout=reshaped(ours=(-1, model.d_model), theirs=(1, -1, model.d_model)),
+        ),
+        *both("embedding", f"{tables}.patch_embeddings.projection", layout=SAME if patches.stem == "conv" else flat),
+        *both("encoder.final_norm", "vit.layernorm"),
+    ]
+    for layer in range(encoder.num_layers):
+        ours, theirs = f"encoder.blocks.{layer}", f"vit.encoder.layer.{layer}"
+        parts = [f"{theirs}.attention.attention.{part}" for part in ("query", "key", "value")]
+        table += fused(f"{ours}.self_attention.qkv", parts, [rows] * 3, bias=encoder.attention.qkv_bias)
+        table += both(f"{ours}.self_attention.out", f"{theirs}.attention.output.dense")
+        table += both(f"{ours}.self_attention_norm", f"{theirs}.layernorm_before")
+        table += both(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
+        table += both(f"{ours}.feedforward.down", f"{theirs}.output.dense")
+        table += both(f"{ours}.feedforward_norm", f"{theirs}.layernorm_after")
+    return [*table, *pooled_links(model, project="classifier")]
+
+
+VIT = Architecture(
+    model_type="vit",
+    classes={"ViTForImageClassification": ("classifier",)},
+    family="vit",
+    read=read,
+    write=write,
+    links=links,
+    prefix="vit.",
+    skipped=(r"vit\.pooler\.dense\.(weight|bias)", r"vit\.embeddings\.mask_token"),
+)

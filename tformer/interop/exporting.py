@@ -1,0 +1,229 @@
+"""A checkpoint as a folder that Hugging Face's `from_pretrained` opens, with nothing copied by hand.
+
+recipe -> resolved `model` section -> the class that computes it (`choose`), in the form that the class has
+(`equivalences`) -> config.json, weights, tokenizer and generation settings, in a folder that appears whole or not at
+all. What no class computes is refused; nothing is approximated.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tformer.build import build_model
+from tformer.checkpoint import Checkpoint, atomic, files, probe
+from tformer.checkpoint.average import require_new
+from tformer.checkpoint.run import make_folders
+from tformer.errors import InputError, Interrupted
+from tformer.interop.choose import choose_class
+from tformer.interop.export_config import DTYPES, Tokenizers, auto_class, config_of, resolved, tokenizers_of
+from tformer.interop.generation_config import left_unsaid, write_generation
+from tformer.interop.preprocessor import write_preprocessor
+from tformer.interop.shards import (
+    Outgoing,
+    Shard,
+    index_document,
+    main_dtype,
+    outgoing,
+    plan_shards,
+    shard_bytes_on_disk,
+    shard_chunks,
+)
+from tformer.interop.special_ids import special_keys
+from tformer.interop.tokenizer_files import overruled, tokenizer_documents
+from tformer.recipe.load import recipe_from_yaml
+from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe, SpecialTokens
+
+SHARD_BYTES = 5 * 10**9
+TARGET_FOLDER = "target_tokenizer"  # inside the exported one: a second vocabulary, of the side that is written
+MAX_LISTED = 4
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote. `num_bytes` is of the weight files, `dtype` of the floating tensors in them."""
+
+    path: Path
+    model_type: str
+    class_name: str
+    auto_class: str
+    dtype: str
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+    files: tuple[str, ...]
+    step: int
+    notes: tuple[str, ...] = ()
+
+
+def export_checkpoint(
+    checkpoint: Checkpoint,
+    out: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    model_type: str | None = None,
+    progress: Callable[[float, float], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> ExportReport:
+    """Writes a checkpoint in the layout of Hugging Face. Averaged (EMA) weights are taken where there are any.
+
+    Args:
+        checkpoint: a run's, or a Hugging Face folder's (`open_checkpoint`).
+        out: a folder that does not exist yet.
+        dtype: of the floating tensors; None: as they are stored.
+        shard_bytes: the most tensor bytes of one file.
+        model_type: the architecture to export as, where several compute the same; None: the family's first.
+        progress: called with (bytes written, all).
+        should_stop: polled after each tensor.
+
+    Raises:
+        InputError: `out` exists, no class computes this model (names the fields), weights that are not the recipe's, a
+            number too large for `dtype`; nothing is written.
+        StorageError: the disk refuses; no part of the result is left.
+        Interrupted: `should_stop` said so; nothing is left.
+    """
+    target = Path(out)
+    require_new(target)
+    recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+    tokenizers = tokenizers_of(checkpoint)
+    model = resolved(recipe, tokenizers)
+    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
+    choice = choose_class(model, family=recipe.arch, model_type=model_type, common=keys)
+    probe.require_writable(target)
+    weights = _weights_of(checkpoint, model)
+    for step in choice.steps:
+        model, weights = step.apply(model, weights)
+    table = choice.architecture.links(model, choice.class_name)
+    tensors = outgoing(table, choice.architecture.fixed(model, choice.class_name), weights, dtype=dtype)
+    shards = plan_shards(tensors, shard_bytes)
+    stored = main_dtype(tensors)
+    config = config_of(choice, recipe, keys, dtype=stored)
+    texts = {"config.json": _json(config), **_texts(recipe, model, tokenizers), **index_document(tensors, shards)}
+    size = shard_bytes_on_disk(tensors, shards)
+    needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
+    probe.require_room(target, needed)
+    with files.storage_errors(target, bytes_needed=needed):
+        make_folders(target.absolute().parent)
+        require_new(target)  # reading took its time
+        atomic.publish_directory(
+            target, lambda folder: _fill(folder, tensors, shards, texts, progress=progress, should_stop=should_stop)
+        )
+    return ExportReport(
+        path=target,
+        model_type=choice.architecture.model_type,
+        class_name=choice.class_name,
+        auto_class=auto_class(choice.class_name),
+        dtype=next((name for name, kind in DTYPES.items() if kind == stored), str(stored)),
+        num_tensors=len(tensors.shapes),
+        num_parameters=tensors.num_parameters(),
+        num_bytes=size,
+        files=tuple(sorted([*texts, *(shard.name for shard in shards)])),
+        step=checkpoint.step,
+        notes=(
+            *checkpoint.notes,
+            *(step.note for step in choice.steps),
+            *_left_out(checkpoint),
+            *left_unsaid(recipe),
+            *overruled(choice.architecture.model_type, tokenizers.source),
+        ),
+    )
+
+
+def _weights_of(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
+    """The model's tensors (owners only), checked: names and shapes, and so the rows of every vocabulary."""
+    weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
+    built = build_model(model, device="meta")
+    tied = built.tied_names()
+    wanted = {name: tensor for name, tensor in built.state_dict().items() if name not in tied}
+    if not wanted.keys() <= weights.keys():
+        weights = checkpoint.weights() | weights
+    problems = [f"missing {name}" for name in sorted(wanted.keys() - weights.keys())]
+    problems += [f"unexpected {name}" for name in sorted(weights.keys() - wanted.keys() - tied.keys())]
+    problems += [
+        f"{name} has the shape {list(weights[name].shape)}, expected {list(wanted[name].shape)}"
+        for name in sorted(wanted.keys() & weights.keys())
+        if weights[name].shape != wanted[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
+        raise InputError(
+            f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems[:MAX_LISTED])}{more}",
+            hint="recipe.yaml and model.safetensors must come from the same checkpoint, unedited",
+        )
+    return {name: weights[name] for name in wanted}
+
+
+def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, str]:
+    """{name: text} of the files beside config.json and weights."""
+    texts: dict[str, str] = {}
+    if tokenizers.source is not None:
+        alone, ids = tokenizers.target is None, recipe.tokenizer.special_ids
+        texts |= tokenizer_documents(
+            tokenizers.source,
+            ids if alone else SpecialTokens(),  # the ids are those of the side that is written
+            model_max_length=model.max_seq_len,
+            token_types=model.embedding.token_types > 0,
+            padding_side="right" if model.encoder is not None else "left",
+        )
+    if tokenizers.target is not None:
+        documents = tokenizer_documents(
+            tokenizers.target, recipe.tokenizer.special_ids, model_max_length=model.max_seq_len
+        )
+        texts |= {f"{TARGET_FOLDER}/{name}": text for name, text in documents.items()}
+    generation = write_generation(recipe, tokenizers.target or tokenizers.source) if _generates(model) else {}
+    found = {"generation_config.json": generation, "preprocessor_config.json": write_preprocessor(recipe)}
+    return texts | {name: _json(document) for name, document in found.items() if document}
+
+
+def _generates(model: Model) -> bool:
+    return any(head.kind == "lm" for head in model.heads)
+
+
+def _fill(
+    folder: Path,
+    tensors: Outgoing,
+    shards: Collection[Shard],
+    texts: Mapping[str, str],
+    *,
+    progress: Callable[[float, float], None] | None,
+    should_stop: Callable[[], bool] | None,
+) -> None:
+    """Writes every file, durably, into a folder that nobody sees yet."""
+    total, done = len(tensors.shapes), 0
+
+    def tell() -> None:
+        nonlocal done
+        if should_stop is not None and should_stop():
+            raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
+        if progress is not None:
+            progress(min(done, total), total)
+        done += 1
+
+    for shard in shards:
+        atomic.write_durably(folder / shard.name, shard_chunks(tensors, shard, written=tell))
+    for name, text in texts.items():
+        if "/" in name and not (folder / name).parent.is_dir():
+            files.mkdir((folder / name).parent)
+        atomic.write_durably(folder / name, [text.encode("utf-8")])
+
+
+def _left_out(checkpoint: Checkpoint) -> list[str]:
+    notes = []
+    if checkpoint.has("ema"):
+        notes.append("averaged (EMA) weights are exported")
+    if checkpoint.has("generator"):
+        notes.append("the generator that the model was trained beside is left out")
+    return notes
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,0 +1,183 @@
+"""A Hugging Face folder that is read as a checkpoint, in place: at step 0, without optimizer, its tensors renamed.
+
+Whatever takes a checkpoint takes one of these. Headers and texts are read and checked when it is opened; tensors when
+they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.manifest import Manifest
+from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.tensor_header import TensorSpec
+from tformer.errors import InputError
+from tformer.interop.architectures.parts import label_names
+from tformer.interop.config import Config
+from tformer.interop.exporting import TARGET_FOLDER
+from tformer.interop.generation_config import generation_notes, read_generation
+from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
+from tformer.interop.read_model import CONFIG, MAX_CONFIG_BYTES, ForeignModel, read_model
+from tformer.interop.recipe_of import recipe_of
+from tformer.interop.special_ids import special_ids
+from tformer.interop.tokenizer_files import TOKENIZER_JSON, FoundTokenizer, read_tokenizer
+from tformer.interop.weight_files import FileRead
+from tformer.recipe import recipe_to_yaml
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer import Tokenizer
+
+GENERATION = "generation_config.json"
+NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # what decoding begins and ends with
+
+
+@dataclass
+class ForeignCheckpoint(Checkpoint):
+    """A checkpoint whose parts come from a folder in the layout of Hugging Face."""
+
+    foreign: ForeignModel = field(kw_only=True)
+    recipe: Recipe = field(kw_only=True)
+
+    def has(self, role: str) -> bool:
+        return role == "weights"
+
+    def specs(self, role: str) -> dict[str, TensorSpec]:
+        return self.foreign.specs() if self.has(role) else {}
+
+    def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
+        """As of any checkpoint, in the types of the files; `file_read` is called after each of them."""
+        tensors = self.foreign.weights(file_read=file_read)
+        self._flag_non_finite("weights", tensors)
+        return self._with_aliases(tensors)
+
+
+def open_folder(
+    folder: str | Path,
+    *,
+    tokenizer: Path | None = None,
+    target_tokenizer: Path | None = None,
+    ignore: Collection[str] = (),
+) -> ForeignCheckpoint:
+    """Opens a folder that `transformers` wrote, or that was downloaded from its hub.
+
+    Args:
+        folder: with config.json and safetensors.
+        tokenizer: a tokenizer.json in the place of the folder's own.
+        target_tokenizer: that of the target side, for a translator whose sides have one each.
+        ignore: keys of config.json to pass over.
+
+    Raises:
+        InputError: an architecture or feature that tformer lacks, damaged or missing files, tensors that are missing,
+            too many or of other shapes, a tokenizer with more ids than the embedding has rows.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
+    foreign = read_model(folder, ignore=ignore)
+    model, config = foreign.model, foreign.config
+    notes: list[str] = []
+    source = target = None
+    tokenizers: list[Tokenizer] = []
+    roles: Mapping[str, int] = {}
+    if model.patches is None:
+        source = read_tokenizer(folder, config, path=tokenizer)
+        tokenizers.append(_fitting(source, model.vocab_size, tokenizer or folder))
+        roles = source.roles
+        notes += source.notes
+    elif tokenizer is not None:
+        raise InputError(f"--tokenizer: {folder} is a model of images: it reads no text")
+    translates = model.encoder is not None and model.decoder is not None and source is not None
+    if target_tokenizer is not None and not translates:
+        raise InputError(f"--target-tokenizer: {folder} has no encoder and decoder of texts: one tokenizer serves")
+    if target_tokenizer is None and translates and (folder / TARGET_FOLDER / TOKENIZER_JSON).is_file():
+        target_tokenizer = folder / TARGET_FOLDER / TOKENIZER_JSON  # as our own export leaves it
+    if target_tokenizer is not None:
+        target = read_tokenizer(folder, config, path=target_tokenizer)
+        tokenizers.append(_fitting(target, model.target_vocab_size or model.vocab_size, target_tokenizer))
+        roles = target.roles  # special ids are those of what is written
+        notes += target.notes
+    generation = read_generation(folder, config)
+    notes += generation_notes(folder, config)
+    ids, dropped = _known_ids(folder, special_ids(config, _generation_keys(folder), roles), tokenizers)
+    labels = _labels(foreign)
+    pixels = read_preprocessor(folder) if model.patches is not None else {}
+    if model.patches is not None and not pixels:
+        notes.append("no preprocessor_config.json: images are scaled to mean and deviation 0.5")
+    notes += preprocessor_notes(folder) if model.patches is not None else ()
+    recipe = recipe_of(
+        foreign,
+        special_ids=ids,
+        generation=generation,
+        pixels=pixels,
+        labels=labels,
+        separate=target is not None,
+    )
+    hashes = [one.sha256 for one in tokenizers]
+    manifest = Manifest(
+        step=0,
+        files=(),
+        tied=foreign.tied(),
+        tokenizer_sha256=hashes[0] if hashes else None,
+        target_tokenizer_sha256=hashes[1] if len(hashes) > 1 else None,
+    )
+    return ForeignCheckpoint(
+        folder,
+        manifest,
+        recipe_to_yaml(recipe),
+        None if source is None else source.json,
+        {"step": 0, "imported": {"model_type": foreign.architecture.model_type, "class": foreign.class_name}},
+        target_tokenizer_json=None if target is None else target.json,
+        notes=[*notes, *dropped],
+        foreign=foreign,
+        recipe=recipe,
+    )
+
+
+def _fitting(found: FoundTokenizer, rows: int | None, where: Path) -> Tokenizer:
+    """A tokenizer whose ids all have a row in the embedding."""
+    tokenizer = Tokenizer.from_json(found.json, name=str(where))
+    if rows is not None and tokenizer.vocab_size > rows:
+        raise InputError(
+            f"{where}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model's embedding only {rows:,} rows",
+            hint="the tokenizer of another model lies there: name the right one with tformer import --tokenizer FILE",
+        )
+    return tokenizer
+
+
+def _generation_keys(folder: Path) -> dict[str, Any]:
+    """generation_config.json as it stands; {} where there is none."""
+    path = folder / GENERATION
+    return parse_object(read_bounded(path, max_bytes=MAX_CONFIG_BYTES), name=str(path)) if path.is_file() else {}
+
+
+def _known_ids(
+    folder: Path, ids: Mapping[str, int], tokenizers: Sequence[Tokenizer]
+) -> tuple[dict[str, int], list[str]]:
+    """The special ids that the tokenizers have, and a note on each other one. Errors: one that decoding cannot miss."""
+    known, notes = {}, []
+    size = tokenizers[-1].vocab_size if tokenizers else 0
+    for name, token in ids.items():
+        if not tokenizers or token < size:
+            known[name] = token
+        elif name in NEEDED_IDS:
+            raise InputError(
+                f"{folder / CONFIG}: {name}_token_id: found {token}, expected an id of the tokenizer, which are below "
+                f"{size:,}"
+            )
+        else:
+            notes.append(f"{name}_token_id {token} is no id of the tokenizer, which are below {size:,}: left out")
+    return known, notes
+
+
+def _labels(foreign: ForeignModel) -> tuple[str, ...]:
+    """The names of a classifier's labels in the order of their ids; () for another model."""
+    for head in foreign.model.heads:
+        if head.kind == "classifier" and head.num_labels is not None:
+            names = label_names(Config(foreign.config, name=str(foreign.folder / CONFIG)))
+            return names or tuple(f"LABEL_{number}" for number in range(head.num_labels))
+    return ()

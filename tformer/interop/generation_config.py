@@ -1,0 +1,243 @@
+"""`generation_config.json` (of old, keys of config.json) and the `generation` section of a recipe.
+
+    max_new_tokens, max_length       max_new_tokens (their lengths count the decoder's start; a decoder's prompt too)
+    do_sample, temperature, top_*    temperature 0 where they never sample
+    num_beams, early_stopping        beam_size, stopping: true is `beam`, false `heuristic`, "never" `exhaustive`
+    length_penalty                   length_penalty of the type `avg`
+    eos_token_id                     the first is the recipe's eos, the others are stop_tokens
+    suppress_tokens, bad_words_ids   suppress_tokens: what they do not forbid, a model from there may write
+
+What has no counterpart on the other side is never passed over in silence: `generation_notes` and `left_unsaid` tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.interop.config import Config
+from tformer.interop.special_ids import end_ids, special_ids, special_keys
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.training import Generation
+from tformer.tokenizer import Tokenizer
+
+GENERATION_CONFIG = "generation_config.json"
+MAX_BYTES = 16 << 20
+WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # how names of classes end
+STOPPING: Mapping[bool | str, str] = {True: "beam", False: "heuristic", "never": "exhaustive"}
+TOP_K = 50  # what sampling there does where nothing is said
+MAX_LENGTH_PENALTY = 10
+
+# Keys that change what is written and have no counterpart here -> the values that switch them off.
+WITHOUT_COUNTERPART: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "exponential_decay_length_penalty": (),
+    "begin_suppress_tokens": ([],),
+    "forced_decoder_ids": ([],),
+    "sequence_bias": ({},),
+    "guidance_scale": (1.0,),
+    "penalty_alpha": (0.0,),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "num_beam_groups": (1,),
+    "watermarking_config": (),
+    "dola_layers": (),
+    "token_healing": (False,),
+    "max_time": (),
+}
+
+
+def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the `generation` section; {} for a model that does not write.
+
+    Raises InputError for a file that is damaged, or a value of another type than expected.
+    """
+    if not _writes(config):
+        return {}
+    keys, values = _keys(folder, config), {}
+    start = _start_tokens(folder, config)
+    new, longest = keys.take("max_new_tokens", default=None), keys.take("max_length", default=None)
+    if new is None and longest is not None and start:
+        new = longest - 1
+    if new is not None:
+        values["max_new_tokens"] = max(1, new - _forced(start))
+    least, shortest = keys.take("min_new_tokens", default=None), keys.take("min_length", default=None)
+    if least is None and shortest is not None and start:
+        least = shortest - 1
+    if least:
+        values["min_new_tokens"] = max(0, least - _forced(start))
+    values |= _choice(keys)
+    for name, ours in (("repetition_penalty", "repetition_penalty"), ("no_repeat_ngram_size", "no_repeat_ngram")):
+        found = keys.take(name, default=None, kind=(int, float))
+        if found is not None:
+            values[ours] = found
+    values["suppress_tokens"] = sorted({*keys.take("suppress_tokens", default=[], kind=list), *_forbidden(keys)[0]})
+    if stops := end_ids(config, _document(folder))[1:]:
+        values["stop_tokens"] = list(stops)
+    if texts := _stop_texts(keys):
+        values["stop"] = texts
+    return values
+
+
+def generation_notes(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line for every setting that changes what `generate` writes there and has no counterpart here."""
+    if not _writes(config):
+        return ()
+    keys = _keys(folder, config)
+    return tuple(f"{keys.name}: {problem}" for problem in _problems(keys, bool(_start_tokens(folder, config))))
+
+
+def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The content of generation_config.json; {} for a model that does not write.
+
+    tokenizer: of the side that is written.
+    """
+    if tokenizer is None or not any(head.kind == "lm" for head in recipe.model.heads):
+        return {}
+    ours = recipe.generation
+    ids = {key: value for key, value in special_keys(recipe, tokenizer, None).items() if key.endswith("_token_id")}
+    ends = [token for token in (ids["eos_token_id"], *ours.stop_tokens) if token is not None]
+    if len(ends) > 1:
+        ids["eos_token_id"] = ends
+    beside_encoder = recipe.model.encoder is not None
+    forced = int(beside_encoder and ids["forced_bos_token_id"] is not None)
+    samples = not beside_encoder and ours.beam_size == 1 and ours.temperature > 0
+    document = {
+        **ids,
+        "max_new_tokens": ours.max_new_tokens + forced,
+        "do_sample": samples,
+        "num_beams": ours.beam_size,
+        "suppress_tokens": sorted(_unwritten(ours, ids, set(ends))) or None,
+    }
+    if ours.min_new_tokens:
+        document["min_new_tokens"] = ours.min_new_tokens + forced
+    if samples:
+        document |= {"temperature": ours.temperature, "top_k": ours.top_k, "top_p": ours.top_p}
+        document |= {"min_p": ours.min_p} if ours.min_p else {}
+    if ours.beam_size > 1:
+        penalty = ours.length_penalty if ours.length_penalty_type == "avg" else 0.0
+        document |= {"length_penalty": penalty, "early_stopping": _early_stopping(ours)}
+    for name, value, off in (
+        ("repetition_penalty", ours.repetition_penalty, 1.0),
+        ("no_repeat_ngram_size", ours.no_repeat_ngram, 0),
+    ):
+        if value != off:
+            document[name] = value
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def left_unsaid(recipe: Recipe) -> tuple[str, ...]:
+    """Settings of the recipe that generation_config.json has no key for, one line each."""
+    if not any(head.kind == "lm" for head in recipe.model.heads):
+        return ()
+    ours = recipe.generation
+    odd = {
+        "length_penalty_type": ours.length_penalty_type == "gnmt" and ours.beam_size > 1,
+        "coverage_penalty": bool(ours.coverage_penalty),
+        "length_margin": ours.length_margin is not None,
+        "beam_groups": ours.beam_groups > 1,
+        "stop": bool(ours.stop),  # `generate` refuses stop_strings that come without a tokenizer
+    }
+    return tuple(
+        f"generation.{name} {getattr(ours, name)} has no counterpart in {GENERATION_CONFIG}: left out"
+        for name, present in odd.items()
+        if present
+    )
+
+
+def _writes(config: Mapping[str, Any]) -> bool:
+    return any(str(name).endswith(WRITES) for name in config.get("architectures") or ())
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    path = folder / GENERATION_CONFIG
+    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
+
+
+def _keys(folder: Path, config: Mapping[str, Any]) -> Config:
+    """generation_config.json; where there is none, config.json, which then counts."""
+    path = folder / GENERATION_CONFIG
+    return Config(_document(folder), name=str(path)) if path.exists() else Config(config, name="config.json")
+
+
+def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """What a decoder beside an encoder begins with, which their lengths count; () for a decoder alone."""
+    if not str((config.get("architectures") or [""])[0]).endswith(("ForConditionalGeneration", "MTModel")):
+        return ()
+    ids = special_ids(config, _document(folder), {})
+    return (ids.get("decoder_start", 0), *([ids["forced_bos"]] if "forced_bos" in ids else []))
+
+
+def _forced(start: tuple[int, ...]) -> int:
+    return max(0, len(start) - 1)
+
+
+def _choice(keys: Config) -> dict[str, Any]:
+    """How a token is chosen: by sampling, greedily, or by beam search."""
+    values: dict[str, Any] = {}
+    sampled = keys.take("do_sample", default=None, kind=bool)
+    if sampled:
+        values["temperature"] = keys.take("temperature", default=1.0, kind=float)
+        values["top_k"] = keys.take("top_k", default=TOP_K)
+        values["top_p"] = keys.take("top_p", default=1.0, kind=float)
+        values["min_p"] = keys.take("min_p", default=0.0, kind=float)
+    elif sampled is False:
+        values["temperature"] = 0.0
+    if (beams := keys.take("num_beams", default=1)) > 1 and not sampled:
+        values["beam_size"] = beams
+    values["stopping"] = STOPPING[keys.expect("early_stopping", False, True, "never")]
+    penalty = keys.take("length_penalty", default=1.0, kind=float)
+    if abs(penalty) <= MAX_LENGTH_PENALTY:
+        values["length_penalty"] = penalty
+    return values
+
+
+def _forbidden(keys: Config) -> tuple[list[int], bool]:
+    """The tokens of `bad_words_ids`, and whether it forbids sequences of several too."""
+    words = keys.take("bad_words_ids", default=[], kind=list)
+    single = [word[0] for word in words if isinstance(word, list) and len(word) == 1]
+    return single, len(single) < len(words)
+
+
+def _stop_texts(keys: Config) -> list[str]:
+    found = keys.take("stop_strings", default=[], kind=(str, list))
+    return [found] if isinstance(found, str) else list(found)
+
+
+def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:
+    for name, off in WITHOUT_COUNTERPART.items():
+        value = keys.values.get(name)
+        if value is not None and value not in off:
+            yield f"{name} {value!r} has no counterpart here: left out"
+    for name in () if beside_encoder else ("max_length", "min_length"):
+        if keys.take(name, default=0):
+            yield f"{name} {keys.values[name]} counts the prompt's tokens too, which no setting here does: left out"
+    sampled = keys.take("do_sample", default=None, kind=bool)
+    if sampled and keys.take("num_beams", default=1) > 1:
+        yield "do_sample with num_beams: beams that are sampled have no counterpart here: sampled without beams"
+    if sampled and beside_encoder:
+        yield "do_sample: an encoder-decoder decodes greedily here unless --temperature, --top-k or --top-p is given"
+    if _forbidden(keys)[1]:
+        yield "bad_words_ids: sequences of several tokens cannot be forbidden here: only the single ones are"
+    penalty = keys.take("length_penalty", default=1.0, kind=float)
+    if abs(penalty) > MAX_LENGTH_PENALTY:
+        yield f"length_penalty {penalty} is beyond {MAX_LENGTH_PENALTY}, the most that is known here: left out"
+
+
+def _unwritten(ours: Generation, ids: Mapping[str, Any], ends: set[int]) -> set[int]:
+    """Tokens that this model's decoder never writes: the recipe's, or pad and what a text begins with."""
+    if ours.suppress_tokens is not None:
+        return set(ours.suppress_tokens)
+    begins = {ids.get(f"{name}_token_id") for name in ("pad", "bos", "decoder_start")}
+    return {token for token in begins if token is not None} - ends - {ids.get("forced_bos_token_id")}
+
+
+def _early_stopping(ours: Generation) -> bool | str:
+    return next(theirs for theirs, name in STOPPING.items() if name == ours.stopping)

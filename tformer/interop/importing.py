@@ -1,0 +1,217 @@
+"""Hugging Face folders in: opened in place wherever a run may be named, or written as an ordinary checkpoint.
+
+An import is checked before anything is written: every tensor of the files has its place or a reason to be left out,
+none is missing, all have the shapes that config.json promises, and every id of the tokenizer has a row.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tformer.build import build_model
+from tformer.checkpoint import Checkpoint, files, probe, read_checkpoint, resolve_checkpoint, write_checkpoint
+from tformer.checkpoint.atomic import MANIFEST
+from tformer.checkpoint.average import require_new
+from tformer.checkpoint.run import is_run, make_folders
+from tformer.errors import InputError, Interrupted
+from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
+from tformer.interop.read_model import is_model_folder
+from tformer.interop.weight_files import INDEX, SINGLE
+from tformer.recipe.model import Model
+from tformer.tokenizer import Tokenizer
+
+__all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_checkpoint", "open_folder"]
+
+RECIPE = "recipe.yaml"  # lies in checkpoints of ours only
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What an import mapped, and to what."""
+
+    path: Path
+    model_type: str
+    class_name: str
+    arch: str
+    layers: Mapping[str, int]  # encoder, decoder
+    d_model: int
+    num_heads: Mapping[str, int]
+    num_parameters: int
+    vocab_size: int | None  # rows of the embedding
+    tokenizer_size: int | None  # ids
+    dtype: str  # of the tensors that were written: fp32, bf16, fp16
+    stored_as: str  # in the folder
+    num_tensors: int  # read from the files
+    left_out: tuple[str, ...]  # tensors of the files that are no part of this class
+    special: Mapping[str, str]  # role -> token, of a model of text
+    labels: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Checkpoint:
+    """The checkpoint that a person means by `path`: of a run, a checkpoint itself, or a Hugging Face folder.
+
+    Args:
+        path: see above.
+        which: `latest`, `best` or `step-N`; only for runs.
+        runs_dir: where to look for names to suggest.
+
+    Raises:
+        InputError: nothing there, or nothing that can be read.
+    """
+    folder = Path(path)
+    return (
+        open_folder(folder)
+        if is_foreign(folder)
+        else read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
+    )
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a folder has the layout of Hugging Face: a config.json, or weights that come with nothing of ours."""
+    if (folder / MANIFEST).is_file() or is_run(folder):
+        return False
+    weights = any((folder / name).is_file() for name in (SINGLE, INDEX)) and not (folder / RECIPE).is_file()
+    return is_model_folder(folder) or weights
+
+
+def import_folder(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: Path | None = None,
+    target_tokenizer: Path | None = None,
+    ignore: Collection[str] = (),
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[..., None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> ImportReport:
+    """Writes a Hugging Face folder as a checkpoint of step 0, which every command takes.
+
+    Args:
+        folder, tokenizer, target_tokenizer, ignore: see `open_folder`.
+        out: a folder that does not exist yet.
+        dtype: of the tensors to write.
+        progress: called with (weight files read, all).
+        should_stop: polled after every file; once the checkpoint is being written, it is finished.
+
+    Raises:
+        InputError: see `open_folder`; or `out` exists, or a number does not fit into `dtype`; nothing is written.
+        StorageError: the disk refuses; no part of the result is left.
+        Interrupted: `should_stop` said so; nothing is written.
+    """
+    target = Path(out)
+    require_new(target)
+    checkpoint = open_folder(folder, tokenizer=tokenizer, target_tokenizer=target_tokenizer, ignore=ignore)
+    specs = checkpoint.weight_specs().values()
+    probe.require_writable(target)
+    probe.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
+
+    def file_read(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total)
+        if should_stop():
+            raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
+
+    weights = _cast(checkpoint.weights(file_read=file_read), checkpoint, dtype)
+    _check(checkpoint, weights)
+    with files.storage_errors(target):
+        make_folders(target.absolute().parent)
+    require_new(target)  # reading took its time
+    report = _report(checkpoint, target, weights)
+    write_checkpoint(
+        target,
+        checkpoint.step,
+        weights=weights,
+        tied=checkpoint.tied,
+        recipe_yaml=checkpoint.recipe_text,
+        tokenizer_json=checkpoint.tokenizer_json,
+        tokenizer_sha256=checkpoint.tokenizer_sha256,
+        target_tokenizer_json=checkpoint.target_tokenizer_json,
+        target_tokenizer_sha256=checkpoint.target_tokenizer_sha256,
+        trainer=checkpoint.trainer,
+    )
+    return report
+
+
+def _cast(weights: dict[str, Tensor], checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The stored tensors (no aliases) in another type, one by one. Errors: a finite number that is not finite in it."""
+    result = {}
+    for name in list(weights):
+        tensor = weights.pop(name)
+        if name in checkpoint.tied:
+            continue
+        result[name] = tensor.to(dtype)
+        if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and _overflows(tensor, result[name]):
+            largest = float(tensor[tensor.isfinite()].abs().max())
+            raise InputError(
+                f"--dtype {name_of(dtype)}: {name} of {checkpoint.path} holds {largest:.4g}, which does not fit",
+                hint="bf16 and fp32 hold larger numbers",
+            )
+    return result
+
+
+def _overflows(before: Tensor, after: Tensor) -> bool:
+    return bool((before.isfinite() & ~after.isfinite()).any())
+
+
+def _check(checkpoint: ForeignCheckpoint, weights: Mapping[str, Tensor]) -> None:
+    """That the weights are exactly the model's: ours to get right, for the folder was checked when it was opened."""
+    expected = {name: tuple(tensor.shape) for name, tensor in _bare(checkpoint.foreign.model).items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    expected = {name: shape for name, shape in expected.items() if name not in checkpoint.tied}
+    assert found == expected, (
+        f"the table of {checkpoint.foreign.class_name} is wrong: {found.items() ^ expected.items()}"
+    )
+
+
+def _bare(model: Model) -> dict[str, Tensor]:
+    return build_model(model, device="meta").state_dict()
+
+
+def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, Tensor]) -> ImportReport:
+    foreign, recipe = checkpoint.foreign, checkpoint.recipe
+    model = foreign.model
+    stacks = {side: stack for side in ("encoder", "decoder") if (stack := getattr(model, side)) is not None}
+    text = checkpoint.tokenizer_json
+    tokenizer = None if text is None else Tokenizer.from_json(text)
+    notes = list(checkpoint.notes)
+    rows, size = (None, None) if tokenizer is None else (model.vocab_size, tokenizer.vocab_size)
+    if rows is not None and size is not None and size < rows:
+        notes.append(f"the embedding has {rows:,} rows for {size:,} ids of the tokenizer: {rows - size:,} are unused")
+    return ImportReport(
+        path=target,
+        model_type=foreign.architecture.model_type,
+        class_name=foreign.class_name,
+        arch=recipe.arch,
+        layers={side: stack.num_layers for side, stack in stacks.items()},
+        d_model=model.d_model,
+        num_heads={side: stack.num_heads for side, stack in stacks.items()},
+        num_parameters=sum(tensor.numel() for tensor in weights.values()),
+        vocab_size=rows,
+        tokenizer_size=size,
+        dtype=name_of(next(iter(weights.values())).dtype),
+        stored_as=", ".join(sorted({name_of(spec.dtype) for spec in foreign.specs().values()})),
+        num_tensors=len(foreign.names),
+        left_out=foreign.skipped,
+        special={} if tokenizer is None else _special_tokens(checkpoint, tokenizer),
+        labels=recipe.data.labels,
+        notes=tuple(notes),
+    )
+
+
+def _special_tokens(checkpoint: ForeignCheckpoint, tokenizer: Tokenizer) -> dict[str, str]:
+    """{role: token} of the roles that config.json or the tokenizer's files name."""
+    ids = checkpoint.recipe.tokenizer.special_ids.model_dump(exclude_none=True)
+    return {role: tokenizer.tokens[token] or "" for role, token in ids.items() if token < tokenizer.vocab_size}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return names.get(dtype, str(dtype).removeprefix("torch."))

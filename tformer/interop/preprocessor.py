@@ -1,0 +1,139 @@
+"""`preprocessor_config.json` of image models: how pixels are scaled, and how an image becomes a square.
+
+Means and deviations go into the recipe. What is done before is fixed on our side: the shorter side is scaled to the
+model's size (bicubic) and the middle is cut out; values / 255. There a ViT's image is squeezed into the square,
+bilinear, unless its file says otherwise. The same for images that have the size already; for others
+`preprocessor_notes` tells the difference. Exported is a processor that does what is done here (CLIP's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.errors import InputError
+from tformer.interop.config import Config
+from tformer.recipe.recipe import Recipe
+
+PREPROCESSOR = "preprocessor_config.json"
+MAX_BYTES = 1 << 20
+BICUBIC = 3
+RESAMPLING = ("nearest", "Lanczos", "bilinear", "bicubic", "box", "Hamming")  # Pillow's numbers
+RESCALE = 1 / 255
+HALF = 0.5  # of mean and deviation where a ViT's file is silent
+USUAL_SIZE = 224
+
+
+def read_preprocessor(folder: Path) -> dict[str, Any]:
+    """{"image_mean": [...], "image_std": [...]}; {} where the folder has no such file.
+
+    Raises InputError, naming the key, for what cannot be done here: pixels that are not divided by 255, another size
+    than the model's.
+    """
+    keys = _keys(folder)
+    if keys is None:
+        return {}
+    keys.expect("do_rescale", True)
+    factor = keys.take("rescale_factor", default=RESCALE, kind=float)
+    if abs(factor - RESCALE) > 1e-9:
+        raise InputError(f"{keys.name}: rescale_factor: found {factor}, tformer divides pixels by 255")
+    model = _model_config(folder)
+    size, found = model.get("image_size", USUAL_SIZE), _final_size(keys)
+    if found is not None and found != (size, size):
+        raise InputError(
+            f"{keys.name}: images of {found[0]} x {found[1]} pixels, the model reads {size} x {size} (config.json)"
+        )
+    channels = int(model.get("num_channels", 3))
+    if not keys.take("do_normalize", default=True, kind=bool):
+        return {"image_mean": [0.0] * channels, "image_std": [1.0] * channels}
+    return {name: _per_channel(keys, name, channels) for name in ("image_mean", "image_std")}
+
+
+def preprocessor_notes(folder: Path) -> tuple[str, ...]:
+    """One line for each way in which images of another size come out otherwise than there."""
+    keys = _keys(folder)
+    return () if keys is None else tuple(f"{keys.name}: {difference}" for difference in _differences(keys))
+
+
+def write_preprocessor(recipe: Recipe) -> dict[str, Any]:
+    """The content of preprocessor_config.json; {} for a model that is not of images.
+
+    Raises InputError for a recipe without mean and deviation, which training fills in.
+    """
+    patches, data = recipe.model.patches, recipe.data
+    if patches is None:
+        return {}
+    if len(data.image_mean) != patches.channels or len(data.image_std) != patches.channels:
+        raise InputError(
+            f"data.image_mean, data.image_std: found {len(data.image_mean)} and {len(data.image_std)} values, "
+            f"expected one for each of the {patches.channels} channels"
+        )
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": patches.image_size},
+        "resample": BICUBIC,
+        "do_center_crop": True,
+        "crop_size": {"height": patches.image_size, "width": patches.image_size},
+        "do_rescale": True,
+        "rescale_factor": RESCALE,
+        "do_normalize": True,
+        "image_mean": list(data.image_mean),
+        "image_std": list(data.image_std),
+        "do_convert_rgb": patches.channels == 3,
+    }
+
+
+def _keys(folder: Path) -> Config | None:
+    path = folder / PREPROCESSOR
+    if not path.exists():
+        return None
+    return Config(parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)), name=str(path))
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
+
+
+def _per_channel(keys: Config, name: str, channels: int) -> list[float]:
+    values = keys.take(name, default=[HALF] * channels, kind=list)
+    if len(values) != channels or not all(isinstance(value, int | float) for value in values):
+        raise InputError(f"{keys.name}: {name}: found {values}, expected a number for each of {channels} channels")
+    if name == "image_std" and not all(value > 0 for value in values):
+        raise InputError(f"{keys.name}: {name}: found {values}, expected numbers above 0")
+    return [float(value) for value in values]
+
+
+def _final_size(keys: Config) -> tuple[int, int] | None:
+    """Height and width of what the model is given; None where images keep the size that they have."""
+    crops = keys.take("do_center_crop", default=False, kind=bool)
+    if not crops and not keys.take("do_resize", default=True, kind=bool):
+        return None
+    name = "crop_size" if crops else "size"
+    size = keys.take(name, default=USUAL_SIZE, kind=(int, dict))
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size.get("height"), int) and isinstance(size.get("width"), int):
+        return size["height"], size["width"]
+    raise InputError(f"{keys.name}: {name}: found {size}, expected one size of every image: height and width")
+
+
+def _differences(keys: Config) -> Iterator[str]:
+    if not keys.take("do_resize", default=True, kind=bool):
+        yield "images are not resized there; here they are, to the model's size"
+        return
+    size = keys.take("size", default=USUAL_SIZE, kind=(int, dict))
+    if not (isinstance(size, Mapping) and _cuts_middle(keys, size)):
+        yield "images are squeezed into a square there; here the middle of an oblong one is cut out"
+    resample = keys.take("resample", default=2)
+    if resample != BICUBIC:
+        named = RESAMPLING[resample] if 0 <= resample < len(RESAMPLING) else f"method {resample}"
+        yield f"images of another size are resized {named} there; here bicubic"
+
+
+def _cuts_middle(keys: Config, size: Mapping[str, Any]) -> bool:
+    crop = _final_size(keys)
+    return crop is not None and size.get("shortest_edge") == crop[0] == crop[1]

@@ -1,0 +1,223 @@
+"""Vocabularies from before tokenizer.json, put together by the `tokenizers` library: the same ids for the same text.
+
+    vocab.txt                 WordPiece: BERT, DistilBERT, ELECTRA
+    vocab.json + merges.txt   BPE over bytes: GPT-2 and OPT; RoBERTa, BART and Longformer with <s> a </s>
+
+What `transformers` takes as given where the files are silent is written here in tables. Tokens that the small files
+name are added in its order: by id, then those that have a role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.errors import InputError
+from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
+
+VOCAB_TXT, VOCAB_JSON, MERGES = "vocab.txt", "vocab.json", "merges.txt"
+MAX_BYTES = 256 << 20
+
+BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+GPT2 = {"unk": "<|endoftext|>", "bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+ROBERTA = {
+    **{"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>"},
+    **{"unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
+}
+# Names of tokenizer classes (without "Fast") -> the roles that they give where no file does.
+WORDPIECE_CLASSES = {f"{name}Tokenizer": BERT for name in ("Bert", "DistilBert", "Electra")}
+BYTE_BPE_CLASSES = {
+    "GPT2Tokenizer": GPT2,
+    **{f"{name}Tokenizer": ROBERTA for name in ("Roberta", "Bart", "Longformer")},
+}
+CLASS_OF_MODEL_TYPE = {
+    **{"bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer"},
+    **{"gpt2": "GPT2Tokenizer", "opt": "GPT2Tokenizer"},
+    **{"roberta": "RobertaTokenizer", "bart": "RobertaTokenizer", "longformer": "RobertaTokenizer"},
+}
+JSON_HINT = (
+    "in an environment with transformers: "
+    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; or name one with --tokenizer FILE"
+)
+
+
+Template = Callable[[TokenizerConfig, Mapping[str, str], Mapping[str, int]], Any]
+"""(config, token of each role, ids) -> the post-processor that places special tokens."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The text of a tokenizer.json, and role -> token."""
+
+    json: str
+    roles: Mapping[str, str]
+
+
+def convert_slow(config: TokenizerConfig, model_config: Mapping[str, Any]) -> Converted | None:
+    """The tokenizer of a folder without tokenizer.json; None when it has no vocabulary in these formats.
+
+    Raises InputError for damaged files, and for a class whose rules are others.
+    """
+    folder = config.folder
+    if (folder / VOCAB_TXT).exists():
+        roles = _roles(config, _defaults(config, model_config, WORDPIECE_CLASSES, "BertTokenizer", VOCAB_TXT))
+        return _finished(_wordpiece(config, roles), config, roles, _frame_of_bert)
+    if (folder / VOCAB_JSON).exists() and (folder / MERGES).exists():
+        defaults = _defaults(config, model_config, BYTE_BPE_CLASSES, "GPT2Tokenizer", VOCAB_JSON)
+        roles = _roles(config, defaults)
+        framed = defaults is ROBERTA
+        template = _frame_of_roberta if framed else _ends_of_gpt2
+        return _finished(_byte_bpe(config, roles, framed=framed), config, roles, template)
+    return None
+
+
+def _defaults(
+    config: TokenizerConfig,
+    model_config: Mapping[str, Any],
+    classes: Mapping[str, Mapping[str, str]],
+    usual: str,
+    file: str,
+) -> Mapping[str, str]:
+    """The class's own names of roles. Errors: a class that reads such a file by other rules."""
+    by_type = CLASS_OF_MODEL_TYPE.get(str(model_config.get("model_type")), usual)
+    found = config.options.get("tokenizer_class") or model_config.get("tokenizer_class") or by_type
+    name = str(found).removesuffix("Fast")
+    name = by_type if name in ("PreTrainedTokenizer", "TokenizersBackend") else name
+    if name not in classes:
+        raise InputError(
+            f"{config.folder}: tokenizer_class: found {found}, tformer reads {file} as {', '.join(classes)} do",
+            hint=JSON_HINT,
+        )
+    return classes[name]
+
+
+def _roles(config: TokenizerConfig, defaults: Mapping[str, str]) -> dict[str, AddedToken]:
+    named = {role: AddedToken(name, special=True) for role, name in defaults.items()} | dict(config.roles)
+    return {role: token for role, token in named.items() if token is not None}
+
+
+def _wordpiece(config: TokenizerConfig, roles: Mapping[str, AddedToken]) -> Tokenizer:
+    path = config.folder / VOCAB_TXT
+    lines = _text(path).split("\n")
+    vocabulary = {line.rstrip(): number for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines)}
+    for role in ("unk", "cls", "sep"):
+        if role not in roles or not _known(roles[role].content, vocabulary, config):
+            token = roles[role].content if role in roles else f"the {role} token"
+            raise InputError(f"{path}: {token} is missing, which every WordPiece vocabulary of BERT's kind has")
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=roles["unk"].content))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(config.flag("tokenize_chinese_chars", default=True)),
+        strip_accents=config.flag("strip_accents", default=None),  # null: with lower case
+        lowercase=bool(config.flag("do_lower_case", default=True)),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def _byte_bpe(config: TokenizerConfig, roles: Mapping[str, AddedToken], *, framed: bool) -> Tokenizer:
+    path = config.folder / VOCAB_JSON
+    vocabulary = parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path))
+    for token, number in vocabulary.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise InputError(f"{path}: {token}: found {number!r}, expected an id")
+    for role in ("cls", "sep") if framed else ():
+        if role not in roles or not _known(roles[role].content, vocabulary, config):
+            token = roles[role].content if role in roles else f"the {role} token"
+            raise InputError(f"{path}: {token} is missing, which stands around every text of this tokenizer")
+    space = bool(config.flag("add_prefix_space", default=False))
+    try:
+        model = models.BPE(
+            vocabulary,
+            _merges(config.folder / MERGES, vocabulary),
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            fuse_unk=False,
+        )
+    except Exception as error:  # the library's own sort
+        raise InputError(f"{config.folder}: {VOCAB_JSON} and {MERGES} do not go together: {error}") from error
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    merges = []
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if line.startswith("#version") or not line.strip():
+            continue
+        first, _, second = line.rstrip("\r").partition(" ")
+        odd = next((part for part in (first, second, first + second) if part not in vocabulary), None)
+        if not first or not second or odd is not None:
+            raise InputError(f"{path}:{number}: found {line!r}, expected two tokens of {VOCAB_JSON} and what they make")
+        merges.append((first, second))
+    return merges
+
+
+def _finished(
+    tokenizer: Tokenizer, config: TokenizerConfig, roles: Mapping[str, AddedToken], template: Template
+) -> Converted:
+    """With the added tokens, and what the class puts around a text."""
+    for number, token in config.added:
+        tokenizer.add_tokens([token])
+        found = tokenizer.token_to_id(token.content)
+        if found != number:
+            raise InputError(
+                f"{config.folder}: the added token {token.content!r} has the id {number}, by the vocabulary {found}",
+                hint=JSON_HINT,
+            )
+    given = {token.content for token in config.roles.values() if token is not None}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    # What only the class names, and no file, is left out where the vocabulary lacks it: no row of a table is its.
+    wanted = [token for token in roles.values() if token.content in given or token.content in vocabulary]
+    tokenizer.add_special_tokens([*wanted, *config.further])
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    names = {role: token.content for role, token in roles.items() if token.content in ids}
+    tokenizer.post_processor = template(config, names, ids)
+    return Converted(tokenizer.to_str(), names)
+
+
+def _frame_of_bert(config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int]) -> Any:
+    cls, sep = names["cls"], names["sep"]
+    return processors.TemplateProcessing(
+        single=[f"{cls}:0", "$A:0", f"{sep}:0"],
+        pair=[f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"],
+        special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
+    )
+
+
+def _frame_of_roberta(config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int]) -> Any:
+    cls, sep = names["cls"], names["sep"]
+    space = bool(config.flag("add_prefix_space", default=False))
+    return processors.RobertaProcessing((sep, ids[sep]), (cls, ids[cls]), True, space)
+
+
+def _ends_of_gpt2(config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int]) -> Any:
+    """What GPT-2's class puts around a text: nothing, unless it is told to (OPT: </s> before it)."""
+    asked = {role: bool(config.flag(f"add_{role}_token", default=False)) for role in ("bos", "eos")}
+    for role, wanted in asked.items():
+        if wanted and role not in names:
+            raise InputError(f"{config.folder / TOKENIZER_CONFIG}: add_{role}_token: there is no {role}_token to add")
+    before, after = ([names[role]] if asked[role] else [] for role in ("bos", "eos"))
+    single = [*(f"{name}:0" for name in before), "$A:0", *(f"{name}:0" for name in after)]
+    second = [*(f"{name}:1" for name in before), "$B:1", *(f"{name}:1" for name in after)]
+    special = [(name, ids[name]) for name in dict.fromkeys([*before, *after])]
+    return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
+
+
+def _known(token: str, vocabulary: Mapping[str, int], config: TokenizerConfig) -> bool:
+    return token in vocabulary or any(token == added.content for _, added in config.added)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path, max_bytes=MAX_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8") from error

@@ -1,0 +1,226 @@
+"""A checkpoint in the format of CTranslate2, an engine for fast inference on CPUs and GPUs (optional).
+
+The model is exported as a Hugging Face folder, which `transformers` opens and CTranslate2's own loaders read, in a
+folder that vanishes; vocabulary and special tokens are tformer's. Marian goes through BART's loader: its own takes
+every such model for one of Marian's training, whose decoder starts from an embedding of zeros and whose last token is
+padding.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tformer.checkpoint import Checkpoint, atomic, files, probe
+from tformer.checkpoint.average import require_new
+from tformer.checkpoint.run import make_folders
+from tformer.errors import InputError
+from tformer.interop.choose import choose_class
+from tformer.interop.export_config import Tokenizers, resolved, tokenizers_of
+from tformer.interop.exporting import ExportReport, export_checkpoint
+from tformer.interop.special_ids import special_keys
+from tformer.nn.heads import LmHeadOptions
+from tformer.recipe.load import recipe_from_yaml
+from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.roles import with_roles
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.special import decoder_tokens
+
+# --dtype -> CTranslate2's name of it
+QUANTIZATION = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int16": "int16"}
+
+# Architectures whose results are known to be equal -> CTranslate2's loader, and traits that it looks for in the config.
+LOADERS: dict[str, tuple[str, dict[str, bool]]] = {
+    "marian": ("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
+    "bart": ("BartLoader", {"normalize_before": False, "normalize_embedding": True}),
+    "mbart": ("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
+    "pegasus": ("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
+    "t5": ("T5Loader", {}),
+    "gpt2": ("GPT2Loader", {}),
+    "llama": ("LlamaLoader", {}),
+}
+
+
+def export_ctranslate2(
+    checkpoint: Checkpoint,
+    out: str | Path,
+    *,
+    quantization: str = "fp32",
+    model_type: str | None = None,
+    progress: Callable[[float, float], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> ExportReport:
+    """Writes a folder that `ctranslate2.Translator` (encoder-decoders) or `ctranslate2.Generator` (decoders) opens.
+
+    Args:
+        checkpoint, model_type, progress, should_stop: see `export_checkpoint`.
+        out: a folder that does not exist yet.
+        quantization: how weights are stored, a key of `QUANTIZATION`.
+
+    Raises:
+        InputError: as `export_checkpoint`; also where ctranslate2 or transformers is not installed, or the architecture
+            is not among `LOADERS`.
+    """
+    _require_installed()
+    target = Path(out)
+    require_new(target)
+    recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+    tokenizers = tokenizers_of(checkpoint)
+    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
+    choice = choose_class(resolved(recipe, tokenizers), family=recipe.arch, model_type=model_type, common=keys)
+    if choice.architecture.model_type not in LOADERS:
+        raise InputError(
+            f"--to ctranslate2: {choice.class_name} is not among the models it is known to compute alike: "
+            f"{', '.join(LOADERS)}",
+            hint="--to huggingface writes it",
+        )
+    reports: list[ExportReport] = []
+
+    def fill(folder: Path) -> None:
+        between, made = folder / "huggingface", folder / "made"
+        report = export_checkpoint(
+            checkpoint,
+            between,
+            model_type=choice.architecture.model_type,
+            progress=progress,
+            should_stop=should_stop,
+        )
+        _convert(between, made, report, recipe, choice.model, tokenizers, QUANTIZATION[quantization])
+        atomic.remove_tree(between)
+        for path in sorted(made.iterdir()):
+            files.rename(path, folder / path.name)
+        files.rmdir(made)
+        _write_tokenizers(folder, tokenizers)
+        reports.append(report)
+
+    probe.require_writable(target)
+    with files.storage_errors(target):
+        make_folders(target.absolute().parent)
+        atomic.publish_directory(target, fill)
+    report = reports[0]
+    return ExportReport(
+        **{
+            **vars(report),
+            "path": target,
+            "auto_class": "ctranslate2." + ("Translator" if _translates(choice.model) else "Generator"),
+            "dtype": quantization,
+            "num_bytes": (target / "model.bin").stat().st_size,
+            "files": tuple(sorted(path.name for path in target.iterdir())),
+        }
+    )
+
+
+def _require_installed() -> None:
+    for package in ("ctranslate2", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"--to ctranslate2 needs {package}, which is not installed", hint="pip install 'tformer[ctranslate2]'"
+            )
+
+
+def _convert(
+    folder: Path, out: Path, report: ExportReport, recipe: Recipe, model: Model, tokenizers: Tokenizers, kind: str
+) -> None:
+    import transformers
+    from ctranslate2.converters import transformers as loaders
+    from ctranslate2.converters.converter import Converter
+
+    name, traits = LOADERS[report.model_type]
+    with _quietly(transformers.utils.logging):
+        theirs = getattr(transformers, report.class_name).from_pretrained(folder, dtype=torch.float32)
+    for trait, value in traits.items():
+        setattr(theirs.config, trait, value)
+
+    class FromTformer(Converter):
+        def _load(self) -> Any:
+            with torch.no_grad():
+                spec = getattr(loaders, name)().get_model_spec(theirs)
+            _describe(spec, recipe, model, tokenizers)
+            return spec
+
+    try:
+        FromTformer().convert(str(out), quantization=kind)
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(f"ctranslate2 does not take this model: {error}") from error
+
+
+@contextmanager
+def _quietly(logging: Any) -> Iterator[None]:
+    """Without `transformers`' own progress bar."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -> None:
+    """What CTranslate2 asks a tokenizer for, and numbers that its loaders leave at their defaults."""
+    from ctranslate2.specs.model_spec import OPTIONAL
+
+    assert tokenizers.source is not None and model.decoder is not None  # of what LOADERS names, none reads images
+    ids = recipe.tokenizer.special_ids
+    source, own = with_roles(ids, tokenizers.source, tokenizers.target)
+    target = own or source
+    special = target.special
+    ends = decoder_tokens(special, start=ids.decoder_start, eos=ids.eos, forced_bos=ids.forced_bos)
+
+    def name(token: int | None) -> str:
+        return target.token(ends.eos if token is None else token)
+
+    spec.config.eos_token, spec.config.bos_token = name(ends.eos), name(special.bos)
+    spec.config.unk_token = name(special.unk)
+    spec.config.layer_norm_epsilon = model.decoder.norm.eps
+    rows = model.target_vocab_size or model.vocab_size
+    if not _translates(model):
+        spec.register_vocabulary(_tokens(target, rows))
+        return
+    assert model.encoder is not None
+    if model.encoder.num_heads != model.decoder.num_heads:
+        raise InputError(
+            f"--to ctranslate2: found {model.encoder.num_heads} heads in model.encoder and {model.decoder.num_heads} "
+            "in model.decoder, its loaders know one number of heads"
+        )
+    spec.config.decoder_start_token = name(ends.start)
+    spec.register_source_vocabulary(_tokens(source, model.vocab_size))
+    spec.register_target_vocabulary(_tokens(target, rows))
+    head = model.heads[0]
+    assert isinstance(head, LmHeadOptions)
+    scales = {"none": None, "inverse_sqrt_d": model.d_model**-0.5}
+    scale = scales[head.scale] if isinstance(head.scale, str) else head.scale
+    spec.decoder.scale_outputs = OPTIONAL if scale is None else scale
+
+
+def _tokens(tokenizer: Tokenizer, rows: int | None) -> list[str]:
+    """A name for every row of the embedding, also of those that the tokenizer never gives."""
+    spellings = tokenizer.tokens + [""] * ((rows or 0) - tokenizer.vocab_size)
+    return [spelling or f"<row {number}>" for number, spelling in enumerate(spellings)]
+
+
+def _translates(model: Model) -> bool:
+    return model.encoder is not None
+
+
+def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
+    """Text becomes tokens outside of CTranslate2: the tokenizers lie beside the model."""
+    sides = {"tokenizer.json": tokenizers.source}
+    if tokenizers.target is not None:
+        sides = {"tokenizer.source.json": tokenizers.source, "tokenizer.target.json": tokenizers.target}
+    for name, tokenizer in sides.items():
+        if tokenizer is not None:
+            atomic.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
+    for path in folder.iterdir():  # what CTranslate2 wrote is on disk before the folder appears
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            files.fsync(descriptor)
+        finally:
+            os.close(descriptor)

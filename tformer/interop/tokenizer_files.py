@@ -1,0 +1,154 @@
+"""The tokenizer of a Hugging Face folder, read (`tokenizer.json`, or older vocabularies converted) and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tformer.checkpoint.bounded_json import read_bounded
+from tformer.errors import InputError
+from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
+from tformer.interop.tokenizer_config import (
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG,
+    TokenizerConfig,
+    read_tokenizer_config,
+)
+from tformer.recipe.recipe import SpecialTokens
+from tformer.recipe.roles import with_own_roles
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
+
+TOKENIZER_JSON = "tokenizer.json"
+SENTENCEPIECE_SUFFIXES = (".model", ".spm")
+MARIAN_FILES = ("source.spm", "target.spm")
+SENTENCEPIECE_HINT = (
+    "in an environment with transformers and sentencepiece: "
+    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; or name one with --tokenizer FILE"
+)
+OVERRULED = ("qwen2",)
+MARIAN_HINT = (
+    "transformers cannot write one for Marian: take the tokenizer.json of a copy of this model that has one "
+    "(those made for use in browsers do), and name it with --tokenizer FILE"
+)
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True)
+class FoundTokenizer:
+    """The text of a tokenizer.json, and which ids play which role: pad, bos, eos, unk, cls, sep, mask."""
+
+    json: str
+    roles: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any], *, path: Path | None = None) -> FoundTokenizer:
+    """The tokenizer of a folder.
+
+    Args:
+        folder: where it lies.
+        config: the folder's config.json.
+        path: a tokenizer.json that takes the place of the folder's own vocabulary.
+
+    Raises InputError for damaged files, and for a folder without a vocabulary that can be read (hint: how to get one).
+    """
+    small = read_tokenizer_config(folder)
+    source = folder / TOKENIZER_JSON if path is None else path
+    if path is not None or source.exists():
+        text = _text(source)
+        names = {role: token.content for role, token in small.roles.items() if token is not None}
+        return _found(text, names, source)
+    converted = convert_slow(small, config)
+    if converted is None:
+        raise _nothing_to_read(small)
+    return _found(converted.json, converted.roles, folder)
+
+
+def _found(text: str, names: Mapping[str, str], source: Path) -> FoundTokenizer:
+    tokenizer = Tokenizer.from_json(text, name=str(source))
+    ids = {role: tokenizer.token_id(name) for role, name in names.items()}
+    notes = tuple(
+        f"{source}: the {role} token {names[role]!r} of {TOKENIZER_CONFIG} is not in the vocabulary: left out"
+        for role, token in ids.items()
+        if token is None
+    )
+    return FoundTokenizer(text, {role: token for role, token in ids.items() if token is not None}, notes)
+
+
+def _nothing_to_read(config: TokenizerConfig) -> InputError:
+    folder = config.folder
+    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(SENTENCEPIECE_SUFFIXES))
+    if found:
+        marian = bool(set(found) & set(MARIAN_FILES))
+        return InputError(
+            f"{folder} has its tokenizer as SentencePiece only ({', '.join(found)}), tformer reads tokenizer.json",
+            hint=MARIAN_HINT if marian else SENTENCEPIECE_HINT,
+        )
+    return InputError(
+        f"{folder} has no tokenizer: no {TOKENIZER_JSON}, no vocab.txt, no vocab.json with merges.txt", hint=JSON_HINT
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path, max_bytes=MAX_FILE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a usable tokenizer.json: byte {error.start} is not UTF-8") from error
+
+
+def tokenizer_documents(
+    tokenizer: Tokenizer,
+    ids: SpecialTokens,
+    *,
+    model_max_length: int,
+    token_types: bool = False,
+    padding_side: str = "right",
+) -> dict[str, str]:
+    """File name -> text, from which `AutoTokenizer.from_pretrained` makes a tokenizer with the same ids.
+
+    Args:
+        ids: those that the recipe names take the place of what was found by name.
+        model_max_length: the most tokens that the model reads.
+        token_types: whether the model reads them: to some others they do harm (GPT-2 adds their embedding).
+        padding_side: `left` for a decoder alone, whose batches continue at the right end.
+    """
+    special = with_own_roles(ids, tokenizer).special
+    roles = {role: getattr(special, role) for role in ROLES}
+    names: dict[str, Any] = {
+        f"{role}_token": tokenizer.token(token) for role, token in roles.items() if token is not None
+    }
+    if special.sentinels:
+        names["additional_special_tokens"] = [tokenizer.token(token) for token in special.sentinels]
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model_max_length,
+        "model_input_names": inputs,
+        "padding_side": padding_side,
+        "truncation_side": "right",
+        "clean_up_tokenization_spaces": False,
+        **names,
+    }
+    return {
+        TOKENIZER_JSON: tokenizer.to_json(),
+        TOKENIZER_CONFIG: _json(options),
+        SPECIAL_TOKENS_MAP: _json(names),
+    }
+
+
+def overruled(model_type: str, tokenizer: Tokenizer | None) -> tuple[str, ...]:
+    """A line for an architecture for which `AutoTokenizer` heeds no class that a folder names."""
+    if tokenizer is None or model_type not in OVERRULED:
+        return ()
+    return (
+        f"AutoTokenizer of transformers 5 reads every tokenizer of {model_type} by that model's own rules: "
+        "PreTrainedTokenizerFast.from_pretrained opens this one as it is",
+    )
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
