@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.recipe.model import Model
 
-transformers = pytest.importorskip("transformers")
 VOCABULARY = 29
 
 

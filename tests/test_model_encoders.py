@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.recipe.model import Model
 
-transformers = pytest.importorskip("transformers")
 VOCABULARY, WIDTH, LENGTH, LAYERS, LABELS, EPS, PAD = 29, 16, 12, 2, 3, 0.02, 1
 Names = dict[str, str | tuple[str, ...]]  # ours -> theirs; several are stacked, as in the fused qkv matrix
 

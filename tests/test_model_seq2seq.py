@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from tformer.build import build_model
@@ -129,7 +130,6 @@ def t5_names(*, gated: bool) -> Names:
 
 
 def t5_pair(version: str) -> tuple[Transformer, nn.Module]:
-    transformers = pytest.importorskip("transformers")
     gated = version == "1.1"
     config = transformers.T5Config(
         vocab_size=VOCABULARY,
@@ -242,7 +242,6 @@ def post_norm(positions: dict[str, Any], activation: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_bart_for_conditional_generation(scale: bool) -> None:
-    transformers = pytest.importorskip("transformers")
     config = transformers.BartConfig(**bart_sizes("gelu"), scale_embedding=scale)
     reference = randomised(transformers.BartForConditionalGeneration(config))
     set_eps(reference)
@@ -254,7 +253,6 @@ def test_bart_for_conditional_generation(scale: bool) -> None:
 @pytest.mark.parametrize("shared", [True, False], ids=["joint", "separate"])
 def test_marian(shared: bool) -> None:
     """Sinusoids in halves, scaled embeddings, swish; separate vocabularies in its newer models."""
-    transformers = pytest.importorskip("transformers")
     config = transformers.MarianConfig(
         **bart_sizes("swish"),
         scale_embedding=True,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 
 from tformer.build import build_model
@@ -80,7 +81,6 @@ def on_meta(section: Model | None) -> Transformer:
 
 def theirs(name: str, **sizes: Any) -> int:
     """Parameters of a class of `transformers`; the feed-forward network is four times as wide as the model."""
-    transformers = pytest.importorskip("transformers")
     options = {key: sizes.pop(key) for key in ("add_pooling_layer",) if key in sizes}
     family = next(prefix for prefix in ("Bert", "Roberta", "Electra", "ViT") if name.startswith(prefix))
     config = getattr(transformers, f"{family}Config")(intermediate_size=4 * sizes["hidden_size"], **sizes)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from tformer.build import build_model
 from tformer.model import Transformer
@@ -105,7 +106,6 @@ T5_SIZES = {
 
 @pytest.mark.parametrize("preset", T5)
 def test_t5_has_the_parameters_of_transformers(preset: str) -> None:
-    transformers = pytest.importorskip("transformers")
     untied = "v1_1" in preset
     config = transformers.T5Config(
         vocab_size=32128, d_kv=64, feed_forward_proj="gated-gelu" if untied else "relu", **T5_SIZES[preset]
@@ -116,7 +116,6 @@ def test_t5_has_the_parameters_of_transformers(preset: str) -> None:
 
 
 def test_bart_has_the_parameters_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
     sides = {"layers": 6, "attention_heads": 12, "ffn_dim": 3072}
     both = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()}
     config = transformers.BartConfig(d_model=768, vocab_size=50265, max_position_embeddings=1024, **both)

@@ -64,6 +64,21 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: tiny.edit_json(folder / "config.json", {"scale_attn_by_inverse_layer_idx": True}),
         "scale_attn_by_inverse_layer_idx",
     ),
+    "more layers than memory": (
+        lambda folder: tiny.edit_json(folder / "config.json", {"n_layer": 10**9}), "found 1,000,000,000 layers"
+    ),
+    "a size beyond counting": (
+        lambda folder: tiny.edit_json(folder / "config.json", {"n_embd": 10**30}), "n_embd: found 1000000000000000"
+    ),
+    "sizes beyond counting": (
+        lambda folder: tiny.edit_json(folder / "config.json", {"n_embd": 10**12}), "larger than any memory"
+    ),
+    "a megabyte of a value": (
+        lambda folder: tiny.edit_json(folder / "config.json", {"junk": "x" * 10**6}), "junk: found 'xxxx"
+    ),
+    "a shard with an endless name": (
+        lambda folder: reshard(folder, lambda names: names.update(x="a" * 300 + ".safetensors")), "name is too long"
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "missing shard": (no_shard, "is missing"),
     "truncated shard": (cut_shard, "truncated"),
@@ -107,7 +122,7 @@ def test_bad_input_is_one_clear_line_and_writes_nothing(name: str, cli: Cli, fol
         ("train", "--init-from", folder, "--data", __file__, "--out", tmp_path / "out"),
     ):
         message = refusal(cli(*command))
-        assert words in message and str(tmp_path) in message, message
+        assert words in message and str(tmp_path) in message and len(message) < 5000, message
     assert files_below(tmp_path) == before and not (tmp_path / "out").exists()
 
 

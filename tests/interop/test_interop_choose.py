@@ -178,3 +178,12 @@ def test_labels_are_named_both_ways(head: dict[str, Any], problem: str, count: i
     assert keys["id2label"] == {str(number): name for number, name in enumerate(names)}
     assert keys["label2id"] == {name: number for number, name in enumerate(names)}
     assert label_keys(gpt()) == {}
+
+
+def test_a_scale_of_one_is_no_scale() -> None:
+    """And T5's, given as a number, is T5's."""
+    t5 = preset("t5/small").model.model_dump(mode="json")
+    plain = resolved({**gpt().model_dump(mode="json"), "heads": [{"kind": "lm", "scale": 1.0}]})
+    assert choose_class(plain, family="gpt").class_name == "GPT2LMHeadModel"
+    scaled = resolved({**t5, "heads": [{"kind": "lm", "scale": t5["d_model"] ** -0.5}]})
+    assert choose_class(scaled, family="t5").config["scale_decoder_outputs"] is True

@@ -126,6 +126,8 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 32768}
         BLOOM_560M | {"n_embed": None, "hidden_size": 1024, "slow_but_exact": True, "pretraining_tp": 4},
         GPT2 | {"reorder_and_upcast_attn": True, "n_embd": None, "hidden_size": 768},
         LLAMA_2_7B | {"partial_rotary_factor": 1.0, "num_key_value_heads": None},
+        LLAMA_2_7B | {"is_llama_config": True, "rope_interleaved": False, "max_sequence_length": 2048},
+        QWEN2_05B | {"_attn_implementation_autoset": True, "transformers.js_config": {"kv_cache_dtype": "fp16"}},
     ],
     ids=lambda config: config["model_type"],
 )

@@ -67,8 +67,30 @@ def inputs(model: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_opens_in_transformers_with_the_same_logits(preset: str, tmp_path: Path) -> None:
-    auto, template = PRESETS[preset]
+    assert_opens_alike(preset, small(preset), tmp_path)
+
+
+@pytest.mark.parametrize("preset", ["bert/base", "roberta/base", "electra/small"])
+def test_an_encoder_without_token_types_is_one_with_types_of_zeros(preset: str, tmp_path: Path) -> None:
     recipe = small(preset)
+    recipe["model"]["embedding"]["token_types"] = 0
+    assert_opens_alike(preset, recipe, tmp_path)
+
+
+@pytest.mark.parametrize(("types", "given"), [(0, True), (1, False), (2, True)])
+def test_only_a_model_of_several_token_types_is_given_them(types: int, given: bool, tmp_path: Path) -> None:
+    """A pair has the types 0 and 1: the second would lie outside of a table of one. None become two, of zeros."""
+    recipe = small("bert/base")
+    recipe["model"]["embedding"]["token_types"] = types
+    export_checkpoint(checkpoint(tmp_path / "run", recipe, tokenizer=letters("bert")), tmp_path / "out")
+    pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("ab", "cd", return_tensors="pt")
+    assert ("token_type_ids" in pair) == given
+    with torch.no_grad():
+        transformers.AutoModel.from_pretrained(tmp_path / "out")(**pair)
+
+
+def assert_opens_alike(preset: str, recipe: dict[str, Any], tmp_path: Path) -> None:
+    auto, template = PRESETS[preset]
     tokenizer = letters(template) if template else None
     report = export_checkpoint(checkpoint(tmp_path / "run", recipe, tokenizer=tokenizer), tmp_path / "out")
     assert report.auto_class == auto

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tformer.errors import InputError
+from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.generation_config import generation_notes, left_unsaid, read_generation, write_generation
 from tformer.interop.special_ids import ABSENT_IDS, end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
@@ -41,7 +42,7 @@ def folder_with(path: Path, **values: Any) -> Path:
 # --- special ids -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ABSENT_IDS)
+@pytest.mark.parametrize("model_type", sorted(ABSENT_IDS.keys() | ARCHITECTURES.keys()))
 def test_a_key_that_is_missing_means_what_transformers_takes_it_for(model_type: str) -> None:
     theirs = transformers.AutoConfig.for_model(model_type)
     names = ("pad", "bos", "eos", "sep", "decoder_start", "forced_bos", "forced_eos")
@@ -121,6 +122,7 @@ def test_settings_of_an_encoder_decoder(tmp_path: Path) -> None:
     assert found == {
         **{"beam_size": 4, "length_penalty": 2.0, "stopping": "beam", "no_repeat_ngram": 3},
         **{"max_new_tokens": 140, "min_new_tokens": 54, "repetition_penalty": 1.2, "suppress_tokens": []},
+        "temperature": 0.0,
     }
     Generation.model_validate(found)
     assert generation_notes(folder, BART) == ()
@@ -139,7 +141,7 @@ def test_sampling_and_greedy_decoding(tmp_path: Path) -> None:
         **{"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
     }
     assert read_generation(folder_with(tmp_path, do_sample=False, temperature=0.6), GPT2)["temperature"] == 0.0
-    assert "temperature" not in read_generation(folder_with(tmp_path), GPT2)
+    assert read_generation(folder_with(tmp_path), GPT2)["temperature"] == 0.0  # their `generate` is greedy by default
 
 
 def test_a_length_of_their_own_counts_neither_start_nor_prompt(tmp_path: Path) -> None:
@@ -258,6 +260,7 @@ def test_transformers_generates_with_the_files_that_were_written(tmp_path: Path)
     )  # fmt: skip
     for wanted, expected in ((word.special.eos, 1), (word.special.pad, 5)):
         model = transformers.BartForConditionalGeneration(config)
+        model.final_logits_bias[0, word.special.eos] = -1000.0  # not by chance
         model.final_logits_bias[0, wanted] = 1000.0
         folder = tmp_path / str(wanted)
         model.save_pretrained(folder)

@@ -81,3 +81,13 @@ def test_a_template_that_begins_a_text_and_does_not_end_it_opens_it(make: Make) 
     assert opening("<a> $A", in_sequence=True) == (3,)
     assert opening("<a> $A <b>") == opening("$A <b>") == opening("$A") == ()
     assert opening_ids(None) == opening_ids({"type": "ByteLevel"}) == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_token_that_a_text_spells_is_text_unless_asked_for(make: Make, kind: str) -> None:
+    plain = make(kind, template="bert")
+    reading = plain.reading_special()
+    assert plain.special.mask is not None and plain.special.mask not in plain.encode("a [MASK] b")
+    assert reading.encode("a [MASK] b").count(plain.special.mask) == 1
+    assert plain.special.mask not in plain.encode("a [MASK] b")  # the one that was there stays as it was
+    assert reading.sha256 == plain.sha256 and reading.encode("The dog") == plain.encode("The dog")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-
-transformers = pytest.importorskip("transformers")
+import transformers
 
 FIRST, SECOND = "the quick fox", "low dog"
 

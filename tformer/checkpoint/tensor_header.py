@@ -23,6 +23,7 @@ from tformer.checkpoint.bounded_json import PICKLE_HINT, looks_like_pickle, pars
 from tformer.errors import InputError
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
+LFS_POINTER = b"version "  # how the text begins that Git leaves where a large file was not fetched
 
 # In the reference implementation's order, which decides the order of tensors in a file (last first).
 DTYPES: dict[str, torch.dtype] = {
@@ -90,11 +91,14 @@ def read_header(stream: BinaryIO, *, name: str) -> tuple[bytes, list[TensorSpec]
     """
     file_bytes = os.fstat(stream.fileno()).st_size
     prefix = stream.read(8)
-    if looks_like_pickle(prefix):
+    length = int.from_bytes(prefix, "little")
+    plausible = len(prefix) == 8 and 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES)  # 640 begins like a pickle
+    if looks_like_pickle(prefix) and not plausible:
         raise InputError(f"{name} is a pickle, not a safetensors file", hint=PICKLE_HINT)
+    if prefix == LFS_POINTER:
+        raise InputError(f"{name} is a pointer of Git LFS, not the file that it stands for", hint="git lfs pull")
     if len(prefix) < 8:
         raise InputError(f"{name} is damaged: {file_bytes} bytes are too few for a safetensors file")
-    length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise InputError(f"{name} is damaged: its header claims {length:,} bytes, the limit is {MAX_HEADER_BYTES:,}")
     if 8 + length > file_bytes:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from tformer import __version__
 from tformer.cli import average, classify, config, evaluate, export, generate, import_, train, train_tokenizer
 from tformer.cli.common import console
-from tformer.errors import OutOfMemoryError, StorageError, TformerError, visible
+from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
 app = typer.Typer(
     name="tformer",
@@ -34,6 +34,7 @@ app.command("import", epilog=import_.EPILOG)(import_.import_)
 app.command("export", epilog=export.EPILOG)(export.export)
 app.add_typer(config.app, name="config")
 
+MAX_MESSAGE = 4000  # characters: what a message quotes may be as long as a file
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
 
 
@@ -104,6 +105,8 @@ def as_tformer_error(error: Exception) -> TformerError | None:
             f"out of memory: {str(error).splitlines()[0] if str(error) else 'allocation failed'}",
             hint="lower training.batch_size (and raise training.grad_accum), or set training.activation_checkpointing",
         )
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return InputError(f"{error.filename}: this name is too long for the file system")
     if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
         return StorageError(f"cannot write {error.filename or 'a file'}: {error.strerror}")
     return None
@@ -120,8 +123,10 @@ def _complain(message: str, hint: str | None) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text as it is: no markup of ours, no escape sequences of somebody else's."""
-    return escape(visible(text))
+    """Text as it is: no markup of ours, no escape sequences of somebody else's, and no megabyte of it."""
+    half = MAX_MESSAGE // 2
+    short = text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
+    return escape(visible(short))
 
 
 def _replace_closed_streams() -> None:

@@ -46,7 +46,8 @@ def classify(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN", help="Run or checkpoint folder; default: the newest run. After --image: further images."
+            metavar="RUN",
+            help="Run, checkpoint or Hugging Face folder; default: the newest run. After --image: further images.",
         ),
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="A text.", rich_help_panel=INPUT)] = None,

@@ -32,7 +32,7 @@ HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
 def evaluate(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run or checkpoint folder; default: the newest run."),
+        typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
     ] = None,
     data: Annotated[
         str | None,

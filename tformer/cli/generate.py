@@ -39,6 +39,7 @@ def generate(
     arguments: options.Arguments = None,
     prompt: options.Prompt = None,
     input_path: options.InputPath = None,
+    special_tokens: options.SpecialTokens = False,
     errors: options.Errors = "strict",
     prefix: options.Prefix = None,
     too_long: options.TooLong = "error",

@@ -43,6 +43,8 @@ def load_models(asked: Asked) -> list[Loaded]:
     models: dict[Path, Loaded] = {}
     for name in names_of_models(asked.arguments or [], asked.ensemble or []):
         loaded = load(name, device=place, which=asked.checkpoint, kinds=set(KINDS))
+        if asked.special_tokens:
+            loaded.tokenizer = loaded.text_tokenizer.reading_special()
         models.setdefault(loaded.path.resolve(), loaded)
     chosen = list(models.values())
     if len(chosen) > 1:

@@ -12,7 +12,7 @@ LENGTH, OUTPUT, MODEL = "Length and repetition", "Output", "Model and machine"
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RUN", help="Run or checkpoint folder; default: the newest run."),
+    typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
 ]
 
 Prompt = Annotated[
@@ -30,6 +30,14 @@ InputPath = Annotated[
         metavar="FILE|-",
         help="One prompt or source a line; each gives one line of output, its completion alone. "
         "For an encoder-decoder the default is standard input.",
+        rich_help_panel=PROMPT,
+    ),
+]
+SpecialTokens = Annotated[
+    bool,
+    typer.Option(
+        "--special-tokens",
+        help="A special token that a prompt spells (<mask>, <extra_id_0>, <|im_start|>) is that token, not text.",
         rich_help_panel=PROMPT,
     ),
 ]

@@ -63,6 +63,7 @@ class Asked:
     arguments: list[str] | None
     prompt: str | None
     input_path: str | None
+    special_tokens: bool
     errors: str
     prefix: str | None
     too_long: str

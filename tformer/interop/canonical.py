@@ -44,8 +44,9 @@ def canonical(model: Model) -> dict[str, Any]:
         head.pop("dropout", None)
         if head.get("pooler") is False:
             del head["activation"]
-        if head.get("scale") == "inverse_sqrt_d":
-            head["scale"] = model.d_model**-0.5
+        if "scale" in head:
+            named = {"none": 1.0, "inverse_sqrt_d": model.d_model**-0.5}
+            head["scale"] = named.get(head["scale"], head["scale"])
     data["heads"] = {head.pop("kind"): head for head in data["heads"]}
     if not both:
         del data["tie"]["source_target"]

@@ -13,6 +13,7 @@ from tformer.errors import InputError
 
 T = TypeVar("T")
 ABSENT = object()
+MAX_SIZE = 2**40
 
 # Keys of any architecture that leave what the forward pass computes as it is.
 INERT = frozenset(
@@ -22,6 +23,7 @@ INERT = frozenset(
             "_num_labels",
             "architectures",
             "attn_implementation",
+            "_attn_implementation_autoset",
             "_attn_implementation_internal",
             "chunk_size_feed_forward",
             "classifier_dropout",
@@ -48,6 +50,7 @@ INERT = frozenset(
             "tokenizer_class",
             "torch_dtype",
             "torchscript",
+            "transformers.js_config",
             "transformers_version",
             "use_cache",
             "use_bfloat16",
@@ -121,10 +124,11 @@ class Config:
         return value
 
     def size(self, key: str, *, default: Any = ABSENT) -> int:
-        """A whole number of at least 1."""
+        """A whole number of at least 1, and small enough to count something in memory."""
         value = self.take(key, default=default, kind=int)
-        if value is not None and value < 1:
-            raise InputError(f"{self.name}: {key}: found {value}, expected at least 1")
+        if value is not None and not 1 <= value <= MAX_SIZE:
+            bound = "at least 1" if value < 1 else f"at most {MAX_SIZE:,}"
+            raise InputError(f"{self.name}: {key}: found {value}, expected {bound}")
         return value
 
     def expect(self, key: str, *allowed: Any, default: Any = ABSENT) -> Any:

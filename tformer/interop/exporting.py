@@ -171,7 +171,7 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
             tokenizers.source,
             ids if alone else SpecialTokens(),  # the ids are those of the side that is written
             model_max_length=model.max_seq_len,
-            token_types=model.embedding.token_types > 0,
+            token_types=model.embedding.token_types > 1,
             padding_side="right" if model.encoder is not None else "left",
         )
     if tokenizers.target is not None:

@@ -188,7 +188,7 @@ def _choice(keys: Config) -> dict[str, Any]:
         values["top_k"] = keys.take("top_k", default=TOP_K)
         values["top_p"] = keys.take("top_p", default=1.0, kind=float)
         values["min_p"] = keys.take("min_p", default=0.0, kind=float)
-    elif sampled is False:
+    else:
         values["temperature"] = 0.0
     if (beams := keys.take("num_beams", default=1)) > 1 and not sampled:
         values["beam_size"] = beams

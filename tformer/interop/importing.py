@@ -21,7 +21,7 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.run import is_run, make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
-from tformer.interop.read_model import is_model_folder
+from tformer.interop.read_model import CONFIG
 from tformer.interop.weight_files import INDEX, SINGLE
 from tformer.recipe.model import Model
 from tformer.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def is_foreign(folder: Path) -> bool:
     if (folder / MANIFEST).is_file() or is_run(folder):
         return False
     weights = any((folder / name).is_file() for name in (SINGLE, INDEX)) and not (folder / RECIPE).is_file()
-    return is_model_folder(folder) or weights
+    return (folder / CONFIG).is_file() or weights
 
 
 def import_folder(

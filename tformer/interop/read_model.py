@@ -22,7 +22,9 @@ from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
+from tformer.interop.plausible import planned
 from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
+from tformer.model import Transformer
 from tformer.recipe.model import Model
 
 CONFIG = "config.json"
@@ -74,11 +76,6 @@ class ForeignModel:
         return build_model(self.model, device="meta").tied_names()
 
 
-def is_model_folder(folder: Path) -> bool:
-    """Whether a folder looks like one that `transformers` wrote."""
-    return (folder / CONFIG).is_file()
-
-
 def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignModel:
     """Reads config.json and the headers of the weight files.
 
@@ -112,8 +109,7 @@ def _read_as(
     ignore: Collection[str],
 ) -> ForeignModel:
     """The folder as a model of this class."""
-    values = {key: value for key, value in config.items() if key not in ignore}
-    reader = Config(values, name=str(folder / CONFIG))
+    reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
     section = architecture.read(reader, class_name)
     reader.finish()
     if architecture.of_files is not None:
@@ -124,9 +120,10 @@ def _read_as(
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise InputError(f"{folder / CONFIG}: model.{where}: {problem['msg']}, found {problem['input']!r}") from None
+    built = planned(model, files, name=str(folder / CONFIG))
     links = architecture.links(model, class_name)
     names, skipped = _match(architecture, links, architecture.fixed(model, class_name), files)
-    _check_tensors(model, links, files, names)
+    _check_tensors(built, links, files, names)
     return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 
 
@@ -164,10 +161,7 @@ def _candidates(folder: Path, config: Mapping[str, Any], architecture: Architect
             return [found[0]]
         if found[0] in {re.sub(BARE, "Model", name) for name in known}:
             return known
-    raise InputError(
-        f"{folder / CONFIG}: architectures: found {found!r}, expected one of {', '.join(known)}",
-        hint="tformer reads these classes of this architecture",
-    )
+    raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {', '.join(known)} here")
 
 
 def _only_fit(
@@ -189,8 +183,7 @@ def _only_fit(
             f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit none of "
             f"{', '.join(attempts)}; of the first: {first}"
         )
-    fewest = min(len(fit.skipped) for fit in fits)
-    best = [fit for fit in fits if len(fit.skipped) == fewest]
+    best = [fit for fit in fits if len(fit.skipped) == min(len(other.skipped) for other in fits)]
     if len(best) > 1:
         fitting = " and ".join(fit.class_name for fit in best)
         raise InputError(
@@ -232,12 +225,10 @@ def _match(
     return names, tuple(skipped)
 
 
-def _check_tensors(model: Model, links: Sequence[Link], files: WeightFiles, names: Mapping[str, str]) -> None:
-    built = build_model(model, device="meta")
+def _check_tensors(built: Transformer, links: Sequence[Link], files: WeightFiles, names: Mapping[str, str]) -> None:
     ours = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
     owners = ours.keys() - built.tied_names().keys()
-    covered = {entry.ours for entry in links}
-    assert covered == owners, f"the table and the model differ: {sorted(covered ^ owners)}"
+    assert (covered := {entry.ours for entry in links}) == owners, f"table and model differ: {covered ^ owners}"
     for name, shape in shapes_on_disk(links, ours).items():
         spec = files.specs[names[name]]
         if spec.shape != shape:

@@ -29,7 +29,6 @@ ABSENT_IDS: Mapping[str, Mapping[str, int]] = {
     "longformer": {"pad": 1, "bos": 0, "eos": 2, "sep": 2},
     "big_bird": {"pad": 0, "bos": 1, "eos": 2, "sep": 66},
     "t5": {"pad": 0, "eos": 1},
-    "mt5": {"pad": 0, "eos": 1, "decoder_start": 0},
     "bart": {"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2, "forced_eos": 2},
     "mbart": {"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
     "pegasus": {"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},

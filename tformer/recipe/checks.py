@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tformer.nn.heads import ClassifierHeadOptions
+from tformer.nn.heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe
@@ -104,6 +104,12 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _unfit_head(recipe: Recipe, kind: str) -> Iterator[Problem]:
+    if OBJECTIVE_NEEDS[kind].data == "labelled" and recipe.model.decoder is not None:
+        for number, head in enumerate(recipe.model.heads):
+            if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions) and head.pooling == "cls":
+                path = ("model", "heads", str(number), "pooling")
+                text = "found cls, the first position, where model.decoder has read nothing: expected eos or mean"
+                yield Problem(path, text, "eos is the last position, as in BART's classifier")
     if kind not in ("classification", "multi_label"):
         return
     wants_many = kind == "multi_label"

@@ -81,10 +81,10 @@ def load_recipe(
         _record_choice(draft, base)
     for dotted, value in flags.items():
         draft.assign(dotted, value, flag_origin(dotted))
-    for text in sets:
-        draft.assign_text(text)
     if "objectives" in flags:
         _fit_to_objectives(draft, flags)
+    for text in sets:
+        draft.assign_text(text)
     recipe = _validate(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
@@ -165,7 +165,8 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
     wanted = [(need.head.kind, getattr(need.head, "multi_label", False)) for need in needs]
     if not set(wanted) <= set(have):
         given = {head["kind"]: head for head in heads if isinstance(head, dict) and "kind" in head}
-        fresh = [_head_like(given, kind) | ({"multi_label": many} if kind == "classifier" else {})
+        decoded = draft.data["model"].get("decoder") is not None
+        fresh = [_head_like(given, kind, decoded=decoded) | ({"multi_label": many} if kind == "classifier" else {})
                  for kind, many in wanted]  # fmt: skip
         draft.assign("model.heads", fresh, origin)
     if "replaced_token" not in kinds and draft.data.get("generator") is not None:
@@ -176,11 +177,16 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
         draft.assign("training.best_metric", "loss", origin)
 
 
-def _head_like(given: Mapping[str, dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The head of this kind that the recipe has; or a new one, which pools as the other pooled head does."""
+def _head_like(given: Mapping[str, dict[str, Any]], kind: str, *, decoded: bool) -> dict[str, Any]:
+    """The head of this kind that the recipe has; or a new one, which pools as the other pooled head does.
+
+    `decoded`: there is a decoder, whose last position is the one that has read everything.
+    """
     if kind in given:
         return dict(given[kind])
-    other = next((given[one] for one in POOLED_HEADS if one in given and kind in POOLED_HEADS), {})
+    if kind not in POOLED_HEADS:
+        return {"kind": kind}
+    other = next((given[one] for one in POOLED_HEADS if one in given), {"pooling": "eos"} if decoded else {})
     return {"kind": kind, **{key: other[key] for key in POOLING_KEYS if key in other}}
 
 

@@ -101,6 +101,15 @@ class Tokenizer:
             other._table = PieceTable(self._table.pieces, other._special_tokens)
         return other
 
+    def reading_special(self) -> Tokenizer:
+        """The same tokenizer for a person's own prompts: a special token that a text spells is that token."""
+        other = copy.copy(self)
+        other._rust = RustTokenizer.from_str(self._text)
+        other._rust.no_truncation()
+        other._rust.no_padding()
+        other._characters = None
+        return other
+
     def to_json(self) -> str:
         """The JSON it was read from, unchanged."""
         return self._text

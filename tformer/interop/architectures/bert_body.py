@@ -30,6 +30,9 @@ DEFAULTS: Mapping[str, int] = {
 LEGACY_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 """How the files converted from the first TensorFlow release call gain and bias."""
 
+NO_TYPES = 2
+"""Rows of zeros for a model without token types, which these classes cannot lack: as many as their tokenizers name."""
+
 TWICE = Layout(join=lambda parts: parts[0], split=lambda ours: (ours, ours.clone()))
 """One tensor under two names; where they differ, the first is the one that the model computes with."""
 
@@ -83,7 +86,7 @@ def write_body(model: Model) -> dict[str, Any]:
         "hidden_dropout_prob": encoder.dropout,
         "attention_probs_dropout_prob": encoder.attention_dropout,
         "max_position_embeddings": model.max_seq_len,
-        "type_vocab_size": model.embedding.token_types,
+        "type_vocab_size": model.embedding.token_types or NO_TYPES,
         "layer_norm_eps": encoder.norm.eps,
         "tie_word_embeddings": model.tie.output,
     }

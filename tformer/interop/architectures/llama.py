@@ -117,6 +117,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 def _read(config: Config, class_name: str) -> dict[str, Any]:
     biased = config.take("attention_bias", default=False, kind=bool)
     mlp_biased = config.take("mlp_bias", default=False, kind=bool)
+    config.ignore("is_llama_config", "max_sequence_length")  # left by converters (SmolLM2, LLaMA 1), read by nobody
     values = read_body(config, MISSING, qkv_bias=biased, out_bias=biased, mlp_bias=mlp_biased)
     width, heads = values["d_model"], values["decoder"]["num_heads"]
     if width % heads:
