@@ -9,17 +9,18 @@ A checkpoint folder alone is enough: nothing outside it is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from tformer.checkpoint.differences import differences
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
@@ -32,7 +33,6 @@ from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 HEADS = "heads."  # how the names of head tensors begin
 TOKEN_TABLE = "embedding.weight"  # its rows are the ids that the model knows
 TARGET_TABLE = "decoder_embedding.weight"
-MAX_LISTED = 8  # names of each sort in an error
 
 
 @dataclass
@@ -151,7 +151,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False)
     weights = (checkpoint.ema() or {}) if ema else {}
     if not state.keys() <= weights.keys():
         weights = checkpoint.weights() | weights
-    problems = _differences(state, weights, aliases=checkpoint.tied)
+    problems = differences(state, weights, aliases=checkpoint.tied)
     if problems:
         raise InputError(
             f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems)}",
@@ -186,7 +186,7 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collectio
     }
     body = {name: target for name, target in state.items() if name not in fresh}
     taken = {name: weights[name] for name in weights if not name.startswith(HEADS) or name in body}
-    problems = _differences(body, taken, aliases=checkpoint.tied)
+    problems = differences(body, taken, aliases=checkpoint.tied)
     if problems:
         raise InputError(f"{checkpoint.path}: its body does not fit this model: {'; '.join(problems)}")
     with torch.no_grad():
@@ -202,48 +202,12 @@ def load_generator(generator: nn.Module, checkpoint: Checkpoint) -> None:
     for name, tensor in state.items():  # tensors that are one in the model are stored once
         if name not in weights and tensor.data_ptr() in owners:
             weights[name] = weights[owners[tensor.data_ptr()]]
-    problems = _differences(state, weights, aliases={})
+    problems = differences(state, weights, aliases={})
     if problems:
         raise InputError(f"{checkpoint.path}: the generator does not fit: {'; '.join(problems)}")
     with torch.no_grad():
         for name, tensor in state.items():
             tensor.copy_(weights[name])
-
-
-def _differences(
-    state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, aliases: Mapping[str, str]
-) -> list[str]:
-    """What keeps `weights` from being loaded into `state`, in words."""
-    missing = sorted(state.keys() - weights.keys())
-    unexpected = sorted(weights.keys() - state.keys() - aliases.keys())
-    reshaped = [
-        f"{name} {list(weights[name].shape)} (expected {list(state[name].shape)})"
-        for name in sorted(state.keys() & weights.keys())
-        if weights[name].shape != state[name].shape
-    ]
-    problems = []
-    if missing:
-        problems.append(f"missing {_listing(missing)}")
-    if unexpected:
-        problems.append(f"unexpected {_listing(unexpected)}")
-    if reshaped:
-        problems.append(f"of another shape {_listing(reshaped)}")
-    return problems or _untied(state, weights)
-
-
-def _untied(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """Two different stored tensors for what is one tensor in the model: the last would win silently."""
-    owners: dict[tuple[int, torch.Size], str] = {}
-    for name, target in state.items():
-        owner = owners.setdefault((target.data_ptr(), target.shape), name) if target.numel() else name
-        if owner != name and weights[name] is not weights[owner] and not torch.equal(weights[name], weights[owner]):
-            return [f"{name} and {owner} are tied in the recipe, but differ in the weights"]
-    return []
-
-
-def _listing(names: list[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _recipe_of(checkpoint: Checkpoint) -> Recipe:

@@ -20,6 +20,7 @@ from torch import Tensor
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, atomic, files, probe
 from tformer.checkpoint.average import require_new
+from tformer.checkpoint.differences import differences
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.choose import choose_class
@@ -44,7 +45,6 @@ from tformer.recipe.recipe import Recipe, SpecialTokens
 
 SHARD_BYTES = 5 * 10**9
 TARGET_FOLDER = "target_tokenizer"  # inside the exported one: a second vocabulary, of the side that is written
-MAX_LISTED = 4
 
 
 @dataclass(frozen=True)
@@ -146,17 +146,9 @@ def _weights_of(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
     wanted = {name: tensor for name, tensor in built.state_dict().items() if name not in tied}
     if not wanted.keys() <= weights.keys():
         weights = checkpoint.weights() | weights
-    problems = [f"missing {name}" for name in sorted(wanted.keys() - weights.keys())]
-    problems += [f"unexpected {name}" for name in sorted(weights.keys() - wanted.keys() - tied.keys())]
-    problems += [
-        f"{name} has the shape {list(weights[name].shape)}, expected {list(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & weights.keys())
-        if weights[name].shape != wanted[name].shape
-    ]
-    if problems:
-        more = f" and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
+    if problems := differences(wanted, weights, aliases=tied):
         raise InputError(
-            f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems[:MAX_LISTED])}{more}",
+            f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems)}",
             hint="recipe.yaml and model.safetensors must come from the same checkpoint, unedited",
         )
     return {name: weights[name] for name in wanted}
