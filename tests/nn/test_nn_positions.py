@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tformer.nn.positions import POSITIONS, Positions, build_positions
 from tformer.nn.positions.alibi import AlibiOptions, alibi_slopes
+from tformer.nn.positions.base import MAX_ROWS
 from tformer.nn.positions.learned import LearnedOptions
 from tformer.nn.positions.none import NoPositionsOptions
 from tformer.nn.positions.patch2d import Patch2dOptions
@@ -342,3 +343,12 @@ def test_shaw_value_sums_keep_small_weights_in_bf16() -> None:
     nn.init.ones_(module.values)
     mixed = module.mix(torch.full((1, 4, 1, 1000), 1e-3, dtype=torch.bfloat16), arange(1, 2000), arange(1000))
     assert mixed.float().mean().item() == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("options", [RopeOptions(), SinusoidalOptions()])
+def test_a_context_without_end_takes_no_memory_and_far_positions_are_as_exact(options: object) -> None:
+    endless = make(options, max_seq_len=10**12)
+    assert endless.table.shape[0] == MAX_ROWS
+    far = torch.tensor([[0, MAX_ROWS - 1, MAX_ROWS, 10**6]])
+    assert torch.equal(endless.rows(far), endless.formula(far).float())
+    assert torch.equal(endless.rows(far[:, :2]), endless.formula(far[:, :2]).float())

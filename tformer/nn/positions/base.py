@@ -53,8 +53,13 @@ class Positions(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no value term")
 
 
+MAX_ROWS = 1 << 15  # of a table; positions beyond are computed when they come
+
+
 class TabledPositions(Positions):
-    """A kind whose numbers follow from a formula: a non-persistent fp32 table [max_seq_len, width] of its first rows.
+    """A kind whose numbers follow from a formula: a non-persistent fp32 table [rows, width] of its first positions.
+
+    It has `max_seq_len` rows, but at most MAX_ROWS: a context of a million tokens costs no memory until it is used.
 
     The table is rebuilt, not converted, when the module moves: it stays fp32 in a bf16 model and is filled when a
     meta module gets real storage. Subclasses define `formula` and call `build_table` at the end of `__init__`.
@@ -67,14 +72,14 @@ class TabledPositions(Positions):
         raise NotImplementedError
 
     def build_table(self, max_seq_len: int) -> None:
-        self.max_seq_len = max_seq_len
-        self.register_buffer("table", self.formula(torch.arange(max_seq_len)).float(), persistent=False)
+        self.num_rows = min(max_seq_len, MAX_ROWS)
+        self.register_buffer("table", self.formula(torch.arange(self.num_rows)).float(), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TabledPositions:
         super()._apply(fn, recurse)
         if self.table.device.type != "meta":
             with torch.device("cpu"):
-                table = self.formula(torch.arange(self.max_seq_len)).float()
+                table = self.formula(torch.arange(self.num_rows)).float()
             self.table = table.to(self.table.device)
         return self
 
