@@ -45,6 +45,12 @@ def test_a_folder_without_a_config(tmp_path: Path, out: Path) -> None:
         tformer.load(folder)
 
 
+def test_a_name_on_the_hub_is_imported_first(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name on the hub") as caught:
+        tformer.load("hf:owner/name")
+    assert caught.value.hint == "tformer import hf:owner/name --out DIR"
+
+
 @pytest.mark.parametrize("name", ["gtp2", "mamba", None, 3])
 def test_an_unknown_model_type_lists_the_known(name: Any, tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")

@@ -21,6 +21,7 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.run import is_run, make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
+from tformer.interop.hub import is_hub_name
 from tformer.interop.read_model import CONFIG
 from tformer.interop.weight_files import INDEX, SINGLE
 from tformer.recipe.model import Model
@@ -66,11 +67,11 @@ def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Pa
         InputError: nothing there, or nothing that can be read.
     """
     folder = Path(path)
-    return (
-        open_folder(folder)
-        if is_foreign(folder)
-        else read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
-    )
+    if is_hub_name(str(path)):
+        raise InputError(f"{path} is a name on the hub, not a folder", hint=f"tformer import {path} --out DIR")
+    if is_foreign(folder):
+        return open_folder(folder)
+    return read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
 
 
 def is_foreign(folder: Path) -> bool:
