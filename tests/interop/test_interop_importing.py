@@ -16,34 +16,15 @@ from safetensors.torch import load_file
 import tformer
 from tests.interop import tiny_folders as tiny
 from tformer.checkpoint import read_checkpoint, write_checkpoint
-from tformer.errors import InputError
 from tformer.interop.importing import import_folder, open_folder
 from tformer.interop.read_model import read_model
 from tformer.recipe.load import recipe_from_yaml
-
-LABELS = {0: "bad", 1: "so-so", 2: "good"}
-Maker = Callable[..., Path]
-
-
-def refusal(folder: Path, out: Path, **options: Any) -> InputError:
-    """The error of an import, after which nothing is there."""
-    with pytest.raises(InputError) as caught:
-        import_folder(folder, out, **options)
-    assert not out.exists() and not out.parent.exists()
-    assert "\n" not in caught.value.message
-    return caught.value
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "new" / "imported"
-
 
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [tiny.gpt2, tiny.bert, tiny.t5, tiny.bart])
-def test_opened_and_imported_are_the_same_model(make: Maker, tmp_path: Path, out: Path) -> None:
+def test_opened_and_imported_are_the_same_model(make: Callable[..., Path], tmp_path: Path, out: Path) -> None:
     folder = make(tmp_path / "folder")
     report = import_folder(folder, out)
     direct, imported = tformer.load(folder), tformer.load(out)
@@ -78,7 +59,7 @@ def test_shards_give_what_one_file_gives(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_was_mapped(tmp_path: Path, out: Path) -> None:
-    folder = tiny.bert(tmp_path / "folder", "SequenceClassification", id2label=LABELS)
+    folder = tiny.bert(tmp_path / "folder", "SequenceClassification", id2label=tiny.LABELS)
     report = import_folder(folder, out)
     assert (report.model_type, report.class_name, report.arch) == ("bert", "BertForSequenceClassification", "bert")
     assert report.layers == {"encoder": 2} and report.num_heads == {"encoder": 2} and report.d_model == 16
@@ -109,9 +90,12 @@ def test_objectives_are_those_of_the_heads(head: str, objectives: list[str], tmp
     assert [objective.kind for objective in recipe.objectives] == objectives
 
 
+NAMES = tiny.LABELS.values()
+
+
 @pytest.mark.parametrize(("values", "kind", "labels"), [
     ({"num_labels": 1, "problem_type": "regression"}, "regression", ()),
-    ({"id2label": LABELS, "problem_type": "multi_label_classification"}, "multi_label", tuple(LABELS.values())),
+    ({"id2label": tiny.LABELS, "problem_type": "multi_label_classification"}, "multi_label", tuple(NAMES)),
     ({"num_labels": 4}, "classification", tuple(f"LABEL_{number}" for number in range(4))),
     ({}, "classification", ("LABEL_0", "LABEL_1")),
 ])  # fmt: skip
@@ -151,7 +135,7 @@ def test_a_folder_in_bf16_becomes_fp32(tmp_path: Path, out: Path) -> None:
 def test_numbers_that_do_not_fit_into_the_type(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.change_weights(folder, lambda tensors: tensors["transformer.ln_f.bias"].fill_(7e4))
-    assert "7e+04" in refusal(folder, out, dtype=torch.float16).message
+    assert "7e+04" in tiny.refusal(folder, out, dtype=torch.float16).message
 
 
 def test_nan_in_the_weights_is_told(tmp_path: Path, out: Path) -> None:
@@ -196,7 +180,7 @@ def test_images_bring_their_statistics(tmp_path: Path, out: Path) -> None:
     report = import_folder(folder, out)
     assert tformer.load(out).recipe.data.image_mean == (0.5, 0.5, 0.5)
     assert any("preprocessor_config.json" in note for note in report.notes)
-    assert "images" in refusal(folder, tmp_path / "no" / "where", tokenizer=tmp_path / "t.json").message
+    assert "images" in tiny.refusal(folder, tmp_path / "no" / "where", tokenizer=tmp_path / "t.json").message
 
 
 # --- which class ------------------------------------------------------------------------------------------------------
@@ -218,7 +202,7 @@ def test_a_config_that_names_the_bare_body(tmp_path: Path) -> None:
 def test_another_class_is_refused_by_name(tmp_path: Path, out: Path) -> None:
     folder = tiny.bert(tmp_path / "folder")
     tiny.edit_json(folder / "config.json", {"architectures": ["BertForQuestionAnswering"]})
-    error = refusal(folder, out)
+    error = tiny.refusal(folder, out)
     assert "BertForQuestionAnswering" in error.message and "BertForMaskedLM" in error.message
 
 
@@ -226,5 +210,5 @@ def test_weights_that_fit_no_class(tmp_path: Path, out: Path) -> None:
     folder = tiny.bert(tmp_path / "folder")
     tiny.edit_json(folder / "config.json", {"architectures": None})
     tiny.change_weights(folder, lambda tensors: tensors.update({"qa_outputs.weight": torch.ones(2, 16)}))
-    error = refusal(folder, out)
+    error = tiny.refusal(folder, out)
     assert "which class this is" in error.message and "fit none of" in error.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,13 @@ from tformer.checkpoint import files
 from tformer.errors import InputError, Interrupted, StorageError
 from tformer.interop.importing import import_folder, is_foreign, open_checkpoint
 
-LABELS = {0: "bad", 1: "so-so", 2: "good"}
-Maker = Callable[..., Path]
-
-
-def refusal(folder: Path, out: Path, **options: Any) -> InputError:
-    """The error of an import, after which nothing is there."""
-    with pytest.raises(InputError) as caught:
-        import_folder(folder, out, **options)
-    assert not out.exists() and not out.parent.exists()
-    assert "\n" not in caught.value.message
-    return caught.value
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "new" / "imported"
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_without_a_config(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     (folder / "config.json").unlink()
-    assert "config.json" in refusal(folder, out).message
+    assert "config.json" in tiny.refusal(folder, out).message
     with pytest.raises(InputError, match=r"no config\.json"):
         tformer.load(folder)
 
@@ -55,7 +36,7 @@ def test_a_name_on_the_hub_is_imported_first(tmp_path: Path) -> None:
 def test_an_unknown_model_type_lists_the_known(name: Any, tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.edit_json(folder / "config.json", {"model_type": name})
-    error = refusal(folder, out)
+    error = tiny.refusal(folder, out)
     assert (
         "bert, " in error.message and "gpt2, " in error.message and ("gpt2" in (error.hint or "")) == (name == "gtp2")
     )
@@ -64,7 +45,7 @@ def test_an_unknown_model_type_lists_the_known(name: Any, tmp_path: Path, out: P
 def test_a_key_that_nobody_knows_unless_it_is_ignored(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.edit_json(folder / "config.json", {"mystery_gate": 0.5})
-    error = refusal(folder, out)
+    error = tiny.refusal(folder, out)
     assert "mystery_gate" in error.message and "--ignore mystery_gate" in (error.hint or "")
     import_folder(folder, out, ignore=["mystery_gate"])
     assert out.is_dir()
@@ -75,26 +56,26 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path, out: Path) -> None:
     mark = tmp_path / "ran"
     (folder / "modeling_custom.py").write_text(f"open({str(mark)!r}, 'w')")
     tiny.edit_json(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_custom.Model"}})
-    assert "auto_map" in refusal(folder, out).message
+    assert "auto_map" in tiny.refusal(folder, out).message
     assert not mark.exists()
 
 
 def test_a_missing_tensor(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.change_weights(folder, lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.bias"))
-    assert "missing transformer.h.1.mlp.c_fc.bias" in refusal(folder, out).message
+    assert "missing transformer.h.1.mlp.c_fc.bias" in tiny.refusal(folder, out).message
 
 
 def test_an_extra_tensor(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.change_weights(folder, lambda tensors: tensors.update({"transformer.h.2.ln_1.bias": torch.ones(16)}))
-    assert "unknown transformer.h.2.ln_1.bias" in refusal(folder, out).message
+    assert "unknown transformer.h.2.ln_1.bias" in tiny.refusal(folder, out).message
 
 
 def test_a_wrong_shape(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     tiny.change_weights(folder, lambda tensors: tensors.update({"transformer.wpe.weight": torch.ones(31, 16)}))
-    message = refusal(folder, out).message
+    message = tiny.refusal(folder, out).message
     assert "transformer.wpe.weight" in message and "[31, 16]" in message and "[32, 16]" in message
 
 
@@ -102,13 +83,13 @@ def test_quantised_weights(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     whole = torch.ones(32, 16, dtype=torch.int8)
     tiny.change_weights(folder, lambda tensors: tensors.update({"transformer.wpe.weight": whole}))
-    assert "int8" in refusal(folder, out).message
+    assert "int8" in tiny.refusal(folder, out).message
 
 
 def test_a_tokenizer_with_more_ids_than_rows(tmp_path: Path, out: Path) -> None:
     folder = tiny.bert(tmp_path / "folder")
     shutil.copy(tiny.gpt2(tmp_path / "other") / "tokenizer.json", folder / "tokenizer.json")
-    error = refusal(folder, out)
+    error = tiny.refusal(folder, out)
     assert "290 ids" in error.message and "25 rows" in error.message and "--tokenizer" in (error.hint or "")
 
 
@@ -125,7 +106,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path, out: Path) -> None:
     folder = tiny.gpt2(tmp_path / "folder")
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    error = refusal(folder, out)
+    error = tiny.refusal(folder, out)
     assert "tokenizer" in error.message and error.hint
 
 
@@ -133,7 +114,7 @@ def test_an_end_of_sequence_that_the_tokenizer_lacks(tmp_path: Path, out: Path) 
     folder = tiny.t5(tmp_path / "folder")
     for name in ("config.json", "generation_config.json"):
         tiny.edit_json(folder / name, {"eos_token_id": 50})
-    message = refusal(folder, out).message
+    message = tiny.refusal(folder, out).message
     assert "eos_token_id" in message and "50" in message
 
 
@@ -191,5 +172,5 @@ def test_a_pickle_in_a_folder_is_never_opened(tmp_path: Path, out: Path) -> None
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nabort\n(tR.")  # would end this process
     with pytest.raises(InputError) as caught:
         tformer.load(folder)
-    for error in (refusal(folder, out), caught.value):
+    for error in (tiny.refusal(folder, out), caught.value):
         assert "pytorch_model.bin" in error.message and "pickle" in error.message

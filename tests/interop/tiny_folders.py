@@ -7,14 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tformer.errors import InputError
+from tformer.interop.importing import import_folder
+
 TEXT = "the a cat dog bird sat ran flew on under mat rug tree and saw two big red small blue"
 WORDS = TEXT.split()
 SENTENCES = [" ".join(WORDS[(7 * row + 3 * column) % len(WORDS)] for column in range(4 + row % 5)) for row in range(60)]
+LABELS = {0: "bad", 1: "so-so", 2: "good"}
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 T5_SPECIAL = ("<pad>", "</s>", "<unk>")
 BART_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -121,3 +126,12 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], None] | Mapping[str
     else:
         values = {key: value for key, value in {**values, **change}.items() if value is not None}
     path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def refusal(folder: Path, out: Path, **options: Any) -> InputError:
+    """The error of an import, after which nothing is there."""
+    with pytest.raises(InputError) as caught:
+        import_folder(folder, out, **options)
+    assert not out.exists() and not out.parent.exists()
+    assert "\n" not in caught.value.message
+    return caught.value

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tformer.errors import InputError, Interrupted
+from tformer.errors import InputError, Interrupted, visible
 
 Progress = Callable[..., None]
 
@@ -37,6 +37,16 @@ def emit(text: str) -> None:
 def emit_json(document: Any) -> None:
     """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
     emit(json.dumps(_finite(document), ensure_ascii=False, allow_nan=False))
+
+
+def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
+    """What a command made: in words on stderr; on stdout its path, or with --json the document."""
+    for line in lines:
+        console.print(visible(line), markup=False)
+    if document is None:
+        emit(str(path))
+    else:
+        emit_json(document)
 
 
 def _finite(value: Any) -> Any:

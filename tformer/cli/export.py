@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
-from tformer.errors import InputError, did_you_mean, visible
+from tformer.cli.common import StopFlag, examples, progress_reporter, report_result
+from tformer.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from tformer.interop.exporting import ExportReport
@@ -86,12 +86,7 @@ def export(
     shard_bytes = parse_bytes(shard_size)
     with StopFlag() as flag:
         report = _export(run, which, out, to, dtype, shard_bytes, model_type, flag)
-    for line in lines_of(report):
-        console.print(visible(line), markup=False)
-    if as_json:
-        emit_json(document_of(report))
-    else:
-        emit(str(report.path))
+    report_result(lines_of(report), report.path, document_of(report) if as_json else None)
 
 
 def _export(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
-from tformer.errors import InputError, did_you_mean, visible
+from tformer.cli.common import StopFlag, console, examples, progress_reporter, report_result
+from tformer.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from tformer.interop.importing import ImportReport
@@ -107,12 +107,7 @@ def import_(
                 progress=progress,
                 should_stop=flag.should_stop,
             )
-    for line in lines_of(report):
-        console.print(visible(line), markup=False)
-    if as_json:
-        emit_json(document_of(report))
-    else:
-        emit(str(report.path))
+    report_result(lines_of(report), report.path, document_of(report) if as_json else None)
 
 
 def lines_of(report: ImportReport) -> list[str]:

@@ -38,13 +38,12 @@ from tformer.interop.shards import (
     shard_chunks,
 )
 from tformer.interop.special_ids import special_keys
-from tformer.interop.tokenizer_files import overruled, tokenizer_documents
+from tformer.interop.tokenizer_files import TARGET_FOLDER, overruled, tokenizer_documents
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
 
 SHARD_BYTES = 5 * 10**9
-TARGET_FOLDER = "target_tokenizer"  # inside the exported one: a second vocabulary, of the side that is written
 
 
 @dataclass(frozen=True)

@@ -132,10 +132,11 @@ def _byte_bpe(config: TokenizerConfig, roles: Mapping[str, AddedToken], *, frame
             token = roles[role].content if role in roles else f"the {role} token"
             raise InputError(f"{path}: {token} is missing, which stands around every text of this tokenizer")
     space = bool(config.flag("add_prefix_space", default=False))
+    merges = _merges(config.folder / MERGES, vocabulary)
     try:
         model = models.BPE(
             vocabulary,
-            _merges(config.folder / MERGES, vocabulary),
+            merges,
             continuing_subword_prefix="",
             end_of_word_suffix="",
             fuse_unk=False,

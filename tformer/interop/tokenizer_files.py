@@ -23,6 +23,7 @@ from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
 
 TOKENIZER_JSON = "tokenizer.json"
+TARGET_FOLDER = "target_tokenizer"  # inside an exported folder: a second vocabulary, of the side that is written
 SENTENCEPIECE_SUFFIXES = (".model", ".spm")
 MARIAN_FILES = ("source.spm", "target.spm")
 SENTENCEPIECE_HINT = (

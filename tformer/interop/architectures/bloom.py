@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import size_by_any_name, stack_of
+from tformer.interop.architectures.parts import size_by_any_name, stack_of, token_links
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, interleaved_rows, link
 from tformer.recipe.model import Model
@@ -64,15 +64,13 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    decoder, tied = stack_of(model, "decoder"), model.tie.output
+    decoder = stack_of(model, "decoder")
     by_head = interleaved_rows(heads=decoder.num_heads, parts=3)
     table = [
-        link("embedding.weight", "transformer.word_embeddings.weight", also=["lm_head.weight"] if tied else []),
+        *token_links(model, "transformer.word_embeddings.weight"),
         *both("embedding.norm", "transformer.word_embeddings_layernorm"),
         *both("decoder.final_norm", "transformer.ln_f"),
     ]
-    if not tied:
-        table.append(link("heads.lm.weight", "lm_head.weight"))
     for layer in range(decoder.num_layers):
         ours, theirs = f"decoder.blocks.{layer}", f"transformer.h.{layer}"
         qkv, fused = f"{ours}.self_attention.qkv", f"{theirs}.self_attention.query_key_value"

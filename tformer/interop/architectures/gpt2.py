@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, size_by_any_name, stack_of
+from tformer.interop.architectures.parts import (
+    ACTIVATIONS,
+    activation_name,
+    d_ff_of,
+    size_by_any_name,
+    stack_of,
+    token_links,
+)
 from tformer.interop.config import Config
 from tformer.interop.mapping import TRANSPOSED, Link, both, link
 from tformer.recipe.model import Model
@@ -73,14 +80,11 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    tied = model.tie.output
     table = [
-        link("embedding.weight", "transformer.wte.weight", also=["lm_head.weight"] if tied else []),
+        *token_links(model, "transformer.wte.weight"),
         link("decoder.positions.weight", "transformer.wpe.weight"),
         *both("decoder.final_norm", "transformer.ln_f"),
     ]
-    if not tied:
-        table.append(link("heads.lm.weight", "lm_head.weight"))
     for layer in range(stack_of(model, "decoder").num_layers):
         ours, theirs = f"decoder.blocks.{layer}", f"transformer.h.{layer}"
         table += both(f"{ours}.self_attention_norm", f"{theirs}.ln_1")

@@ -11,7 +11,14 @@ from typing import Any
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, size_or_missing, stack_of
+from tformer.interop.architectures.parts import (
+    ACTIVATIONS,
+    activation_name,
+    d_ff_of,
+    size_or_missing,
+    stack_of,
+    token_links,
+)
 from tformer.interop.architectures.rope import read_rope, write_rope
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
@@ -88,18 +95,16 @@ def write_body(model: Model) -> dict[str, Any]:
 def links(model: Model, class_name: str) -> list[Link]:
     """The table of all three: which biases there are, the model section says."""
     decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
-    d_ff, tied = d_ff_of(model, decoder), model.tie.output
+    d_ff = d_ff_of(model, decoder)
     queries, keys, values = (
         sizes.num_heads * sizes.head_dim,
         sizes.num_kv_heads * sizes.head_dim,
         sizes.num_kv_heads * sizes.value_dim,
     )
     table = [
-        link("embedding.weight", "model.embed_tokens.weight", also=["lm_head.weight"] if tied else []),
+        *token_links(model, "model.embed_tokens.weight"),
         link("decoder.final_norm.weight", "model.norm.weight"),
     ]
-    if not tied:
-        table.append(link("heads.lm.weight", "lm_head.weight"))
     for layer in range(decoder.num_layers):
         ours, theirs = f"decoder.blocks.{layer}", f"model.layers.{layer}"
         qkv = [f"{theirs}.self_attn.{name}_proj" for name in ("q", "k", "v")]

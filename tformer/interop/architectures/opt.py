@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, stack_of
+from tformer.interop.architectures.parts import ACTIVATIONS, activation_name, d_ff_of, stack_of, token_links
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
 from tformer.recipe.model import Model
@@ -85,14 +85,12 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    decoder, tied, width = stack_of(model, "decoder"), model.tie.output, model.d_model
+    decoder, width = stack_of(model, "decoder"), model.d_model
     biased, learned = decoder.attention.qkv_bias, decoder.norm.learned
     table = [
-        link("embedding.weight", "model.decoder.embed_tokens.weight", also=["lm_head.weight"] if tied else []),
+        *token_links(model, "model.decoder.embed_tokens.weight"),
         link("decoder.positions.weight", "model.decoder.embed_positions.weight"),
     ]
-    if not tied:
-        table.append(link("heads.lm.weight", "lm_head.weight"))
     if decoder.final_norm and learned:
         table += both("decoder.final_norm", "model.decoder.final_layer_norm")
     for layer in range(decoder.num_layers):

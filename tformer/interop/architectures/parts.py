@@ -7,7 +7,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.interop.config import Config
-from tformer.interop.mapping import Link, both
+from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model, Stack
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -110,6 +110,13 @@ def sequence_head(config: Config, *, default_labels: int = 2, **options: Any) ->
 def head_dropout(model: Model) -> float | None:
     """The dropout of a head over labels; None: the stack's."""
     return next((head.dropout for head in model.heads if head.kind in ("classifier", "regression")), None)
+
+
+def token_links(model: Model, table: str) -> list[Link]:
+    """The token table of a language model, and its output: lm_head repeats the table, or is a matrix of its own."""
+    if model.tie.output:
+        return [link("embedding.weight", table, also=["lm_head.weight"])]
+    return [link("embedding.weight", table), link("heads.lm.weight", "lm_head.weight")]
 
 
 def pooled_links(model: Model, *, pooler: str | None = None, project: str) -> list[Link]:
