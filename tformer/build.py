@@ -15,8 +15,10 @@ from torch import nn
 
 from tformer.errors import InputError, did_you_mean
 from tformer.model import Transformer
-from tformer.nn.attention import ATTENTION, MultiHeadAttention
+from tformer.nn.attention import CROSS_ATTENTION, ENCODER_ONLY, FullAttentionOptions, ProjectionOptions
+from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.block import Block
+from tformer.nn.drophead import DropHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import HeadContext, build_head
@@ -185,6 +187,7 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
     memory_dim = None
     if side == "decoder" and model.encoder is not None:
         memory_dim = resolve_sizes(model, "encoder").d_model
+    max_seq_len = patches.seq_len if patches is not None else model.max_seq_len
     make_positions = _positions_maker(model, side, sizes, patches)
     first = make_positions()
     positions: Positions | list[Positions] = first
@@ -192,7 +195,10 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
         positions = [first, *(make_positions() for _ in range(section.num_layers - 1))]
     norm = section.norm
     return Stack(
-        [_block(layer, sizes, memory_dim) for layer in _layers(section, side)],
+        [
+            _block(layer, sizes, memory_dim, side=side, number=number, max_seq_len=max_seq_len)
+            for number, layer in enumerate(_layers(section, side))
+        ],
         positions=positions,
         final_norm=build_norm(norm, sizes.d_model) if section.final_norm else None,
         d_model=sizes.d_model,
@@ -263,19 +269,39 @@ def _merged(section: StackSection, overrides: dict[str, Any], path: str) -> Stac
         raise InputError(f"{path}.{where}: {problem['msg']}, found {problem['input']!r}") from error
 
 
-def _block(section: StackSection, sizes: Sizes, memory_dim: int | None) -> Block:
-    def attention(memory_dim: int | None) -> MultiHeadAttention:
-        return ATTENTION[section.attention.kind](
-            sizes.d_model,
-            options=section.attention,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_kv_heads,
-            head_dim=sizes.head_dim,
-            value_dim=sizes.value_dim,
-            memory_dim=memory_dim,
-            dropout=section.attention_dropout,
-            drophead=section.drophead,
+def _block(
+    section: StackSection, sizes: Sizes, memory_dim: int | None, *, side: str, number: int, max_seq_len: int
+) -> Block:
+    path = f"model.{side}.attention"
+    if side == "decoder" and section.attention.kind in ENCODER_ONLY:
+        raise InputError(
+            f"{path}.kind: found {section.attention.kind}, which has no causal mode: a decoder cannot have it",
+            hint="use it in an encoder, or another kind here",
         )
+
+    def attention(memory_dim: int | None) -> MultiHeadAttention:
+        options: ProjectionOptions = section.attention
+        if memory_dim is not None and options.kind not in CROSS_ATTENTION:
+            options = FullAttentionOptions(
+                qkv_bias=options.qkv_bias, out_bias=options.out_bias, scale=options.scale, qk_norm=options.qk_norm
+            )
+        try:
+            return MultiHeadAttention(
+                sizes.d_model,
+                options=options,
+                num_heads=sizes.num_heads,
+                num_kv_heads=sizes.num_kv_heads,
+                head_dim=sizes.head_dim,
+                value_dim=sizes.value_dim,
+                memory_dim=memory_dim,
+                dropout=section.attention_dropout,
+                drophead=DropHead(section.drophead),
+                max_seq_len=max_seq_len,
+                layer=number,
+                causal=side == "decoder" and memory_dim is None,
+            )
+        except ValueError as error:
+            raise InputError(f"{path}.{error}") from error
 
     def norm() -> nn.Module:
         return build_norm(section.norm, sizes.d_model)

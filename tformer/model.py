@@ -16,9 +16,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.attention import Reach
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Sight
-from tformer.nn.cache import CrossCache, LayerCache, ModelCache
+from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.output import Output
 from tformer.nn.positions.learned import LearnedPositions
@@ -124,16 +125,8 @@ class Transformer(nn.Module):
         device = next(self.parameters()).device if device is None else device
         dtype = self.compute_dtype if dtype is None else dtype
         layers = [
-            LayerCache(
-                batch_size=batch_size,
-                num_kv_heads=attention.num_kv_heads,
-                capacity=capacity,
-                head_dim=attention.head_dim,
-                value_dim=attention.value_dim,
-                device=device,
-                dtype=dtype,
-            )
-            for attention in (block.self_attention for block in self.decoder.layers)
+            block.self_attention.new_state(batch_size=batch_size, capacity=capacity, device=device, dtype=dtype)
+            for block in self.decoder.layers
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
         return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device)
@@ -148,6 +141,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
         pixel_values: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
@@ -165,6 +159,8 @@ class Transformer(nn.Module):
             position_ids: [B, T]; default: the slots, or with an attention mask the count of real tokens before.
             token_type_ids: segments [B, T]; default 0.
             document_ids: [B, T]; positions of different documents do not see each other.
+            global_attention_mask: 1 or True where a token of `input_ids` sees all and is seen by all [B, T]; for
+                attention kinds that know global tokens, in place of their own. Other kinds ignore it.
             pixel_values: an image instead of tokens [B, C, height, width].
             decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
             encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask` tells its padding
@@ -177,7 +173,7 @@ class Transformer(nn.Module):
             ValueError: unknown taps, or inputs the model has no use for.
         """
         sink = self._sink(taps)
-        given = (attention_mask, position_ids, token_type_ids, document_ids)
+        given = (attention_mask, position_ids, token_type_ids, document_ids, global_attention_mask)
         if self.decoder is None:
             hidden, mask, encoder_hidden = self._encode(input_ids, pixel_values, *given, sink), attention_mask, None
         elif self.encoder is None:
@@ -217,6 +213,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None,
         token_type_ids: Tensor | None,
         document_ids: Tensor | None,
+        global_mask: Tensor | None,
         sink: TapSink | None,
     ) -> Tensor:
         stack = self.encoder
@@ -231,17 +228,11 @@ class Transformer(nn.Module):
         if input_ids is None:
             raise ValueError("the model needs input_ids")
         pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
-        mask, is_causal = make_mask(
-            causal=False,
-            num_queries=input_ids.shape[1],
-            num_keys=input_ids.shape[1],
-            key_mask=attention_mask,
-            document_ids=document_ids,
-        )
+        reach = Reach(False, attention_mask, document_ids, global_mask)
         x_BTD = self.embedding(
             input_ids, positions=positions, pos_BT=pos_BT, token_type_ids=token_type_ids, dtype=self.compute_dtype
         )
-        sight = Sight(pos_BT, pos_BT, mask, is_causal)
+        sight = stack.sight(pos_BT, pos_BT, reach)
         return stack(x_BTD, sight, taps=sink.scope("encoder") if sink is not None else None)
 
     def _decode(
@@ -251,6 +242,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None,
         token_type_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        global_mask: Tensor | None = None,
         *,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
@@ -268,13 +260,6 @@ class Transformer(nn.Module):
             key_mask = key_valid if remembered else attention_mask
             if pos_BT.shape[1] == 1 and not cache.padded:
                 key_mask = None  # a single query sees all that is remembered
-        mask, is_causal = make_mask(
-            causal=True,
-            num_queries=input_ids.shape[1],
-            num_keys=k_pos.shape[1],
-            key_mask=key_mask,
-            document_ids=document_ids,
-        )
         x_BTD = embedding(
             input_ids,
             positions=stack.positions_of(0),
@@ -284,7 +269,7 @@ class Transformer(nn.Module):
         )
         return stack(
             x_BTD,
-            Sight(pos_BT, k_pos, mask, is_causal),
+            stack.sight(pos_BT, k_pos, Reach(True, key_mask, document_ids, global_mask)),
             cross_sight=self._cross_sight(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
             cache=cache,
             taps=sink.scope("decoder") if sink is not None else None,
@@ -306,7 +291,7 @@ class Transformer(nn.Module):
                 num_keys=memory_mask.shape[1],
                 key_mask=memory_mask,
             )
-        return Sight(pos_BT, pos_BT, mask, memory=memory)
+        return Sight(pos_BT, pos_BT, mask, memory=memory, reach=Reach(key_mask=memory_mask))
 
     def _positions(
         self,

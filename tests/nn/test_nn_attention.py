@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tformer.nn.attention import FullAttentionOptions, MultiHeadAttention, blocked, chunked, core
+from tformer.nn.attention import FullAttentionOptions, blocked, chunked, core
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.masks import causal_mask, make_mask
-from tformer.nn.attention.multi_head import drop_heads
+from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.drophead import DropHead, drop_heads
 from tformer.nn.attention.single import attend_single, single_is_faster
 from tformer.nn.cache import CrossCache
 from tformer.nn.positions import build_positions
@@ -523,7 +524,7 @@ def test_grouped_heads_equal_repeated_heads() -> None:
 
 
 def test_dropout_and_drophead_only_while_training() -> None:
-    layer = self_attention(dropout=0.5, drophead=0.5)
+    layer = self_attention(dropout=0.5, drophead=DropHead(0.5))
     x = torch.randn(2, 5, 16)
     layer.eval()
     assert torch.equal(layer(x, q_pos=arange(5)), layer(x, q_pos=arange(5)))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tformer.nn.attention.multi_head import FullAttentionOptions, MultiHeadAttention
+from tformer.nn.attention import FullAttentionOptions
+from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.block import NO_POSITIONS, Block, Sight
 from tformer.nn.feedforward import FeedForward, FeedForwardOptions
 from tformer.nn.norm import NormOptions, build_norm
@@ -28,7 +29,6 @@ def make(*, place: str, activation: str, cross: bool, dropout: float = 0.0) -> B
             value_dim=WIDTH // HEADS,
             memory_dim=memory_dim,
             dropout=dropout,
-            drophead=0.0,
         )
 
     return Block(

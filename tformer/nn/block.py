@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from tformer.nn.attention.mechanism import Reach
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import CrossCache, LayerCache
+from tformer.nn.cache import CrossCache, LayerState
 from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.positions.base import Positions
@@ -32,6 +33,7 @@ class Sight:
         mask: bool, broadcastable to [B, H, T, S], True = may look; None: no limit beside `is_causal`.
         is_causal: query t sees keys up to t (only with T = S); beside a mask, which is then complete, later keys need
             not be read.
+        reach: what the mask is made of, for attention kinds that never form one.
         prepared: what the positions made of `q_pos` for all layers; None: each layer does it.
         memory: keys and values come from here [B, S, memory_dim]; None: from the queries' own sequence.
     """
@@ -42,6 +44,7 @@ class Sight:
     is_causal: bool = False
     memory: Tensor | None = None
     prepared: Any = None
+    reach: Reach = Reach()
 
 
 class Block(nn.Module):
@@ -80,7 +83,7 @@ class Block(nn.Module):
         *,
         positions: Positions,
         cross_sight: Sight | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerState | None = None,
         cross_cache: CrossCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
@@ -94,6 +97,7 @@ class Block(nn.Module):
                 k_pos=sight.k_pos,
                 mask=sight.mask,
                 is_causal=sight.is_causal,
+                reach=sight.reach,
                 positions=positions,
                 prepared=sight.prepared,
                 cache=cache,
@@ -113,6 +117,7 @@ class Block(nn.Module):
                     k_pos=cross_sight.k_pos,
                     mask=cross_sight.mask,
                     is_causal=False,
+                    reach=cross_sight.reach,
                     positions=NO_POSITIONS,
                     cache=cross_cache,
                     taps=taps.scope("cross_attention") if taps is not None else None,

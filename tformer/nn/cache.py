@@ -12,9 +12,22 @@ b beams, so that B / b sentences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class LayerState(Protocol):
+    """What a layer of any attention kind remembers between steps of decoding."""
+
+    def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
+        """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
+
+    def truncate(self, length: int) -> None:
+        """Forget every slot from `length` on. ValueError where a kind cannot."""
 
 
 class LayerCache:
@@ -119,7 +132,7 @@ class ModelCache:
 
     def __init__(
         self,
-        layers: list[LayerCache],
+        layers: Sequence[LayerState],
         cross: list[CrossCache] | None = None,
         *,
         batch_size: int,

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.attention import Mechanism
 from tformer.nn.block import Block
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.heads import VocabularyHead
@@ -85,6 +86,8 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
         elif isinstance(module, Positions):
             for table in module.parameters(recurse=False):
                 table.normal_(0.0, embedding_std if module.has_embed else options.std)
+        elif isinstance(module, Mechanism):
+            module.reset_parameters(options.std)
         elif isinstance(module, VocabularyHead):
             if not module.is_tied:
                 module.weight.normal_(0.0, output_std)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tformer.nn.attention import Reach
+from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Block, Sight
 from tformer.nn.cache import ModelCache
 from tformer.nn.positions.base import Positions
@@ -68,6 +70,19 @@ class Stack(nn.Module):
         found = self.positions if self.layer_positions is None else self.layer_positions[layer]
         assert isinstance(found, Positions)
         return found
+
+    def sight(self, q_pos: Tensor, k_pos: Tensor, reach: Reach) -> Sight:
+        """Who may look at whom within this stack. The dense mask is made only if a layer's attention kind reads it."""
+        if not any(block.self_attention.mechanism.reads_dense_mask for block in self.layers):
+            return Sight(q_pos, k_pos, reach=reach)
+        mask, is_causal = make_mask(
+            causal=reach.causal,
+            num_queries=q_pos.shape[1],
+            num_keys=k_pos.shape[1],
+            key_mask=reach.key_mask,
+            document_ids=reach.document_ids,
+        )
+        return Sight(q_pos, k_pos, mask, is_causal, reach=reach)
 
     def forward(
         self,

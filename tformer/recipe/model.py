@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tformer.nn.attention import AttentionOptions
+from tformer.nn.attention import AttentionOptions, FullAttentionOptions
 from tformer.nn.feedforward import FeedForwardOptions
 from tformer.nn.heads import HeadOptions, LmHeadOptions
 from tformer.nn.init import InitOptions
@@ -34,6 +34,11 @@ class Tie(Section):
     output: bool = True
 
 
+def _full_unless_named(value: Any) -> Any:
+    """Attention that names no kind is full attention, as it was before there were others."""
+    return {"kind": "full", **value} if isinstance(value, dict) and "kind" not in value else value
+
+
 class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
@@ -44,7 +49,9 @@ class Stack(Section):
     value_dim: Positive | None = None  # null: head_dim
     d_model: Positive | None = None  # null: model.d_model
     positions: Annotated[PositionOptions, Field(discriminator="kind")] = LearnedOptions()
-    attention: AttentionOptions = AttentionOptions()
+    attention: Annotated[AttentionOptions, Field(discriminator="kind"), BeforeValidator(_full_unless_named)] = (
+        FullAttentionOptions()
+    )
     feedforward: FeedForwardOptions = FeedForwardOptions()
     norm: NormOptions = NormOptions()
     final_norm: bool = True

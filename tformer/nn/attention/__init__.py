@@ -1,11 +1,49 @@
-"""The table of attention kinds."""
+"""The table of attention kinds: adding one is a file beside this one, a member of the union and a row in the table."""
 
 from __future__ import annotations
 
-from tformer.nn.attention.multi_head import FullAttentionOptions, MultiHeadAttention
+from tformer.nn.attention.additive import AdditiveOptions
+from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.nn.attention.full import FullAttention, FullAttentionOptions
+from tformer.nn.attention.linformer import LinformerOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, MechanismMaker, ProjectionOptions, Reach
+from tformer.nn.attention.performer import PerformerOptions
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
 
-AttentionOptions = FullAttentionOptions  # becomes a union with the second kind
+AttentionOptions = (
+    FullAttentionOptions
+    | AdditiveOptions
+    | SlidingWindowOptions
+    | BigBirdOptions
+    | LinformerOptions
+    | PerformerOptions
+)
 
-ATTENTION: dict[str, type[MultiHeadAttention]] = {"full": MultiHeadAttention}
+ATTENTION: dict[str, MechanismMaker] = {
+    "full": FullAttention,
+}
 
-__all__ = ["ATTENTION", "AttentionOptions", "FullAttentionOptions", "MultiHeadAttention"]
+ENCODER_ONLY = frozenset({"linformer"})
+"""Kinds without a causal mode: no decoder can have them."""
+
+CROSS_ATTENTION = frozenset({"full", "additive"})
+"""Kinds that suit queries and keys of two sequences; beside another kind, cross-attention is full."""
+
+
+def build_mechanism(options: ProjectionOptions, sizes: AttentionSizes) -> Mechanism:
+    """The mechanism of a kind. ValueError when options and sizes do not suit each other."""
+    return ATTENTION[options.kind](options, sizes)
+
+
+__all__ = [
+    "ATTENTION",
+    "CROSS_ATTENTION",
+    "ENCODER_ONLY",
+    "AttentionOptions",
+    "AttentionSizes",
+    "FullAttentionOptions",
+    "Mechanism",
+    "ProjectionOptions",
+    "Reach",
+    "build_mechanism",
+]

@@ -42,7 +42,6 @@ def attend(
     score_fn: ScoreFunction | None = None,
     mix_fn: MixFunction | None = None,
     dropout: float = 0.0,
-    head_gate: Tensor | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output [B, H, T, v] and, when asked for, the weights [B, H, T, S] before dropout (fp32, else None).
@@ -52,7 +51,7 @@ def attend(
     bias_fn(rows) -> [B or 1, H, t, S], added to the scaled scores. score_fn(q_BHth, rows) -> [B, H, t, S], added before
     the scale. mix_fn(weights_BHts, rows) -> [B, H, t, v], added to the output; s <= S are the first keys, all that
     were read. `rows` is a slice of the queries.
-    dropout: the rate to apply now (0 in evaluation). head_gate: [B, H, 1, 1], multiplies the heads' outputs.
+    dropout: the rate to apply now (0 in evaluation).
     ValueError when is_causal meets T != S, or H is no multiple of K.
     """
     num_queries, num_keys = q_BHTh.shape[2], k_BKSh.shape[2]
@@ -93,7 +92,7 @@ def attend(
         out = _attend_fused(
             q_BHTh, k_BKSh, v_BKSv, mask=mask, is_causal=is_causal, scale=scale, bias=bias, dropout=dropout
         )
-    return out if head_gate is None else out * head_gate.to(out.dtype), weights
+    return out, weights
 
 
 def _mergeable_bias(bias_fn: BiasFunction, q_BHTh: Tensor, num_keys: int) -> Tensor | None:

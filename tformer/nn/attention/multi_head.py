@@ -1,8 +1,9 @@
-"""Dense multi-head attention (arXiv 1706.03762, 3.2.2) with grouped key/value heads (arXiv 2305.13245).
+"""Multi-head attention (arXiv 1706.03762, 3.2.2) with grouped key/value heads (arXiv 2305.13245).
 
 Projections are fused: one product makes queries, keys and values of self-attention; cross-attention takes its queries
 from `x` (the decoder) and its keys and values from `memory` (the encoder's output). The head and value sizes are free:
-neither need equal the other, nor their product with the heads d_model. DropHead: arXiv 2004.13342.
+neither need equal the other, nor their product with the heads d_model. What happens between projections and output is
+the attention kind's: its `Mechanism`.
 
 A cross-attention cache may have one row for several rows of `x`, the beams of a sentence. They look at the same keys,
 so they are attended to as further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end.
@@ -12,43 +13,21 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.core import attend
-from tformer.nn.cache import CrossCache, LayerCache
+from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions, Reach, build_mechanism
+from tformer.nn.attention.mechanism import Call
+from tformer.nn.cache import CrossCache, LayerCache, LayerState
+from tformer.nn.drophead import DropHead
 from tformer.nn.fused import rms_norm
 from tformer.nn.linear import Linear
-from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
 from tformer.nn.taps import TapSink
 
 QK_NORM_EPS = 1.0e-6
-
-
-@dataclass(frozen=True)
-class FullAttentionOptions:
-    """Options of dense multi-head attention; sizes (heads, head_dim, ...) belong to the stack."""
-
-    kind: Literal["full"] = "full"
-    qkv_bias: bool = True
-    out_bias: bool = True
-    scale: Literal["auto"] | float = "auto"  # auto: 1/sqrt(head_dim); T5 uses 1.0
-    qk_norm: bool = False  # RMS-normalise queries and keys per head, without learned gains
-
-    def __post_init__(self) -> None:
-        if self.scale != "auto":
-            require_positive(scale=self.scale)
-
-
-def drop_heads(batch: int, heads: int, rate: float, device: torch.device) -> Tensor:
-    """Per-sample gates [B, H, 1, 1]: each head kept with probability 1 - rate, at least one, scaled by H / kept."""
-    draw = torch.rand(batch, heads, device=device)
-    kept = (draw >= rate) | (draw == draw.amax(dim=1, keepdim=True))
-    return (kept * (heads / kept.sum(dim=1, keepdim=True))).view(batch, heads, 1, 1)
 
 
 def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:
@@ -57,20 +36,6 @@ def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:
         return 1
     assert x_BTD.shape[0] % cache.batch_size == 0, "the cache belongs to other rows"
     return x_BTD.shape[0] // cache.batch_size
-
-
-def _hook_functions(hooks: Positions | None, q_pos: Tensor, k_pos: Tensor) -> dict[str, Any]:
-    """The hooks that a position kind has, bound to the positions, as `attend` takes them."""
-    if hooks is None:
-        return {}
-    functions: dict[str, Any] = {}
-    if hooks.has_bias:
-        functions["bias_fn"] = lambda rows: hooks.bias(q_pos[:, rows], k_pos)
-    if hooks.has_score:
-        functions["score_fn"] = lambda q, rows: hooks.score(q, q_pos[:, rows], k_pos)
-    if hooks.has_mix:
-        functions["mix_fn"] = lambda weights, rows: hooks.mix(weights, q_pos[:, rows], k_pos[:, : weights.shape[-1]])
-    return functions
 
 
 class MultiHeadAttention(nn.Module):
@@ -83,7 +48,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self,
         d_model: int,
-        options: FullAttentionOptions = FullAttentionOptions(),
+        options: ProjectionOptions = FullAttentionOptions(),
         *,
         num_heads: int,
         num_kv_heads: int | None = None,
@@ -91,7 +56,10 @@ class MultiHeadAttention(nn.Module):
         value_dim: int | None = None,
         memory_dim: int | None = None,
         dropout: float = 0.0,
-        drophead: float = 0.0,
+        drophead: DropHead | None = None,
+        max_seq_len: int | None = None,
+        layer: int = 0,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         if head_dim is None and d_model % num_heads:
@@ -105,7 +73,7 @@ class MultiHeadAttention(nn.Module):
         self.scale = self.head_dim**-0.5 if options.scale == "auto" else options.scale
         self.qk_norm = options.qk_norm
         self.dropout = dropout
-        self.drophead = drophead
+        self.drophead = DropHead(0.0) if drophead is None else drophead
         self.is_cross = memory_dim is not None
         self._sizes = (
             self.num_heads * self.head_dim,
@@ -118,6 +86,26 @@ class MultiHeadAttention(nn.Module):
             self.q = Linear(d_model, self._sizes[0], bias=options.qkv_bias)
             self.kv = Linear(memory_dim, sum(self._sizes[1:]), bias=options.qkv_bias)
         self.out = Linear(self.num_heads * self.value_dim, d_model, bias=options.out_bias)
+        self.sizes = AttentionSizes(
+            d_model=d_model,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            max_seq_len=max_seq_len,
+            layer=layer,
+            causal=causal,
+            is_cross=self.is_cross,
+        )
+        self.mechanism = build_mechanism(options, self.sizes)
+
+    def new_state(
+        self, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+    ) -> LayerState:
+        """Room for what decoding remembers of this layer's own positions."""
+        return self.mechanism.new_state(
+            self.sizes, batch_size=batch_size, capacity=capacity, device=device, dtype=dtype
+        )
 
     def forward(
         self,
@@ -128,9 +116,10 @@ class MultiHeadAttention(nn.Module):
         k_pos: Tensor | None = None,
         mask: Tensor | None = None,
         is_causal: bool = False,
+        reach: Reach | None = None,
         positions: Positions | None = None,
         prepared: Any = None,
-        cache: LayerCache | CrossCache | None = None,
+        cache: LayerState | CrossCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D].
@@ -138,40 +127,45 @@ class MultiHeadAttention(nn.Module):
         memory: [B, S, memory_dim], cross-attention only; not read again once a CrossCache holds its keys and values.
         q_pos: long [B or 1, T]; k_pos: [B or 1, S] of ALL keys, the cached ones first; None: the queries' own.
         mask, is_causal: from `masks.make_mask`; with fewer rows in a CrossCache than in x, of the cache's rows and the
-        same for all queries. positions: the hooks of self-attention; cross-attention uses none.
+        same for all queries. reach: what they were made of, for kinds that read no dense mask. positions: the hooks of self-attention; cross-attention uses none.
         prepared: what `positions.prepare` made of q_pos for all layers; None: it is made here.
         taps: this layer's scope; provides `weights` [B, H, T, S].
         """
         k_pos = q_pos if k_pos is None else k_pos
         hooks = positions if positions is not None and not self.is_cross else None
         if self.is_cross:
-            assert not isinstance(cache, LayerCache), "cross-attention takes a CrossCache"
+            assert cache is None or isinstance(cache, CrossCache), "cross-attention takes a CrossCache"
             beams = _rows_per_sentence(x_BTD, cache)
             if beams > 1:
                 x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
             q, k, v = self._project_cross(x_BTD, memory, cache)
         else:
-            assert not isinstance(cache, CrossCache), "self-attention takes a LayerCache"
+            assert not isinstance(cache, CrossCache), "self-attention takes the state of its kind"
             beams = 1
             q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
-            if cache is not None:
+            if isinstance(cache, LayerCache):
                 k, v = cache.append(k, v)
-        need_weights = taps is not None and taps.wants("weights")
-        gate = None
-        if self.training and self.drophead > 0.0:
-            gate = drop_heads(q.shape[0], self.num_heads, self.drophead, q.device)
-        out_BHTv, weights = attend(
+        out_BHTv, weights = self.mechanism(
             q,
             k,
             v,
-            mask=mask,
-            is_causal=is_causal,
-            scale=self.scale,
-            **_hook_functions(hooks, q_pos, k_pos),
-            dropout=self.dropout if self.training else 0.0,
-            head_gate=gate,
-            need_weights=need_weights,
+            Call(
+                x_BTD,
+                q_pos,
+                k_pos,
+                self.scale,
+                dropout=self.dropout if self.training else 0.0,
+                mask=mask,
+                is_causal=is_causal,
+                reach=Reach(causal=is_causal) if reach is None else reach,
+                hooks=hooks,
+                need_weights=taps is not None and taps.wants("weights"),
+                state=None if isinstance(cache, CrossCache) else cache,
+            ),
         )
+        if self.training:
+            gate = self.drophead(q.shape[0], self.num_heads, q.device)
+            out_BHTv = out_BHTv if gate is None else out_BHTv * gate.to(out_BHTv.dtype)
         if taps is not None and weights is not None:
             if beams > 1:
                 weights = weights.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
