@@ -5,26 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, tree, weights_at
+from tests.checkpoint.conftest import TOKENIZER, save, tree, weights_at
+from tests.checkpoint.steps import steps
 from tformer.checkpoint import RunDirectory, newest_checkpoint, read_checkpoint, resolve_checkpoint, write_checkpoint
-from tformer.checkpoint.tensor_files import read_specs, tensor_chunks
+from tformer.checkpoint.tensor_files import read_specs
 from tformer.errors import InputError
 from tformer.tokenizer.files import canonical_sha256
-
-
-def steps(run: RunDirectory) -> list[int]:
-    return [entry.step for entry in run.checkpoints()]
-
-
-# Round trips
 
 
 def test_save_then_load_is_the_identity(run: RunDirectory) -> None:
@@ -90,9 +82,6 @@ def test_wrapped_names_are_a_bug(run: RunDirectory) -> None:
     for name in ("_orig_mod.a", "module.a", "decoder._orig_mod.a"):
         with pytest.raises(ValueError, match="wrapper"):
             save(run, 1, weights={name: torch.ones(1)}, tied={})
-
-
-# Pointers, best, pruning
 
 
 def test_keeps_the_last_k_and_the_best(run: RunDirectory) -> None:
@@ -174,272 +163,6 @@ def test_saving_the_same_step_again_replaces_it(run: RunDirectory) -> None:
     assert read_checkpoint(path).trainer == {"again": True} and sorted(os.listdir(run.checkpoints_path)) == [
         "best", "latest", "step-00000001",
     ]  # fmt: skip
-
-
-# Damage
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "optimizer.safetensors", "recipe.yaml", "tokenizer.json", "trainer.json", "manifest.json"],
-)
-def test_truncation_anywhere_names_the_file(run: RunDirectory, name: str) -> None:
-    path = save(run, 1)
-    data = (path / name).read_bytes()
-    for size in range(0, len(data) - 1, 7):
-        (path / name).write_bytes(data[:size])
-        with pytest.raises(InputError, match=name):
-            read_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "recipe.yaml", "trainer.json"])
-def test_one_flipped_bit_is_a_sha256_mismatch(run: RunDirectory, name: str) -> None:
-    path = save(run, 1)
-    data = bytearray((path / name).read_bytes())
-    data[-4 if name.endswith("safetensors") else 3] ^= 1
-    (path / name).write_bytes(data)
-    with pytest.raises(InputError, match=f"{name} is damaged: its sha256"):
-        found = read_checkpoint(path)
-        found.weights()
-        found.optimizer()
-    if name.endswith("safetensors"):
-        read_checkpoint(path, verify=False).weights()
-
-
-def test_another_tokenizer_is_named_as_such(run: RunDirectory) -> None:
-    path = save(run, 1)
-    (path / "tokenizer.json").write_text(TOKENIZER.replace("char", "word"))
-    with pytest.raises(InputError, match="not the tokenizer this model was trained with"):
-        read_checkpoint(path)
-
-
-def test_damage_suggests_the_other_checkpoints(run: RunDirectory) -> None:
-    save(run, 1)
-    path = save(run, 2)
-    (path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match=r"model\.safetensors is truncated") as caught:
-        read_checkpoint(path)
-    assert caught.value.exit_code == 2 and "step-00000001" in (caught.value.hint or "")
-    (path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model\.safetensors is missing"):
-        read_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", ["trainer.json", "model.safetensors", "optimizer.safetensors"])
-def test_a_damaged_latest_checkpoint_tells_how_to_go_on(run: RunDirectory, name: str) -> None:
-    before, last = save(run, 1), save(run, 2)
-    for damaged in (last, before):
-        (damaged / name).write_bytes(b"x" * (damaged / name).stat().st_size)
-
-    def hint(path: Path) -> str:
-        with pytest.raises(InputError) as caught:
-            found = read_checkpoint(path)
-            found.weights()
-            found.optimizer()
-        return caught.value.hint or ""
-
-    assert f"remove {last}, then: tformer train --resume --out {run.path}" in hint(last)
-    assert "to go on from step-00000001" in hint(last)
-    assert "remove" not in hint(before) and "step-00000002" in hint(before)  # --resume does not read that one
-    shutil.rmtree(last)
-    assert f"to go on from the start, remove {before}" in hint(before)
-
-
-def test_a_folder_without_a_manifest_is_no_checkpoint(run: RunDirectory, tmp_path: Path) -> None:
-    path = save(run, 1)
-    (path / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"no manifest\.json"):
-        read_checkpoint(path)
-    with pytest.raises(InputError, match="not a checkpoint folder"):
-        read_checkpoint(tmp_path / "absent")
-    assert run.latest() is None
-
-
-def test_a_newer_format_says_upgrade(run: RunDirectory) -> None:
-    path = save(run, 1)
-    rewrite_manifest(path, lambda content: content.update(format=2, files="something else"))
-    with pytest.raises(InputError, match="newer tformer") as caught:
-        read_checkpoint(path)
-    assert "upgrade" in (caught.value.hint or "")
-
-
-BAD_MANIFESTS: dict[str, dict[str, Any]] = {
-    "no format": {"format": None},
-    "a boolean format": {"format": True},
-    "negative step": {"step": -1},
-    "files is a list": {"files": []},
-    "files is empty": {"files": {}},
-    "sizes are text": {"files": {"a": {"role": "weights", "size": "1", "sha256": ""}}},
-    "tied is text": {"tied": "x"},
-    "score is text": {"score": "low"},
-    "score too large for a float": {"score": 10**400},
-}
-
-
-@pytest.mark.parametrize("case", BAD_MANIFESTS)
-def test_a_malformed_manifest_is_named(run: RunDirectory, case: str) -> None:
-    path = save(run, 1)
-    rewrite_manifest(path, lambda content: content.update(BAD_MANIFESTS[case]))
-    with pytest.raises(InputError, match=r"manifest\.json is damaged"):
-        read_checkpoint(path)
-    assert steps(run) == [1]
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "trainer.json"])
-def test_deeply_nested_json_is_bounded(run: RunDirectory, name: str) -> None:
-    path = save(run, 1)
-    data = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
-    (path / name).write_bytes(data)
-    if name != "manifest.json":
-        digest = hashlib.sha256(data).hexdigest()
-        rewrite_manifest(path, lambda content: content["files"][name].update(size=len(data), sha256=digest))
-    with pytest.raises(InputError, match=f"{name} is damaged: JSON nested too deeply"):
-        read_checkpoint(path)
-
-
-def test_an_oversized_text_is_refused(run: RunDirectory) -> None:
-    path = save(run, 1)
-    with open(path / "recipe.yaml", "ab") as stream:
-        stream.truncate(1 << 34)  # sparse
-    rewrite_manifest(path, lambda content: content["files"]["recipe.yaml"].update(size=1 << 34))
-    with pytest.raises(InputError, match=r"recipe\.yaml has 17,179,869,184 bytes, expected at most"):
-        read_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "..", "a/b", "a\\b", "", "a\0b"])
-def test_a_manifest_that_leads_outside_is_refused(run: RunDirectory, name: str) -> None:
-    path = save(run, 1)
-    rewrite_manifest(path, lambda c: c["files"].update({name: {"role": "weights", "size": 1, "sha256": ""}}))
-    with pytest.raises(InputError, match="leads outside"):
-        read_checkpoint(path)
-
-
-def test_missing_optimizer_state_is_fatal_when_asked_for(run: RunDirectory) -> None:
-    found = read_checkpoint(save(run, 1, optimizer=None))
-    assert not found.has("optimizer") and found.ema() is None and found.generator() is None
-    with pytest.raises(InputError, match="no optimizer state") as caught:
-        found.optimizer()
-    assert "--init-from" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_nan_and_infinity_are_noted(run: RunDirectory, value: float, dtype: torch.dtype) -> None:
-    weights = {"a": torch.ones(3).to(dtype), "b": torch.tensor([1.0, value]).to(dtype), "c": torch.tensor([1])}
-    found = read_checkpoint(save(run, 1, weights=weights, tied={}))
-    assert torch.equal(found.weights()["a"], weights["a"])
-    assert found.notes == [f"{found.path}: 1 of 3 weights tensors hold NaN or infinity (b)"]
-
-
-# Several files with an index
-
-
-def split(path: Path) -> Path:
-    """Turns a checkpoint's one weight file into two files and an index, as converters write them."""
-    tensors = {k: v for k, v in read_checkpoint(path).weights().items() if k != "heads.lm.weight"}
-    (path / "model.safetensors").unlink()
-    files, weight_map = {}, {}
-    for number, (name, tensor) in enumerate(tensors.items(), 1):
-        file = f"model-{number:05d}-of-{len(tensors):05d}.safetensors"
-        (path / file).write_bytes(b"".join(bytes(chunk) for chunk in tensor_chunks({name: tensor})))
-        files[file], weight_map[name] = "weights", file
-    write_index(path, weight_map)
-    rewrite_manifest(path, lambda content: content["files"].pop("model.safetensors"))
-    enlist(path, files | {"model.safetensors.index.json": "weights_index"})
-    return path
-
-
-def write_index(path: Path, weight_map: Any) -> None:
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def enlist(path: Path, files: dict[str, str]) -> None:
-    for name, role in files.items():
-        data = (path / name).read_bytes()
-        record = {"role": role, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        rewrite_manifest(path, lambda content, n=name, r=record: content["files"].update({n: r}))  # type: ignore[misc]
-
-
-def test_an_index_of_several_files_is_read(run: RunDirectory) -> None:
-    found = read_checkpoint(split(save(run, 1)))
-    weights = found.weights()
-    assert weights.keys() == weights_at(1).keys() and found.weight_specs().keys() == {"embedding.weight", "norm.gain"}
-    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_at(1).items())
-
-
-BAD_INDEXES: dict[str, tuple[Any, str]] = {
-    "leaves the folder": ({"embedding.weight": "../model.safetensors"}, "leads outside"),
-    "absolute": ({"embedding.weight": "/etc/passwd"}, "leads outside"),
-    "unknown file": ({"embedding.weight": "other.safetensors"}, "which the manifest does not"),
-    "no map": (None, "no weight_map"),
-    "names a tensor too few": ({"norm.gain": "model-00002-of-00002.safetensors"}, "disagree about tensor embedding"),
-    "names a tensor too many": (
-        {
-            "embedding.weight": "model-00001-of-00002.safetensors",
-            "norm.gain": "model-00002-of-00002.safetensors",
-            "x": "model-00001-of-00002.safetensors",
-        },
-        "disagree about tensor x",
-    ),
-    "a number for a file": (
-        {"embedding.weight": "model-00001-of-00002.safetensors", "norm.gain": 7},
-        "names the file 7",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_INDEXES)
-def test_a_bad_index_is_refused(run: RunDirectory, case: str) -> None:
-    path = split(save(run, 1))
-    weight_map, message = BAD_INDEXES[case]
-    write_index(path, weight_map)
-    enlist(path, {"model.safetensors.index.json": "weights_index"})
-    with pytest.raises(InputError, match=message):
-        read_checkpoint(path).weights()
-
-
-def test_a_tensor_in_two_files_is_refused(run: RunDirectory) -> None:
-    path = save(run, 1)
-    shutil.copy(path / "model.safetensors", path / "more.safetensors")
-    enlist(path, {"more.safetensors": "weights"})
-    with pytest.raises(InputError, match=r"holds tensor embedding\.weight, which another file"):
-        read_checkpoint(path).weights()
-
-
-# Pickles
-
-
-class Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "checkpoint.ckpt"])
-def test_pickles_are_refused_and_nothing_runs(tmp_path: Path, name: str) -> None:
-    folder, canary = tmp_path / "model", tmp_path / "canary"
-    folder.mkdir()
-    (folder / name).write_bytes(pickle.dumps(Canary(canary)))
-    for path in (folder, folder / name):
-        for open_it in (read_checkpoint, resolve_checkpoint):
-            with pytest.raises(InputError, match="pickle") as caught:
-                open_it(path)
-            assert "convert" in (caught.value.hint or "")
-    assert not canary.exists()
-
-
-def test_a_pickle_in_a_weight_files_place_is_refused(run: RunDirectory, tmp_path: Path) -> None:
-    path, canary = save(run, 1), tmp_path / "canary"
-    torch.save({"x": Canary(canary)}, path / "model.safetensors")
-    enlist(path, {"model.safetensors": "weights"})
-    with pytest.raises(InputError, match="is a pickle"):
-        read_checkpoint(path).weights()
-    assert not canary.exists()
-
-
-# What a person may name
 
 
 def test_every_name_of_a_checkpoint(run: RunDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,3 +32,11 @@ def tokenised(tmp_path: Path) -> Callable[..., TokenCorpus]:
         return token_corpus(source, tokenizer or ByteTokenizer(), cache_dir=tmp_path / "cache")
 
     return make
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Fifty short documents in a jsonl file."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(50)))
+    return path

@@ -1,0 +1,9 @@
+"""What the tests of checkpoints share."""
+
+from __future__ import annotations
+
+from tformer.checkpoint import RunDirectory
+
+
+def steps(run: RunDirectory) -> list[int]:
+    return [entry.step for entry in run.checkpoints()]

@@ -1,0 +1,243 @@
+"""Multi-head attention as a module: causality, padding, agreement with torch's own, taps, beams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.nn.attention_cases import LAYER_KINDS, arange, naive, positions_for, self_attention, tensors
+from tformer.nn.attention import FullAttentionOptions
+from tformer.nn.attention.core import attend
+from tformer.nn.attention.masks import make_mask
+from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.attention.single import attend_single, single_is_faster
+from tformer.nn.cache import CrossCache
+from tformer.nn.drophead import DropHead, drop_heads
+from tformer.nn.positions.rope import RopeOptions
+from tformer.nn.projections import block_matrices
+from tformer.nn.taps import TapSink, check_taps
+
+
+@pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_future_cannot_change_the_past(options: Any, training: bool) -> None:
+    layer = self_attention(num_kv_heads=2, head_dim=6, options=FullAttentionOptions(qk_norm=True)).train(training)
+    module = positions_for(options, layer)
+    x = torch.randn(2, 9, 16)
+    changed = x.clone()
+    changed[:, 5:] += torch.randn(2, 4, 16)
+    before, after = (layer(y, q_pos=arange(9), is_causal=True, positions=module) for y in (x, changed))
+    torch.testing.assert_close(before[:, :5], after[:, :5], atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+@pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)
+@pytest.mark.parametrize("causal", [False, True])
+def test_relative_kinds_see_only_distances(options: Any, causal: bool) -> None:
+    layer = self_attention()
+    module = positions_for(options, layer, bidirectional=not causal)
+    x = torch.randn(2, 6, 16)
+    here, there = (layer(x, q_pos=arange(6, start), is_causal=causal, positions=module) for start in (0, 31))
+    torch.testing.assert_close(here, there, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)
+def test_padding_does_not_change_the_rest(options: Any) -> None:
+    """Left padding with shifted positions equals no padding."""
+    layer = self_attention()
+    module = positions_for(options, layer)
+    x = torch.randn(1, 5, 16)
+    alone = layer(x, q_pos=arange(5), is_causal=True, positions=module)
+    padded_x = torch.cat([torch.randn(1, 3, 16), x], dim=1)
+    keys = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+    mask, is_causal = make_mask(causal=True, num_queries=8, key_mask=keys)
+    pos = (keys.cumsum(1) - 1).clamp(min=0)
+    beside = layer(padded_x, q_pos=pos, mask=mask, is_causal=is_causal, positions=module)
+    torch.testing.assert_close(beside[:, 3:], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)
+def test_tapped_weights_are_those_that_were_used(options: Any) -> None:
+    """The explicit path that shows weights gives the output of the path that does not."""
+    layer = self_attention(num_kv_heads=2, value_dim=3).eval()
+    module = positions_for(options, layer)
+    x = torch.randn(2, 7, 16)
+    taps = TapSink(frozenset({"decoder.0.self_attention.weights"}))
+    scoped = taps.scope("decoder").scope(0).scope("self_attention")
+    seen = layer(x, q_pos=arange(7), is_causal=True, positions=module, taps=scoped)
+    torch.testing.assert_close(seen, layer(x, q_pos=arange(7), is_causal=True, positions=module), atol=1e-5, rtol=1e-5)
+    weights = taps.values["decoder.0.self_attention.weights"]
+    assert weights.shape == (2, 4, 7, 7) and not weights.triu(1).any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7))
+
+
+def test_unknown_taps_name_the_nearest() -> None:
+    check_taps({"encoder.0.hidden"}, ["encoder.0.hidden"])
+    with pytest.raises(ValueError, match=r"unknown tap 'encoder.0.hiden'; nearest: encoder.0.hidden"):
+        check_taps({"encoder.0.hiden"}, ["encoder.0.hidden", "decoder.1.self_attention.weights"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention_agrees_with_torch(causal: bool) -> None:
+    layer = self_attention()
+    other = nn.MultiheadAttention(16, 4, batch_first=True)
+    other.load_state_dict(
+        {
+            "in_proj_weight": layer.qkv.weight, "in_proj_bias": layer.qkv.bias,
+            "out_proj.weight": layer.out.weight, "out_proj.bias": layer.out.bias,
+        }
+    )  # fmt: skip
+    x = torch.randn(2, 6, 16)
+    keys = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool()
+    forbidden = ~torch.ones(6, 6, dtype=torch.bool).tril() if causal else None
+    expected, _ = other(x, x, x, key_padding_mask=~keys, attn_mask=forbidden)
+    mask, is_causal = make_mask(causal=causal, num_queries=6, key_mask=keys)
+    torch.testing.assert_close(
+        layer(x, q_pos=arange(6), mask=mask, is_causal=is_causal), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_cross_attention_agrees_with_torch() -> None:
+    layer = self_attention(memory_dim=12)
+    other = nn.MultiheadAttention(16, 4, kdim=12, vdim=12, batch_first=True)
+    k_weight, v_weight = layer.kv.weight.chunk(2)
+    other.load_state_dict(
+        {
+            "q_proj_weight": layer.q.weight, "k_proj_weight": k_weight, "v_proj_weight": v_weight,
+            "in_proj_bias": torch.cat([layer.q.bias, layer.kv.bias]),
+            "out_proj.weight": layer.out.weight, "out_proj.bias": layer.out.bias,
+        }
+    )  # fmt: skip
+    x, memory = torch.randn(2, 4, 16), torch.randn(2, 7, 12)
+    keys = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 0, 0]]).bool()
+    expected, _ = other(x, memory, memory, key_padding_mask=~keys)
+    mask, _ = make_mask(causal=False, num_queries=4, num_keys=7, key_mask=keys)
+    torch.testing.assert_close(layer(x, memory=memory, q_pos=arange(4), mask=mask), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_sizes_of_the_fused_projections() -> None:
+    layer = MultiHeadAttention(
+        16, FullAttentionOptions(qkv_bias=False, out_bias=False), num_heads=6, num_kv_heads=2, head_dim=5, value_dim=3
+    )
+    shapes = {name: tuple(p.shape) for name, p in layer.named_parameters()}
+    assert shapes == {"qkv.weight": (6 * 5 + 2 * 5 + 2 * 3, 16), "out.weight": (16, 6 * 3)}
+    found = {name: (matrix, rows) for name, matrix, rows in block_matrices(layer)}
+    assert found == {".qkv": (layer.qkv, [30, 10, 6]), ".out": (layer.out, [16])}
+    assert layer(torch.randn(2, 3, 16), q_pos=arange(3)).shape == (2, 3, 16)
+    with pytest.raises(ValueError, match="d_model 16 is not divisible by num_heads 3"):
+        MultiHeadAttention(16, num_heads=3)
+    with pytest.raises(ValueError, match="num_heads 4 is not divisible by num_kv_heads 3"):
+        MultiHeadAttention(16, num_heads=4, num_kv_heads=3)
+
+
+def test_scale_and_qk_norm_options() -> None:
+    x = torch.randn(2, 5, 16)
+    for options in (FullAttentionOptions(scale=1.0), FullAttentionOptions(qk_norm=True)):
+        layer = self_attention(options=options)
+        q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.qkv(x).chunk(3, dim=-1))
+        if options.qk_norm:
+            q, k = (y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        out, _ = naive(q, k, v, mask=None, scale=1.0 if options.scale == 1.0 else 0.5)
+        torch.testing.assert_close(
+            layer(x, q_pos=arange(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_grouped_heads_equal_repeated_heads() -> None:
+    grouped = self_attention(num_kv_heads=2)
+    whole = self_attention()
+    q, k, v = grouped.qkv.weight.split([16, 8, 8])
+    bias_q, bias_k, bias_v = grouped.qkv.bias.split([16, 8, 8])
+    repeat = lambda y: y.unflatten(0, (2, 4)).repeat_interleave(2, dim=0).flatten(0, 1)  # noqa: E731
+    whole.load_state_dict(
+        {
+            "qkv.weight": torch.cat([q, repeat(k), repeat(v)]),
+            "qkv.bias": torch.cat([bias_q, repeat(bias_k), repeat(bias_v)]),
+            "out.weight": grouped.out.weight, "out.bias": grouped.out.bias,
+        }
+    )  # fmt: skip
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(
+        grouped(x, q_pos=arange(5), is_causal=True), whole(x, q_pos=arange(5), is_causal=True), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_dropout_and_drophead_only_while_training() -> None:
+    layer = self_attention(dropout=0.5, drophead=DropHead(0.5))
+    x = torch.randn(2, 5, 16)
+    layer.eval()
+    assert torch.equal(layer(x, q_pos=arange(5)), layer(x, q_pos=arange(5)))
+    layer.train()
+    assert not torch.equal(layer(x, q_pos=arange(5)), layer(x, q_pos=arange(5)))
+
+
+def test_drophead_keeps_one_head_at_least_and_the_sum() -> None:
+    torch.manual_seed(0)
+    gates = drop_heads(2000, 4, 0.6, torch.device("cpu")).view(2000, 4)
+    torch.testing.assert_close(gates.sum(1), torch.full((2000,), 4.0))  # H / kept on each of the kept
+    kept = (gates > 0).sum(1)
+    assert kept.min() == 1 and (gates > 0).float().mean().item() == pytest.approx(0.4 + 0.6**4 / 4, abs=0.02)
+
+
+def test_bf16_stream_with_fp32_weights() -> None:
+    layer = self_attention()
+    x = torch.randn(2, 5, 16)
+    out = layer(x.bfloat16(), q_pos=arange(5), is_causal=True, positions=positions_for(RopeOptions(), layer))
+    exact = layer(x, q_pos=arange(5), is_causal=True, positions=positions_for(RopeOptions(), layer))
+    assert out.dtype == torch.bfloat16 and layer.qkv.weight.dtype == torch.float32
+    torch.testing.assert_close(out.float(), exact, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_beams_share_the_keys_of_their_sentence(queries: int, kv_heads: int) -> None:
+    torch.manual_seed(5)
+    layer = MultiHeadAttention(16, num_heads=4, num_kv_heads=kv_heads, value_dim=5, memory_dim=12)
+    memory, x = torch.randn(2, 5, 12), torch.randn(2 * 3, queries, 16)
+    mask, _ = make_mask(causal=False, num_queries=queries, key_mask=torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]))
+    assert mask is not None
+    shared = CrossCache()
+    layer(x[:2], memory=memory, q_pos=arange(queries), mask=mask, cache=shared)
+    sink, expected_sink = TapSink(frozenset({"weights"})), TapSink(frozenset({"weights"}))
+    found = layer(x, q_pos=arange(queries), mask=mask, cache=shared, taps=sink)
+    expected = layer(
+        x,
+        memory=memory.repeat_interleave(3, dim=0),
+        q_pos=arange(queries),
+        mask=mask.repeat_interleave(3, dim=0),
+        taps=expected_sink,
+    )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(sink.values["weights"], expected_sink.values["weights"], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(layer(x, q_pos=arange(queries), mask=mask, cache=shared), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None:
+    torch.manual_seed(6)
+    layer = MultiHeadAttention(16, num_heads=4, memory_dim=16)
+    x, memory = torch.randn(1, 4, 16), torch.randn(1, 4, 16)
+    q = layer.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+    k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.kv(memory).chunk(2, dim=-1))
+    expected, _ = naive(q, k, v, mask=None, scale=0.5)
+    out = layer(x, memory=memory, q_pos=arange(4))
+    torch.testing.assert_close(out, layer.out(expected.transpose(1, 2).flatten(2)), atol=1e-6, rtol=1e-6)
+    assert (layer(memory, memory=x, q_pos=arange(4)) - out).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["open", "masked"])
+@pytest.mark.parametrize(("kv_heads", "value_dim"), [(4, 5), (2, 5), (1, 7)])
+def test_a_single_query_equals_the_formula(kv_heads: int, value_dim: int, masked: bool) -> None:
+    q, k, v = tensors(b=3, k=kv_heads, t=1, s=6, v=value_dim)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0] * 6]).bool()[:, None, None] if masked else None
+    expected, _ = naive(q, k, v, mask=mask, scale=0.4)
+    torch.testing.assert_close(attend_single(q, k, v, mask=mask, scale=0.4), expected)
+
+
+def test_bf16_on_a_cpu_takes_the_single_query_and_stays_close() -> None:
+    q, k, v = (x.detach().bfloat16() for x in tensors(t=1))
+    assert single_is_faster(q) and not single_is_faster(q.float()) and not single_is_faster(q.repeat(1, 1, 2, 1))
+    expected, _ = naive(q.double(), k.double(), v.double(), mask=None, scale=0.4)
+    torch.testing.assert_close(attend(q, k, v, scale=0.4)[0].double(), expected, atol=2e-2, rtol=2e-2)
