@@ -15,7 +15,8 @@ from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-PRESETS = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.glob("*/*.yaml"))
+FILES = (path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "sweeps")
+PRESETS = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in FILES)
 VOCABULARY = 97
 
 

@@ -10,12 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
-from tformer.errors import InputError, did_you_mean
+from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.attention import CROSS_ATTENTION, ENCODER_ONLY, FullAttentionOptions, ProjectionOptions
+from tformer.nn.attention import CROSS_ATTENTION, ENCODER_ONLY, FullAttentionOptions, Mechanism, ProjectionOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.block import Block
 from tformer.nn.drophead import DropHead
@@ -23,16 +22,14 @@ from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import HeadContext, build_head
 from tformer.nn.init import initialise
+from tformer.nn.layerdrop import LayerDrop
 from tformer.nn.norm import build_norm
 from tformer.nn.positions import build_positions
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Stack
+from tformer.recipe.layers import layer_sections
 from tformer.recipe.model import Model
 from tformer.recipe.model import Stack as StackSection
-
-PER_LAYER = frozenset(
-    {"attention", "feedforward", "norm", "dropout", "attention_dropout", "activation_dropout", "drophead"}
-)
 
 
 class Sizes(NamedTuple):
@@ -99,6 +96,18 @@ def resolve_sizes(model: Model, side: str) -> Sizes:
     head_dim = d_model // stack.num_heads if stack.head_dim is None else stack.head_dim
     value_dim = head_dim if stack.value_dim is None else stack.value_dim
     return Sizes(d_model, stack.num_heads, kv_heads, head_dim, value_dim)
+
+
+def layer_sizes(model: Model, side: str) -> list[Sizes]:
+    """The sizes of each layer: the stack's, but for layers with a number of heads of their own."""
+    sizes = resolve_sizes(model, side)
+    return [_sizes_of(layer, sizes) for layer in layer_sections(_section(model, side), path=f"model.{side}")]
+
+
+def _sizes_of(layer: StackSection, sizes: Sizes) -> Sizes:
+    if layer.num_heads == sizes.num_heads:
+        return sizes
+    return sizes._replace(num_heads=layer.num_heads, num_kv_heads=layer.num_heads)
 
 
 def _section(model: Model, side: str) -> StackSection:
@@ -193,17 +202,49 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
     positions: Positions | list[Positions] = first
     if first.per_layer:
         positions = [first, *(make_positions() for _ in range(section.num_layers - 1))]
-    norm = section.norm
+    norm, layers = section.norm, layer_sections(section, path=f"model.{side}")
+    blocks = [
+        _block(layer, _sizes_of(layer, sizes), memory_dim, side=side, number=number, max_seq_len=max_seq_len)
+        for number, layer in enumerate(layers)
+    ]
+    _fit_mechanisms(blocks, layers, first, path=f"model.{side}")
     return Stack(
-        [
-            _block(layer, sizes, memory_dim, side=side, number=number, max_seq_len=max_seq_len)
-            for number, layer in enumerate(_layers(section, side))
-        ],
+        blocks,
         positions=positions,
         final_norm=build_norm(norm, sizes.d_model) if section.final_norm else None,
         d_model=sizes.d_model,
-        layerdrop=section.layerdrop,
+        layerdrop=_layerdrop(layers),
     )
+
+
+def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: Positions, *, path: str) -> None:
+    """Refuse what an attention kind has no place for, and make one what its layers have in common."""
+    first_of_kind: dict[type[Mechanism], Mechanism] = {}
+    scored = positions.has_bias or positions.has_score or positions.has_mix
+    for block, layer in zip(blocks, layers, strict=True):
+        mechanism, kind = block.self_attention.mechanism, layer.attention.kind
+        if scored and not mechanism.takes_position_scores:
+            raise InputError(
+                f"{path}.positions.kind: found {layer.positions.kind}, which changes the score of a query and a key: "
+                f"{kind} attention has none",
+                hint="use rope, learned or sinusoidal positions",
+            )
+        if layer.attention_dropout and not mechanism.drops_weights and block.cross_attention is None:
+            raise InputError(
+                f"{path}.attention_dropout: found {layer.attention_dropout:g}, expected 0: {kind} attention forms no "
+                "weights that could be dropped"
+            )
+        first = first_of_kind.setdefault(type(mechanism), mechanism)
+        if first is not mechanism:
+            try:
+                mechanism.share_with(first)
+            except ValueError as error:
+                raise InputError(f"{path}.attention.{error}") from error
+
+
+def _layerdrop(layers: list[StackSection]) -> LayerDrop | None:
+    rates = [layer.layerdrop_rate for layer in layers]
+    return LayerDrop(rates, learned=layers[0].learns_layerdrop) if any(rates) else None
 
 
 def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedding | None) -> Callable[[], Positions]:
@@ -232,41 +273,6 @@ def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedd
             raise InputError(f"model.{side}.positions: {error}") from error
 
     return make
-
-
-def _layers(section: StackSection, side: str) -> list[StackSection]:
-    """One section per layer: the stack's own, with that layer's overrides merged in."""
-    for layer, overrides in section.layers.items():
-        path = f"model.{side}.layers.{layer}"
-        if layer >= section.num_layers:
-            raise InputError(f"{path}: the stack has {section.num_layers} layers, numbered from 0")
-        for key in overrides:
-            if key not in PER_LAYER:
-                raise InputError(f"{path}.{key}: not an option of a single layer", hint=did_you_mean(key, PER_LAYER))
-    return [_merged(section, section.layers.get(layer, {}), f"model.{side}.layers.{layer}")
-            for layer in range(section.num_layers)]  # fmt: skip
-
-
-def _merged(section: StackSection, overrides: dict[str, Any], path: str) -> StackSection:
-    if not overrides:
-        return section
-    values = section.model_dump()
-    for key, override in overrides.items():
-        if not isinstance(values[key], dict):
-            values[key] = override
-            continue
-        if not isinstance(override, dict):
-            raise InputError(f"{path}.{key}: expected a mapping of options, found {override!r}")
-        for option in override:
-            if option not in values[key]:
-                raise InputError(f"{path}.{key}.{option}: unknown option", hint=did_you_mean(option, values[key]))
-        values[key] = {**values[key], **override}
-    try:
-        return StackSection.model_validate(values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{path}.{where}: {problem['msg']}, found {problem['input']!r}") from error
 
 
 def _block(
@@ -304,7 +310,10 @@ def _block(
             raise InputError(f"{path}.{error}") from error
 
     def norm() -> nn.Module:
-        return build_norm(section.norm, sizes.d_model)
+        try:
+            return build_norm(section.norm, sizes.d_model)
+        except ValueError as error:
+            raise InputError(f"model.{side}.{error}") from error
 
     return Block(
         attention(None),

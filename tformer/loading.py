@@ -24,6 +24,7 @@ from tformer.checkpoint.differences import differences
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
+from tformer.nn.layerdrop import LEARNED
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.roles import check_special_ids, with_roles
@@ -165,6 +166,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False)
 def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collection[str] = ()) -> list[str]:
     """Copies everything of a checkpoint but its heads; of these the ones in `keep_heads` whose shapes are the same.
 
+    Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
     Averaged weights go first. Returns the names of the tensors that stay as freshly initialised, all of them in heads.
 
     Raises:
@@ -184,8 +186,9 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collectio
         if head not in keep_heads or any(n not in weights or weights[n].shape != state[n].shape for n in names)
         for name in names
     }
-    body = {name: target for name, target in state.items() if name not in fresh}
-    taken = {name: weights[name] for name in weights if not name.startswith(HEADS) or name in body}
+    rates = {name for name in state.keys() ^ weights.keys() if name.endswith(LEARNED)}
+    body = {name: target for name, target in state.items() if name not in fresh | rates}
+    taken = {name: weights[name] for name in weights if name in body or not (name.startswith(HEADS) or name in rates)}
     problems = differences(body, taken, aliases=checkpoint.tied)
     if problems:
         raise InputError(f"{checkpoint.path}: its body does not fit this model: {'; '.join(problems)}")

@@ -20,14 +20,23 @@ COMMANDS = (
     "generate",
     "classify",
     "evaluate",
+    "sweep",
     "average",
+    "prune",
     "export",
     "import",
+    "viz-attention",
+    "bench",
+    "bench attention",
     "config",
     "config show",
     "config validate",
+    "runs",
+    "runs list",
+    "runs show",
+    "runs compare",
 )
-COMMANDS_WITH_EXAMPLES = tuple(command for command in COMMANDS if command not in ("", "config"))
+COMMANDS_WITH_EXAMPLES = tuple(command for command in COMMANDS if command not in ("", "config", "runs"))
 
 
 def test_help_of_every_command_is_quick_and_loads_no_torch() -> None:

@@ -16,7 +16,8 @@ from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PRESETS = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.glob("*/*.yaml"))
+FILES = (path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "sweeps")
+PRESETS = sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in FILES)
 
 # What every shipped preset is exported as; for the others the field that stands in the way.
 CLASSES = {
@@ -79,6 +80,8 @@ def gpt(**decoder: Any) -> Model:
     ("decoder", "field"),
     [
         ({"norm": {"kind": "scalenorm"}}, "model.decoder.norm.kind: scalenorm"),
+        ({"norm": {"kind": "batchnorm"}}, "model.decoder.norm.kind: batchnorm"),
+        ({"norm": {"kind": "groupnorm", "groups": 2}}, "model.decoder.norm.kind: groupnorm"),
         ({"positions": {"kind": "shaw"}}, "model.decoder.positions.kind: shaw"),
         ({"feedforward": {"activation": "relu2"}}, "model.decoder.feedforward.activation: relu2"),
         ({"attention": {"qk_norm": True}}, "model.decoder.attention.qk_norm: true"),

@@ -55,6 +55,14 @@ def test_what_no_class_computes_is_refused_before_anything_is_written(tmp_path: 
     assert nothing_but(tmp_path, "run")
 
 
+def test_learned_layerdrop_rates_stay_behind(tmp_path: Path) -> None:
+    decoder = {**GPT["model"]["decoder"], "layerdrop": {"rate": 0.2, "learned": True}}
+    recipe = {**GPT, "model": {**GPT["model"], "decoder": decoder}}
+    report = export_checkpoint(checkpoint(tmp_path / "run", recipe), tmp_path / "out")
+    plain = export_checkpoint(checkpoint(tmp_path / "plain"), tmp_path / "plain-out")
+    assert (report.num_tensors, report.class_name) == (plain.num_tensors, "GPT2LMHeadModel")
+
+
 def test_a_folder_appears_below_folders_that_do_not_exist(tmp_path: Path) -> None:
     export_checkpoint(checkpoint(tmp_path / "run"), tmp_path / "a" / "b" / "out")
     assert (tmp_path / "a" / "b" / "out" / "config.json").is_file()

@@ -7,7 +7,15 @@ import math
 import pytest
 import sacrebleu
 
-from tformer.metrics import bits_per_byte, bleu, chrf, flops_per_token, forward_flops_per_token, perplexity
+from tformer.metrics import (
+    attention_flops,
+    bits_per_byte,
+    bleu,
+    chrf,
+    flops_per_token,
+    forward_flops_per_token,
+    perplexity,
+)
 
 
 def test_perplexity_of_a_uniform_guess_is_the_vocabulary_size() -> None:
@@ -75,3 +83,10 @@ def test_causal_flops_count_the_visible_keys_only() -> None:
 
 def test_training_costs_three_forward_passes() -> None:
     assert flops_per_token(1000, 2, 8, 16) == 3 * forward_flops_per_token(1000, 2, 8, 16)
+
+
+def test_attention_of_equal_layers_is_the_formula_to_the_bit_and_of_others_a_sum() -> None:
+    layers, width, length = 7, 96, 100 / 3
+    assert attention_flops([(width, length)] * layers) == forward_flops_per_token(0, layers, width, length)
+    assert attention_flops([(8, 100), (8, 10), (16, 10)]) == 4 * (8 * 100 + 8 * 10 + 16 * 10)
+    assert attention_flops([]) == 0

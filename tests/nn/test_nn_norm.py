@@ -1,4 +1,4 @@
-"""Norms: agreement with torch.nn, fp32 statistics, gradients."""
+"""Norms: agreement with torch.nn, fp32 statistics, gradients, running statistics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import math
 import pytest
 import torch
 
-from tformer.nn.norm import NORMS, NormOptions, build_norm
+from tformer.build import build_model
+from tformer.errors import InputError
+from tformer.nn.init import InitOptions, initialise
+from tformer.nn.norm import NORMS, BatchNorm, NormOptions, build_norm, statistics_kept
+from tformer.recipe.model import Model
 
 KINDS = sorted(NORMS)
+
+
+def options_of(kind: str, **changes: object) -> NormOptions:
+    return NormOptions(kind=kind, **({"groups": 4} if kind == "groupnorm" else {}), **changes)
 
 
 def randomised(norm: torch.nn.Module) -> torch.nn.Module:
@@ -58,7 +66,7 @@ def test_scalenorm_of_a_tiny_vector_divides_by_eps() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_input_keeps_its_dtype_and_fp32_statistics(kind: str) -> None:
-    norm = randomised(build_norm(NormOptions(kind=kind), 64))
+    norm = randomised(build_norm(options_of(kind), 64))
     x = (torch.randn(8, 64) * 3 + 5).bfloat16()
     out = norm(x)
     assert out.dtype == torch.bfloat16
@@ -67,16 +75,16 @@ def test_bf16_input_keeps_its_dtype_and_fp32_statistics(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unlearned_norms_have_no_parameters(kind: str) -> None:
-    norm = build_norm(NormOptions(kind=kind, learned=False), 8)
+    norm = build_norm(options_of(kind, learned=False), 8)
     assert not list(norm.parameters())
-    fresh = build_norm(NormOptions(kind=kind), 8)
+    fresh = build_norm(options_of(kind), 8)
     x = torch.randn(2, 8)
     torch.testing.assert_close(norm(x), fresh(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_reach_parameters_and_input_in_bf16(kind: str) -> None:
-    norm = build_norm(NormOptions(kind=kind), 8)
+    norm = build_norm(options_of(kind), 8)
     x = torch.randn(2, 8, dtype=torch.bfloat16, requires_grad=True)
     norm(x).float().square().sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.bfloat16
@@ -86,3 +94,110 @@ def test_gradients_reach_parameters_and_input_in_bf16(kind: str) -> None:
 def test_eps_must_be_positive() -> None:
     with pytest.raises(ValueError, match="eps must be greater than 0"):
         NormOptions(eps=0.0)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_groupnorm_equals_torch_and_treats_every_position_alone(groups: int) -> None:
+    ours = randomised(build_norm(NormOptions(kind="groupnorm", groups=groups), 12))
+    theirs = torch.nn.GroupNorm(groups, 12)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 5, 12) * 4 + 1
+    torch.testing.assert_close(ours(x), theirs(x.reshape(15, 12)).view_as(x))
+    torch.testing.assert_close(ours(x)[1, 2], ours(x[1:2, 2:3])[0, 0])
+
+
+def test_one_group_is_layernorm_and_the_papers_32_are_the_default() -> None:
+    x = torch.randn(2, 3, 64)
+    one = build_norm(NormOptions(kind="groupnorm", groups=1), 64)
+    torch.testing.assert_close(one(x), torch.nn.functional.layer_norm(x, (64,)))
+    assert build_norm(NormOptions(kind="groupnorm"), 64).groups == 32
+
+
+def test_groups_that_do_not_divide_the_width_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match=r"norm\.groups 5 does not divide d_model 12"):
+        build_norm(NormOptions(kind="groupnorm", groups=5), 12)
+    decoder = {"num_layers": 1, "num_heads": 2, "norm": {"kind": "groupnorm", "groups": 5}}
+    with pytest.raises(InputError, match=r"^model\.decoder\.norm\.groups 5 does not divide d_model 12$"):
+        build_model(Model.model_validate({"d_model": 12, "vocab_size": 7, "decoder": decoder}))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "groupnorm"])
+def test_groups_belong_to_groupnorm_alone(kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"groups must be left out of {kind}"):
+        NormOptions(kind=kind, groups=4)
+    with pytest.raises(ValueError, match="groups must be greater than 0"):
+        NormOptions(kind="groupnorm", groups=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_batchnorm_equals_torch_in_training_and_evaluation(bias: bool) -> None:
+    ours = randomised(build_norm(NormOptions(kind="batchnorm", bias=bias), 12))
+    theirs = torch.nn.BatchNorm1d(12)
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    for scale in (1.0, 3.0):
+        x = torch.randn(3, 5, 12) * scale + 2
+        torch.testing.assert_close(ours(x), theirs(x.reshape(15, 12)).view_as(x))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    x = torch.randn(2, 7, 12)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x.reshape(14, 12)).view_as(x))
+
+
+def test_batchnorm_statistics_are_fp32_whatever_comes_in() -> None:
+    norm = build_norm(NormOptions(kind="batchnorm"), 4)
+    x = (torch.randn(64, 4) + 300).bfloat16()
+    assert norm(x).dtype == torch.bfloat16
+    assert norm.running_mean.dtype == norm.running_var.dtype == torch.float32
+    torch.testing.assert_close(norm.running_mean, 0.1 * x.float().mean(dim=0))
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * x.float().var(dim=0), rtol=1e-4, atol=1e-4)
+
+
+def test_batchnorm_in_evaluation_sees_one_position_at_a_time() -> None:
+    norm = randomised(build_norm(NormOptions(kind="batchnorm"), 6))
+    norm(torch.randn(4, 9, 6))
+    x = torch.randn(2, 5, 6)
+    torch.testing.assert_close(norm.eval()(x)[:, :2], norm(x[:, :2]))
+    before = norm.state_dict()["running_mean"].clone()
+    norm(x)
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_batchnorm_of_one_vector_has_no_variance_and_uses_the_running_statistics() -> None:
+    norm = build_norm(NormOptions(kind="batchnorm"), 6)
+    x = torch.randn(1, 1, 6)
+    torch.testing.assert_close(norm(x), norm.eval()(x))
+    assert torch.equal(norm.running_mean, torch.zeros(6))
+    assert norm.train()(x[:, :0]).shape == (1, 0, 6)
+
+
+def test_kept_statistics_normalise_by_the_batch_without_taking_it_in() -> None:
+    norm = build_norm(NormOptions(kind="batchnorm"), 6)
+    x = torch.randn(8, 6) + 1
+    with statistics_kept(norm):
+        inside = norm(x)
+    assert torch.equal(norm.running_mean, torch.zeros(6)) and torch.equal(norm.running_var, torch.ones(6))
+    assert torch.equal(inside, norm(x)) and not torch.equal(norm.running_mean, torch.zeros(6))
+
+
+def test_initialisation_resets_gains_and_statistics() -> None:
+    norm = randomised(build_norm(NormOptions(kind="batchnorm"), 6))
+    norm(torch.randn(8, 6) + 1)
+    holder = torch.nn.ModuleList([norm, randomised(build_norm(NormOptions(kind="groupnorm", groups=2), 6))])
+    initialise(holder, InitOptions())
+    fresh = BatchNorm(6, eps=1e-5).state_dict()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in norm.state_dict().items())
+    assert torch.equal(holder[1].weight, torch.ones(6)) and torch.equal(holder[1].bias, torch.zeros(6))
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "groupnorm"])
+def test_a_causal_model_with_this_norm_never_sees_the_future_in_evaluation(kind: str) -> None:
+    torch.manual_seed(0)
+    norm = {"kind": kind, **({"groups": 4} if kind == "groupnorm" else {})}
+    decoder = {"num_layers": 2, "num_heads": 2, "norm": norm}
+    model = build_model(Model.model_validate({"d_model": 16, "vocab_size": 7, "decoder": decoder}))
+    ids = torch.randint(0, 7, (3, 8))
+    model(ids)  # statistics
+    model.eval()
+    changed = ids.clone()
+    changed[:, 5:] = (ids[:, 5:] + 1) % 7
+    torch.testing.assert_close(model(ids).logits[:, :5], model(changed).logits[:, :5])

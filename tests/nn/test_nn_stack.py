@@ -9,6 +9,8 @@ import torch
 
 from tformer.build import build_model
 from tformer.model import Transformer
+from tformer.nn.projections import block_matrices
+from tformer.optim.optimizers import build_optimizer
 from tformer.recipe.model import Model
 
 IDS = torch.randint(0, 11, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -55,6 +57,121 @@ def test_activation_checkpointing_gives_equal_gradients(dropout: float) -> None:
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     for name, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], expected, msg=name)
+
+
+@pytest.mark.parametrize("layerdrop", [0.5, {"rate": 0.5, "learned": True}])
+@pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
+def test_checkpointing_with_layerdrop_gives_equal_gradients_and_statistics(layerdrop: object, norm: str) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model = make(layerdrop=layerdrop, dropout=0.2, norm={"kind": norm})
+        model.decoder.checkpointing = checkpointing
+        torch.manual_seed(4)
+        model(IDS).logits.square().sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        found.append((gradients, dict(model.named_buffers())))
+    assert any(gradient is None for gradient in found[0][0].values())  # a block was skipped
+    for first, second in zip(*found, strict=True):
+        for name, expected in first.items():
+            assert (expected is None) == (second[name] is None), name
+            if expected is not None:
+                torch.testing.assert_close(second[name], expected, msg=name)
+
+
+def test_rate_zero_is_bit_identical_to_no_layerdrop_in_values_gradients_and_draws() -> None:
+    found = []
+    for changes in ({}, {"layerdrop": 0.0}, {"layerdrop": {"rate": 0.0}}, {"layers": {1: {"layerdrop": 0.0}}}):
+        model = make(dropout=0.3, **changes)
+        assert model.decoder.layerdrop is None
+        torch.manual_seed(1)
+        logits = model(IDS).logits
+        logits.square().sum().backward()
+        found.append((logits, [p.grad for p in model.parameters()], torch.rand(())))
+    for logits, gradients, draw in found[1:]:
+        assert torch.equal(logits, found[0][0]) and torch.equal(draw, found[0][2])
+        assert all(torch.equal(a, b) for a, b in zip(gradients, found[0][1], strict=True))
+
+
+def test_rates_may_differ_by_layer() -> None:
+    model = make(layerdrop=0.25, layers={0: {"layerdrop": 0.0}, 2: {"layerdrop": 0.9}})
+    assert model.decoder.layerdrop_rates() == [0.0, 0.25, 0.9]
+    assert make().decoder.layerdrop_rates() == [0.0, 0.0, 0.0]
+    torch.manual_seed(0)
+    skipped = torch.zeros(3)
+    for _ in range(200):
+        states = hidden_of_layers(model)
+        skipped += torch.tensor([float(torch.equal(before, after)) for before, after in itertools.pairwise(states)])
+    assert skipped[0] == 0 and 25 < skipped[1] < 75 and skipped[2] > 160
+
+
+def test_both_stacks_of_a_translation_model_drop_layers() -> None:
+    stack = {"num_layers": 4, "num_heads": 2, "layerdrop": 0.5}
+    sections = {"d_model": 16, "vocab_size": 11, "encoder": stack, "decoder": stack}
+    model = build_model(Model.model_validate(sections))
+    torch.manual_seed(0)
+    model(IDS, decoder_input_ids=IDS).logits.sum().backward()
+    for side in (model.encoder, model.decoder):
+        used = [block.feedforward.down.weight.grad is not None for block in side.layers]
+        assert True in used and False in used
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_optimizers_and_clipping_pass_over_skipped_layers(kind: str, learned: bool) -> None:
+    model = make(layerdrop={"rate": 0.5, "learned": learned})
+    rows = {f"{name}.weight": rows for name, _, rows in block_matrices(model)}
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        kind=kind,
+        lr=0.01,
+        weight_decay=0.1,
+        hidden_matrices=lambda name, _: name in rows,
+        splits=rows.get,
+        muon_dtype=torch.float32,
+        device="cpu",
+    )
+    for seed in range(4):
+        torch.manual_seed(seed)
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        model(IDS).logits.square().sum().backward()
+        skipped = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+        assert torch.isfinite(optimizer.clip(1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, before[name]) == (name in skipped), name
+    assert set(optimizer.state_by_name()) >= {f"{name}.{'momentum' if kind == 'muon' else 'exp_avg'}" for name in rows}
+
+
+def test_weight_decay_never_touches_learned_rates() -> None:
+    model = make(layerdrop={"rate": 0.5, "learned": True})
+    optimizer = build_optimizer(model.named_parameters(), kind="adamw", lr=0.01, weight_decay=0.5, device="cpu")
+    logits = model.decoder.layerdrop.logits
+    (group,) = [
+        one for inner in optimizer.optimizers for one in inner.param_groups if any(p is logits for p in one["params"])
+    ]
+    assert group["weight_decay"] == 0.0
+
+
+def test_every_layer_may_be_skipped() -> None:
+    model = make(layerdrop=0.999999)
+    output = model(IDS, taps=["decoder.embedding", "decoder.2.hidden"])
+    assert torch.equal(output.taps["decoder.embedding"], output.taps["decoder.2.hidden"])
+    output.logits.sum().backward()
+    assert model.embedding.weight.grad is not None
+
+
+def test_layers_may_have_numbers_of_heads_of_their_own() -> None:
+    layers = {1: {"num_heads": 5}, 2: {"num_heads": 1}}
+    model = make(head_dim=6, layers=layers, drophead=0.2, layerdrop=0.2).eval()
+    assert [block.self_attention.num_heads for block in model.decoder.layers] == [2, 5, 1]
+    whole = model(IDS).logits
+    cache = model.new_cache(2, 6)
+    parts = [model(IDS[:, t : t + 1], cache=cache).logits for t in range(6)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+    output = model(IDS, taps=["decoder.1.self_attention.weights"])
+    assert output.taps["decoder.1.self_attention.weights"].shape == (2, 5, 6, 6)
+    model.train()(IDS).logits.sum().backward()
 
 
 def test_checkpointing_recomputes_only_with_gradients() -> None:

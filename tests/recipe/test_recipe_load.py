@@ -296,7 +296,6 @@ def test_notes_tell_what_the_objective_does_not_read() -> None:
         "tokenizer.special_ids.forced_bos=3": "tokenizer.special_ids.forced_bos (3) is not used by causal_lm",
         "generation.coverage_penalty=0.2": "generation.coverage_penalty (0.2) is not used by causal_lm",
         "data.columns.label=1": "data.columns.label (1) is not used by causal_lm",
-        "teacher.path=run": "teacher is not used by causal_lm",
     }
     for key, expected in sets.items():
         [note] = load_recipe(arch="gpt", preset="tiny", sets=[key]).notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tformer.recipe.model import Model
@@ -52,3 +53,39 @@ def test_activations_are_of_the_order_of_what_autograd_keeps() -> None:
         _ = model(torch.zeros(4, 16, dtype=torch.long)).hidden
     guess = estimate(dtype=torch.float32).activations
     assert kept / 3 < guess < kept * 3
+
+
+def of_kind(attention: dict[str, Any], dtype: torch.dtype) -> int:
+    """Activations of one token in two encoder layers of width 32 with a feed-forward of 128."""
+    stack = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "attention": attention}
+    model = Model.model_validate({"d_model": 32, "max_seq_len": 64, "encoder": stack})
+    sizes: dict[str, Any] = {"num_parameters": 0, "optimizer": "adamw", "tokens_per_micro_batch": 1, "ema": False}
+    return estimate_memory(model, dtype=dtype, activation_checkpointing=False, **sizes).activations
+
+
+QKV, VALUES = 32 + 2 * 16, 2 * 32 + 32 + 2 * 16 + 32 + 2 * 32 + 2 * 128
+
+
+@pytest.mark.parametrize("kind", ["full", "additive", "sliding_window", "bigbird"])
+def test_kinds_that_make_their_scores_again_keep_queries_keys_values_and_output(kind: str) -> None:
+    assert of_kind({"kind": kind}, torch.float32) == 2 * VALUES * 4
+    assert of_kind({"kind": kind}, torch.bfloat16) == 2 * VALUES * 2
+
+
+def test_linformer_keeps_the_projected_keys_and_values_too() -> None:
+    assert of_kind({"kind": "linformer", "rank": 32}, torch.float32) == 2 * 4 * (VALUES + 2 * 32 * 16 // 64)
+
+
+def test_performer_keeps_fp32_copies_where_the_rest_is_narrower() -> None:
+    assert of_kind({"kind": "performer"}, torch.float32) == 2 * 4 * VALUES
+    assert of_kind({"kind": "performer"}, torch.bfloat16) == 2 * (2 * VALUES + 4 * QKV)
+
+
+def test_a_layer_counts_with_its_own_attention_and_feedforward() -> None:
+    layers = {1: {"attention": {"rank": 32}, "feedforward": {"d_ff": 8}}}
+    stack = {"num_layers": 2, "num_heads": 4, "attention": {"kind": "linformer", "rank": 16}, "layers": layers}
+    model = Model.model_validate({"d_model": 32, "max_seq_len": 64, "encoder": stack})
+    sizes: dict[str, Any] = {"num_parameters": 0, "optimizer": "adamw", "tokens_per_micro_batch": 1, "ema": False}
+    found = estimate_memory(model, dtype=torch.float32, activation_checkpointing=False, **sizes).activations
+    same = 2 * 32 + 4 * 32 + 2 * 32
+    assert found == 4 * (2 * same + 2 * 128 + 2 * 8 + 2 * (16 + 32) * 32 // 64)

@@ -4,7 +4,8 @@
 
 The last checkpoints of a run lie around the bottom of a valley; their mean lies nearer to it. "Attention Is All You
 Need" (arXiv 1706.03762, sec. 6.1) averages the last 5 (base) and 20 (big). Sums are taken in fp64 and rounded once to
-the stored type, in an order that depends on the checkpoints only: equal sets give equal bytes.
+the stored type, in an order that depends on the checkpoints only: equal sets give equal bytes. Random tables
+(Performer's), which training redraws and never learns, have no mean: the last checkpoint's is taken.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, make_folders
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
+from tformer.nn.attention.performer import TABLE
 
 LEFT_OUT = ("optimizer", "ema")
+DRAWN = f".mechanism.{TABLE}"  # how the names of random tables end
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> Non
         raise InputError(checkpoint.notes[0], hint="leave this checkpoint out: the average would hold them too")
     for name in list(tensors):
         tensor = tensors.pop(name)
-        if name not in sums:
+        if name not in sums or name.endswith(DRAWN):
             sums[name] = RunningMean(tensor)
             continue
         try:

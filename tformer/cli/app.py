@@ -12,7 +12,22 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli import average, classify, config, evaluate, export, generate, import_, train, train_tokenizer
+from tformer.cli import (
+    average,
+    bench,
+    classify,
+    config,
+    evaluate,
+    export,
+    generate,
+    import_,
+    prune,
+    runs,
+    sweep,
+    train,
+    train_tokenizer,
+    viz_attention,
+)
 from tformer.cli.common import console
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
@@ -29,10 +44,15 @@ app.command("train", epilog=train.EPILOG)(train.train)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("classify", epilog=classify.EPILOG)(classify.classify)
 app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command("sweep", epilog=sweep.EPILOG)(sweep.sweep)
 app.command("average", epilog=average.EPILOG)(average.average)
+app.command("prune", epilog=prune.EPILOG)(prune.prune)
 app.command("import", epilog=import_.EPILOG)(import_.import_)
 app.command("export", epilog=export.EPILOG)(export.export)
+app.command("viz-attention", epilog=viz_attention.EPILOG)(viz_attention.viz_attention)
+app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
+app.add_typer(runs.app, name="runs")
 
 MAX_MESSAGE = 4000  # characters: what a message quotes may be as long as a file
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)

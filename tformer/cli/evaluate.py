@@ -9,7 +9,7 @@ import typer
 
 from tformer.cli import evaluate_options as pairs
 from tformer.cli.common import StopFlag, console, emit_json, examples, refuse_to_replace
-from tformer.cli.evaluate_families import check_family, family_of
+from tformer.cli.evaluate_families import at_length_asked, check_family, family_of
 from tformer.cli.evaluate_mistakes import check_errors_file
 from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
@@ -70,6 +70,7 @@ def evaluate(
     target_column: pairs.TargetColumn = None,
     prefix: pairs.Prefix = None,
     beam_size: pairs.BeamSize = None,
+    max_new_tokens: pairs.MaxNewTokens = None,
     length_penalty: pairs.LengthPenalty = None,
     length_penalty_type: pairs.LengthPenaltyType = None,
     bleu_tokenize: pairs.BleuTokenize = None,
@@ -82,6 +83,16 @@ def evaluate(
             "--errors",
             metavar="FILE.tsv|.jsonl",
             help="Labelled data and pairs: write what the model gets wrong, the surest mistakes first.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len",
+            metavar="N",
+            help="Windows, examples or each side of pairs of up to N tokens, also longer than in training where the "
+            "positions reach that far (rope, alibi, t5_bias, shaw, sinusoidal, none). Default: as in training.",
             rich_help_panel=MEASURE,
         ),
     ] = None,
@@ -143,6 +154,7 @@ def evaluate(
         label_column=label_column,
         invalid_utf8=invalid_utf8,
         errors_file=errors,
+        seq_len=seq_len,
         stride=stride,
         pseudo_perplexity=pseudo_perplexity,
         max_tokens=max_tokens,
@@ -155,6 +167,7 @@ def evaluate(
         score=score,
         no_decode=no_decode,
         beam_size=beam_size,
+        max_new_tokens=max_new_tokens,
         length_penalty=length_penalty,
         length_penalty_type=length_penalty_type,
         bleu_tokenize=bleu_tokenize,
@@ -175,6 +188,7 @@ def evaluate(
             console.print(note, style="dim", markup=False)
         family = family_of(loaded, request)
         check_family(request, family, loaded)
+        loaded = at_length_asked(loaded, request)
         if (of_prefix := request.note(loaded)) is not None:
             console.print(of_prefix, style="dim", markup=False)
         read = [path for spec in request.specs(loaded) for path in (spec.path, spec.target_path) if path is not None]
@@ -194,6 +208,8 @@ def _check_usage(request: Request) -> None:
     """What can be refused before anything is loaded."""
     if request.batch_size is not None and request.batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, found {request.batch_size}")
+    if request.seq_len is not None and request.seq_len < 1:
+        raise InputError(f"--seq-len must be at least 1, found {request.seq_len}")
     if request.invalid_utf8 not in (None, "strict", "replace"):
         raise InputError(f"--invalid-utf8 must be strict or replace, found '{request.invalid_utf8}'")
     if request.max_tokens is not None and not request.pseudo_perplexity:

@@ -30,13 +30,13 @@ class Family:
     options: frozenset[str]
 
 
-TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8"})
+TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
 TEXT = Family("a causal language model", evaluate_text, show_text, TEXT_OPTIONS | {"stride"})
 CONTINUATIONS = Family(
     "a causal language model, and --score reads continuations",
     evaluate_continuations,
     show_pairs,
-    frozenset(("score", "source", "target", "source_column", "target_column", "invalid_utf8")),
+    frozenset(("score", "source", "target", "source_column", "target_column", "invalid_utf8", "seq_len")),
 )
 MASKED = Family(
     "a masked language model", evaluate_masked, show_masked, TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
@@ -54,7 +54,7 @@ PAIRS = Family(
     show_pairs,
     CONTINUATIONS.options
     | {"prefix", "errors_file", "no_decode", "beam_size", "length_penalty", "length_penalty_type"}
-    | {"bleu_tokenize", "lowercase"},
+    | {"max_new_tokens", "bleu_tokenize", "lowercase"},
 )
 IMAGES = Family("a model of images", evaluate_labelled, show_labelled, frozenset({"errors_file"}))
 FAMILIES = {  # of text, by the kind of the run's first objective
@@ -70,6 +70,7 @@ FAMILIES = {  # of text, by the kind of the run's first objective
     "denoising": DAMAGED,
 }
 FLAGS = {
+    "seq_len": "--seq-len",
     "stride": "--stride",
     "pseudo_perplexity": "--pseudo-perplexity",
     "max_tokens": "--max-tokens",
@@ -86,6 +87,7 @@ FLAGS = {
     "score": "--score",
     "no_decode": "--no-decode",
     "beam_size": "--beam-size",
+    "max_new_tokens": "--max-new-tokens",
     "length_penalty": "--length-penalty",
     "length_penalty_type": "--length-penalty-type",
     "bleu_tokenize": "--bleu-tokenize",
@@ -110,3 +112,21 @@ def check_family(request: Request, family: Family, loaded: Loaded) -> None:
                 f"{flag} has no meaning here: {loaded.path} is {family.name}",
                 hint="--score reads continuations" if family is TEXT and option in CONTINUATIONS.options else None,
             )
+
+
+def at_length_asked(loaded: Loaded, request: Request) -> Loaded:
+    """The model for sequences of `--seq-len` tokens.
+
+    Raises InputError where it does not reach so far, and for pairs held out of training by a length of its own.
+    """
+    from tformer.evaluation.extrapolation import at_length
+
+    if request.seq_len is None:
+        return loaded
+    if request.held_out(loaded) and FAMILIES[loaded.recipe.objectives[0].kind] is PAIRS:
+        raise InputError(
+            f"--seq-len {request.seq_len} would change which pairs are held out: they were split at "
+            f"{loaded.recipe.seq_len} tokens",
+            hint="name what to evaluate on with --data or --source",
+        )
+    return at_length(loaded, request.seq_len)

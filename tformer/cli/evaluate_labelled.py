@@ -30,9 +30,9 @@ def evaluate_labelled(loaded: Loaded, request: Request, flag: StopFlag) -> dict[
     classifier = Classifier(loaded, batch_size=request.batch_size, should_stop=flag.should_stop)
     samples: ImageSet | LabelledTokens
     if classifier.reads_images:
-        samples, name = _read_images(loaded, request, flag)
+        samples, name = read_images(loaded, request, flag)
     else:
-        samples, name, classifier.reads_pairs = _read_texts(loaded, request, flag)
+        samples, name, classifier.reads_pairs = read_texts(loaded, request, flag)
     if not len(samples):
         raise InputError(f"{name}: no examples to evaluate")
     labels = samples.labels
@@ -58,7 +58,7 @@ def show_labelled(result: dict[str, Any]) -> None:
         emit(line)
 
 
-def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[LabelledTokens, str, bool]:
+def read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[LabelledTokens, str, bool]:
     """The examples, what they are called, and whether they are pairs."""
     from tformer.data.labelled import open_labelled
     from tformer.data.labelled_tokens import tokenise_labelled
@@ -108,7 +108,8 @@ def _read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Label
     return tokens, name, sources[0].has_text2
 
 
-def _read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[ImageSet, str]:
+def read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[ImageSet, str]:
+    """The images, and what they are called."""
     from tformer.data.images import open_images
 
     patches, data = loaded.recipe.model.patches, loaded.recipe.data

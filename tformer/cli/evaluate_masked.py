@@ -29,14 +29,14 @@ def evaluate_masked(loaded: Loaded, request: Request, flag: StopFlag) -> dict[st
             f"{loaded.path} is a discriminator without its generator: nothing replaces the tokens that it would find",
             hint="its body can be fine-tuned: tformer train --init-from ... --objective classification --data FILE",
         )
-    read = _read_sentences if "next_sentence" in kinds else _read_windows
+    read = read_sentences if "next_sentence" in kinds else read_windows
     samples, name = read(loaded, request, flag)
     with progress_reporter(f"evaluating {name}") as progress:
         figures = evaluate_objective(
             loaded.model,
-            _objective(loaded),
+            masked_objective(loaded),
             samples,
-            batch_size=request.batch_size or _validation_batch(loaded),
+            batch_size=request.batch_size or masked_batch(loaded),
             seed=loaded.recipe.seed,
             should_stop=flag.should_stop,
             progress=progress,
@@ -71,7 +71,7 @@ def _pseudo_perplexity(loaded: Loaded, samples: Samples, request: Request, flag:
     }
 
 
-def _validation_batch(loaded: Loaded) -> int:
+def masked_batch(loaded: Loaded) -> int:
     """As many sequences as in a validation during training, so that the masks are the same."""
     from tformer.training.sentence_material import VALIDATION_EXAMPLES
     from tformer.training.text_material import VALIDATION_TOKENS
@@ -87,7 +87,8 @@ def _stop_here(flag: StopFlag) -> None:
         raise flag.interrupted("interrupted before the whole text was read")
 
 
-def _objective(loaded: Loaded) -> Objective:
+def masked_objective(loaded: Loaded) -> Objective:
+    """The run's objective, with the generator that replaces tokens where it has one."""
     from tformer.objectives import build_objective
     from tformer.training.tokenizers import text_context
 
@@ -112,7 +113,8 @@ def _generator(loaded: Loaded) -> Any:
     return generator.eval()
 
 
-def _read_windows(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Samples, str]:
+def read_windows(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Samples, str]:
+    """The text in windows, and what it is called."""
     from tformer.evaluation.masked import masked_samples
 
     corpora = read_corpora(loaded, request, flag)
@@ -120,7 +122,8 @@ def _read_windows(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Sam
     return samples, ", ".join(name for name, _ in corpora)
 
 
-def _read_sentences(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Samples, str]:
+def read_sentences(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Samples, str]:
+    """The text in pairs of sentences, and what it is called."""
     from tformer.data.sentences import SentencePairs, prepare_sentences
     from tformer.data.sources import open_sources
 

@@ -50,6 +50,15 @@ BeamSize = Annotated[
     int | None,
     typer.Option("--beam-size", metavar="B", help="1 is greedy; default: the run's.", rich_help_panel=PAIRS),
 ]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens",
+        metavar="N",
+        help="At most so many are written; default: as the recipe says, and no fewer than --seq-len.",
+        rich_help_panel=PAIRS,
+    ),
+]
 LengthPenalty = Annotated[
     float | None,
     typer.Option("--length-penalty", metavar="A", help="Above 0 favours long texts.", rich_help_panel=PAIRS),

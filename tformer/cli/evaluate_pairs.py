@@ -23,6 +23,7 @@ BATCH_TOKENS = 4096  # of a side, when the loss is measured
 BATCH_SENTENCES = 32  # decoded at a time
 DECODING = {  # options that mean nothing when nothing is decoded
     "beam_size": "--beam-size",
+    "max_new_tokens": "--max-new-tokens",
     "length_penalty": "--length-penalty",
     "length_penalty_type": "--length-penalty-type",
     "bleu_tokenize": "--bleu-tokenize",
@@ -53,7 +54,7 @@ def check_pair_options(request: Request) -> None:
 def evaluate_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
     """The figures of every pair; with `--score` the log-probability of each."""
     translator = None if request.score or request.no_decode else _translator(loaded, request)
-    pairs, name = _read(loaded, request, flag)
+    pairs, name = read_pairs(loaded, request, flag)
     if not len(pairs):
         raise InputError(f"{name}: no pairs to evaluate")
     beginning = {**describe(loaded), "data": name}
@@ -87,6 +88,7 @@ def _translator(loaded: Loaded, request: Request) -> Any:
     settings = fitting_beam_settings(
         loaded.recipe.generation,
         beam_size=request.beam_size,
+        max_new_tokens=_most_new_tokens(loaded, request),
         length_penalty=request.length_penalty,
         length_penalty_type=request.length_penalty_type,
         eos_id=loaded.decoder_tokens.eos,
@@ -94,7 +96,14 @@ def _translator(loaded: Loaded, request: Request) -> Any:
     return translator_of(loaded, settings=settings)
 
 
-def _read(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens, str]:
+def _most_new_tokens(loaded: Loaded, request: Request) -> int | None:
+    """As asked; of targets of another length than in training at least that many; None: the recipe's."""
+    if request.max_new_tokens is not None or request.seq_len is None:
+        return request.max_new_tokens
+    return max(request.seq_len, loaded.recipe.generation.max_new_tokens)
+
+
+def read_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens, str]:
     """What is evaluated, and its name. Of `--score` no target may be cut: raises InputError for one too long."""
     from tformer.data.pair_tokens import join_pairs, split_pairs
     from tformer.evaluation.paired import paired_tokens
@@ -173,7 +182,10 @@ def _decoded(loaded: Loaded, translator: Any, pairs: PairTokens, request: Reques
     _stop_here(flag)
     seconds = time.perf_counter() - began
     if translator.cut:
-        console.print(f"{translator.cut:,} sources are longer than the model reads and were cut", markup=False)
+        further = "--seq-len N reads further where the positions allow it"
+        console.print(
+            f"{translator.cut:,} sources are longer than the model reads and were cut; {further}", markup=False
+        )
     tokenize = request.bleu_tokenize or "13a"
     note = tokenised_note(outputs.texts, outputs.references)
     if note is not None and tokenize != "none":

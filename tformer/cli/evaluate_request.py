@@ -25,6 +25,7 @@ class Request:
     label_column: str | None = None
     invalid_utf8: str | None = None
     errors_file: Path | None = None
+    seq_len: int | None = None
     stride: int | None = None
     pseudo_perplexity: bool = False
     max_tokens: int | None = None
@@ -37,6 +38,7 @@ class Request:
     score: bool = False
     no_decode: bool = False
     beam_size: int | None = None
+    max_new_tokens: int | None = None
     length_penalty: float | None = None
     length_penalty_type: str | None = None
     bleu_tokenize: str | None = None

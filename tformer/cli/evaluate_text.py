@@ -17,7 +17,7 @@ WINDOWS_AT_A_TIME = 32
 
 
 def evaluate_text(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
-    """Every token of the text once: in windows of the training length, or overlapping ones with `stride`."""
+    """Every token of the text once: in windows of the recipe's length, or overlapping ones with `stride`."""
     if loaded.model.decoder is None or loaded.model.encoder is not None:
         raise InputError(f"{loaded.path}: evaluation of a text needs a decoder-only model")
     seq_len, stride = loaded.recipe.seq_len, request.stride

@@ -153,6 +153,21 @@ def train(
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=OPTIM)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=OPTIM)] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            help="Distil this run, checkpoint or Hugging Face folder into the new model, which takes its tokenizer.",
+            rich_help_panel=OPTIM,
+        ),
+    ] = None,
+    distil: Annotated[
+        str | None,
+        typer.Option(
+            help="What is learned from --teacher: soft (its predictions, default) or sequence (of pairs: its "
+            "translations).",
+            rich_help_panel=OPTIM,
+        ),
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.", rich_help_panel=MACHINE)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=MACHINE)] = None,
     compile: Annotated[str | None, typer.Option(help="auto, on or off.", rich_help_panel=MACHINE)] = None,
@@ -178,6 +193,8 @@ def train(
         "training.compile": compile,
         "optimizer.lr": lr,
         "seed": seed,
+        "teacher.path": None if teacher is None else str(teacher),
+        "teacher.kind": distil,
     }
     flags = {key: value for key, value in flags.items() if value is not None}
     named = {

@@ -19,6 +19,8 @@ OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop"
 NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.embedding\.fixnorm", True),
     (r"model\.(encoder|decoder)\.norm\.kind", "scalenorm"),
+    (r"model\.(encoder|decoder)\.norm\.kind", "batchnorm"),
+    (r"model\.(encoder|decoder)\.norm\.kind", "groupnorm"),
     (r"model\.(encoder|decoder)\.positions\.kind", "shaw"),
     (r"model\.(encoder|decoder)\.positions\.kind", "patch2d"),
     (r"model\.(encoder|decoder)\.positions\.layout", "fairseq"),
@@ -62,6 +64,13 @@ def canonical(model: Model) -> dict[str, Any]:
     if data["target_vocab_size"] == model.vocab_size:
         data["target_vocab_size"] = None
     return data
+
+
+def without_learned_rates(model: Model) -> Model:
+    """The same function without the LayerDrop rates that are learned beside its weights."""
+    stacks = {side: stack for side in ("encoder", "decoder") if (stack := getattr(model, side)) is not None}
+    fixed = {side: stack.model_copy(update={"layerdrop": stack.layerdrop_rate}) for side, stack in stacks.items()}
+    return model.model_copy(update=fixed)
 
 
 def differences(first: Model, second: Model) -> list[tuple[str, Any, Any]]:

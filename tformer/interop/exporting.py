@@ -23,6 +23,7 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.differences import differences
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
+from tformer.interop.canonical import without_learned_rates
 from tformer.interop.choose import choose_class
 from tformer.interop.export_config import DTYPES, Tokenizers, auto_class, config_of, resolved, tokenizers_of
 from tformer.interop.generation_config import left_unsaid, write_generation
@@ -39,6 +40,7 @@ from tformer.interop.shards import (
 )
 from tformer.interop.special_ids import special_keys
 from tformer.interop.tokenizer_files import TARGET_FOLDER, overruled, tokenizer_documents
+from tformer.nn.layerdrop import LEARNED
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
@@ -94,7 +96,7 @@ def export_checkpoint(
     require_new(target)
     recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
     tokenizers = tokenizers_of(checkpoint)
-    model = resolved(recipe, tokenizers)
+    model = without_learned_rates(resolved(recipe, tokenizers))
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class(model, family=recipe.arch, model_type=model_type, common=keys)
     probe.require_writable(target)
@@ -145,6 +147,7 @@ def _weights_of(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
     wanted = {name: tensor for name, tensor in built.state_dict().items() if name not in tied}
     if not wanted.keys() <= weights.keys():
         weights = checkpoint.weights() | weights
+    weights = {name: tensor for name, tensor in weights.items() if not name.endswith(LEARNED)}
     if problems := differences(wanted, weights, aliases=tied):
         raise InputError(
             f"{checkpoint.path}: recipe and weights disagree: {'; '.join(problems)}",

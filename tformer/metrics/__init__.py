@@ -14,15 +14,17 @@ from tformer.metrics.classification import (
     per_class,
 )
 from tformer.metrics.correlation import pearson, spearman
-from tformer.metrics.cost import flops_per_token, forward_flops_per_token
+from tformer.metrics.cost import BACKWARD_AND_FORWARD, attention_flops, flops_per_token, forward_flops_per_token
 from tformer.metrics.language import bits_per_byte, perplexity
 from tformer.metrics.multi_label import micro_scores, multi_label_f1_macro, per_label, subset_accuracy
 from tformer.metrics.translation import CorpusScore, bleu, chrf
 
 __all__ = [
+    "BACKWARD_AND_FORWARD",
     "ClassScores",
     "CorpusScore",
     "accuracy",
+    "attention_flops",
     "bits_per_byte",
     "bleu",
     "bootstrap_interval",

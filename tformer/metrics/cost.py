@@ -7,6 +7,9 @@ Norms, softmax and activations are left out.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 BACKWARD_AND_FORWARD = 3
 """The backward pass costs two forward passes: one for the inputs' gradients, one for the weights'."""
 
@@ -27,3 +30,11 @@ def flops_per_token(
 def forward_flops_per_token(num_matmul_params: int, num_layers: int, d_attention: int, num_keys: float) -> float:
     """Operations to process one token that attends to `num_keys` keys, 2 N + 4 L d S: one step of decoding."""
     return 2.0 * num_matmul_params + 4.0 * num_layers * d_attention * num_keys
+
+
+def attention_flops(layers: Iterable[tuple[float, float]]) -> float:
+    """Operations of all layers' attention for one query, forward: the sum of 4 d S over each layer's (d, S).
+
+    d: query heads times head size. S: keys that the query looks at, or what else a kind does in keys' worth of work.
+    """
+    return sum(4.0 * count * d_attention * keys for (d_attention, keys), count in Counter(layers).items())

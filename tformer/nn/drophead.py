@@ -15,6 +15,7 @@ the middle of training alone and regularises its end:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +31,11 @@ class DropHeadSchedule:
     warmup_steps: null: those of the learning rate.
     """
 
+    SHORTHAND: ClassVar[str] = "rate"  # what a bare number in a recipe means
+
     rate: float
     start: float
-    warmup_steps: int | None = None
+    warmup_steps: int | None = None  # null: the schedule's
 
     def __post_init__(self) -> None:
         require_probability(rate=self.rate, start=self.start)

@@ -25,8 +25,9 @@ from tformer.nn.attention import Mechanism
 from tformer.nn.block import Block
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.layerdrop import LayerDrop
 from tformer.nn.linear import Linear
-from tformer.nn.norm import LayerNorm, RMSNorm, ScaleNorm
+from tformer.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from tformer.nn.options import require, require_positive
 from tformer.nn.positions.base import Positions
 from tformer.nn.projections import block_matrices
@@ -69,7 +70,7 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
                 module.weight.mul_(0.0 if options.zero_out else residual[module] if options.residual_scale else 1.0)
             if module.bias is not None:
                 module.bias.zero_()
-        elif isinstance(module, LayerNorm | RMSNorm | ScaleNorm):
+        elif isinstance(module, LayerNorm | RMSNorm | ScaleNorm | GroupNorm | BatchNorm | LayerDrop):
             module.reset_parameters()
         elif isinstance(module, TokenEmbedding):
             if module.fixnorm:

@@ -1,26 +1,30 @@
 """A stack of blocks: an encoder or a decoder.
 
-LayerDrop (1909.11556) skips whole blocks while training: a block stays when u > p, drawn afresh at every forward,
-without rescaling. Activation checkpointing recomputes each block in the backward pass instead of keeping its
-intermediate tensors (1604.06174).
+LayerDrop skips whole blocks while training (`nn/layerdrop.py`); a skipped block's parameters have no gradient then.
+Activation checkpointing recomputes each block in the backward pass instead of keeping its intermediate tensors
+(1604.06174).
 """
 
 # Shapes: x [B, T, D].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from tformer.nn.attention import Reach
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Block, Sight
 from tformer.nn.cache import ModelCache
+from tformer.nn.layerdrop import Draw, LayerDrop
+from tformer.nn.norm import BatchNorm, statistics_kept
 from tformer.nn.positions.base import Positions
 from tformer.nn.taps import TapSink
 
@@ -33,7 +37,7 @@ class Stack(nn.Module):
         positions: one object for all layers, or (Shaw) one for each.
         final_norm: None where the last block ends in a norm of its own (post-norm) or in none.
         d_model: width of the stream.
-        layerdrop: probability of skipping a block while training.
+        layerdrop: which blocks to skip while training; None: none ever.
 
     Attributes:
         checkpointing: recompute blocks in the backward pass; switched by the training loop.
@@ -46,7 +50,7 @@ class Stack(nn.Module):
         positions: Positions | Sequence[Positions],
         final_norm: nn.Module | None,
         d_model: int,
-        layerdrop: float = 0.0,
+        layerdrop: LayerDrop | None = None,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -59,11 +63,16 @@ class Stack(nn.Module):
         self.final_norm = final_norm
         self.d_model, self.layerdrop = d_model, layerdrop
         self.checkpointing = False
+        self._has_statistics = any(isinstance(module, BatchNorm) for module in self.blocks.modules())
 
     @property
     def layers(self) -> list[Block]:
         """The blocks, typed as what they are."""
         return cast("list[Block]", list(self.blocks))
+
+    def layerdrop_rates(self) -> list[float]:
+        """The probability of skipping each layer while training."""
+        return [0.0] * len(self.blocks) if self.layerdrop is None else self.layerdrop.rates()
 
     def positions_of(self, layer: int) -> Positions:
         """The positions that a layer uses; layer 0's also serve the embedding."""
@@ -97,20 +106,42 @@ class Stack(nn.Module):
         if taps is not None:
             taps.put("embedding", x_BTD)
         if self.positions is not None and self.positions.has_rotate:
-            heads = self.layers[0].self_attention.num_heads
+            heads = max(block.self_attention.num_heads for block in self.layers)
             sight = replace(sight, prepared=self.positions.prepare(x_BTD, sight.q_pos, heads=heads))
         recompute = self.checkpointing and torch.is_grad_enabled() and cache is None and taps is None
+        draw = self.layerdrop() if self.layerdrop is not None else None
+        run_layers = self._run_layers if draw is None else self._run_drawn_layers
+        x_BTD = run_layers(x_BTD, sight, cross_sight, cache, taps, recompute, draw)
+        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+
+    def _run_layers(
+        self,
+        x_BTD: Tensor,
+        sight: Sight,
+        cross_sight: Sight | None,
+        cache: ModelCache | None,
+        taps: TapSink | None,
+        recompute: bool,
+        draw: Draw | None,
+    ) -> Tensor:
         for layer, block in enumerate(self.layers):
             scope = taps.scope(layer) if taps is not None else None
             positions = self.positions_of(layer)
-            if self.training and self.layerdrop and float(torch.rand(())) <= self.layerdrop:
-                pass  # this layer is skipped: the stream goes on as it was
-            elif recompute:
-                x_BTD = checkpoint(
-                    block, x_BTD, sight, positions=positions, cross_sight=cross_sight, use_reentrant=False
+            run: Callable[[], Tensor]
+            if recompute:
+                run = partial(
+                    checkpoint,
+                    block,
+                    x_BTD,
+                    sight,
+                    positions=positions,
+                    cross_sight=cross_sight,
+                    use_reentrant=False,
+                    context_fn=partial(_count_once, block) if self._has_statistics else noop_context_fn,
                 )
             else:
-                x_BTD = block(
+                run = partial(
+                    block,
                     x_BTD,
                     sight,
                     positions=positions,
@@ -119,6 +150,15 @@ class Stack(nn.Module):
                     cross_cache=cache.cross[layer] if cache is not None and cache.cross else None,
                     taps=scope,
                 )
+            x_BTD = run() if draw is None else draw.gated(layer, x_BTD, run, block)
             if scope is not None:
                 scope.put("hidden", x_BTD)
-        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+        return x_BTD
+
+    # One graph for each set of layers would never do: where layers are drawn, each is compiled by itself.
+    _run_drawn_layers = torch.compiler.disable(_run_layers, recursive=False)
+
+
+def _count_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The surroundings of a checkpointed block's two forwards: batch statistics are those of the first."""
+    return nullcontext(), statistics_kept(block)

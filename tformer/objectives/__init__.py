@@ -10,7 +10,7 @@ from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
 from tformer.objectives.classification import Classification
 from tformer.objectives.combined import Combined
 from tformer.objectives.denoising import Denoising
-from tformer.objectives.masked_lm import MaskedLm
+from tformer.objectives.masked_lm import MaskedLm, never_masked
 from tformer.objectives.multi_label import MultiLabel
 from tformer.objectives.next_sentence import NextSentence
 from tformer.objectives.options import (
@@ -47,7 +47,12 @@ ObjectiveOptions = (
 
 def _causal_lm(options: CausalLmOptions, context: ObjectiveContext) -> CausalLm:
     return CausalLm(
-        options, context.special_ids, seq_len=context.seq_len, padding=context.padding, pad_to=context.pad_to
+        options,
+        context.special_ids,
+        seq_len=context.seq_len,
+        padding=context.padding,
+        pad_to=context.pad_to,
+        never_masked=never_masked(context) if options.word_dropout else None,
     )
 
 

@@ -12,7 +12,7 @@ Shapes: B samples, T inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from tformer.data.windows import Example
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import LossResult, Term
 from tformer.objectives.padded import document_tensors, documents_of
+from tformer.objectives.word_dropout import WordDropout
 from tformer.tokenizer.special import SpecialIds
 
 TERM = "lm"
@@ -36,15 +37,19 @@ class CausalLmOptions:
     label_smoothing: float = 0.0
     # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
     smoothing_kind: Literal["uniform", "off_target"] = "uniform"
+    word_dropout: float = 0.0  # training: a share of the input tokens becomes [UNK], or random where there is no [UNK]
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing)
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
         require_positive(weight=self.weight)
 
 
 class CausalLm:
-    """The objective. `seq_len` is the width of batches with `pad_to="max"`, and the most any sample may fill."""
+    """The objective. `seq_len` is the width of batches with `pad_to="max"`, and the most any sample may fill.
+
+    never_masked: bool [V], True for special tokens; needed with word dropout alone.
+    """
 
     def __init__(
         self,
@@ -54,18 +59,31 @@ class CausalLm:
         seq_len: int,
         padding: Side = "right",
         pad_to: PadTo = "longest",
+        never_masked: np.ndarray | None = None,
     ) -> None:
         self.options, self.seq_len, self.padding, self.pad_to = options, seq_len, padding, pad_to
         # Padding is masked and has no label, so without a token of its own any id will do.
         self.pad_id = 0 if special_ids.pad is None else special_ids.pad
+        if options.word_dropout:
+            assert never_masked is not None
+            kept, ordinary = np.flatnonzero(never_masked), np.flatnonzero(~never_masked)
+            self.drop = WordDropout(options.word_dropout, special_ids, kept=kept, ordinary=ordinary)
 
     def collate(
         self, samples: Sequence[np.ndarray | Example] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:
-        """Samples of up to seq_len + 1 ids, or one array [B, T + 1] of them, as a batch. `rng`: random padding.
+        """Samples of up to seq_len + 1 ids, or one array [B, T + 1] of them, as a batch.
 
-        Raises ValueError for a sample with fewer than 2 or more than seq_len + 1 ids.
+        `rng`: random padding, and word dropout. Raises ValueError for a sample with fewer than 2 or more than
+        seq_len + 1 ids.
         """
+        batch = self._collate(samples, rng)
+        if training and self.options.word_dropout:
+            assert batch.input_ids is not None
+            batch = replace(batch, input_ids=torch.from_numpy(self.drop(batch.input_ids.numpy(), rng)))
+        return batch
+
+    def _collate(self, samples: Sequence[np.ndarray | Example] | np.ndarray, rng: np.random.Generator) -> Batch:
         if isinstance(samples, np.ndarray) and (self.pad_to == "longest" or samples.shape[1] == self.seq_len + 1):
             self._check(samples.shape[1])
             ids = torch.from_numpy(samples.astype(np.int64, copy=False))

@@ -29,7 +29,7 @@ from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.masked_lm import never_masked
 from tformer.objectives.options import DenoisingOptions
-from tformer.objectives.paired import DecoderLoss, pad_pairs, plain_text, separators, shift_right, target_limit
+from tformer.objectives.paired import DecoderLoss, plain_text, separators, shift_right, target_limit
 
 NOWHERE = -1  # the place of a mask
 
@@ -53,7 +53,12 @@ class Denoising(DecoderLoss):
     """
 
     def __init__(self, options: DenoisingOptions, context: ObjectiveContext) -> None:
-        super().__init__(context, label_smoothing=options.label_smoothing, weight=options.weight)
+        super().__init__(
+            context,
+            label_smoothing=options.label_smoothing,
+            weight=options.weight,
+            word_dropout=options.word_dropout,
+        )
         self.options = options
         self.mask_id = _mask_id(options, context)
         self.ordinary = np.flatnonzero(~never_masked(context))  # random tokens; special ones would give themselves away
@@ -82,7 +87,7 @@ class Denoising(DecoderLoss):
             source, _ = denoise(ids, rng, self.options, mask_id=self.mask_id, ordinary=self.ordinary, ends=ends)
             sources.append(np.concatenate([self.prefix, source, self.suffix]))
             shifted.append(shift_right(np.append(ids, self.target.eos), self.target))
-        return pad_pairs(sources, [row[0] for row in shifted], [row[1] for row in shifted], self.context)
+        return self.batch(sources, shifted, rng=rng, training=training)
 
 
 def _mask_id(options: DenoisingOptions, context: ObjectiveContext) -> int:

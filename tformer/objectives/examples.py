@@ -1,7 +1,6 @@
 """Labelled texts, pairs of texts and images as batches, and what training changes about them.
 
-- word dropout: a share of the text's tokens becomes [MASK], so that no single word decides (Iyyer et al., 2015;
-  a tokenizer without [MASK] writes [UNK], one without that the padding token).
+- word dropout (`word_dropout.py`): a share of the text's tokens becomes [MASK], so that no single word decides.
 - swapped pairs: half of the pairs are read the other way round, [CLS] b [SEP] a [SEP] for [CLS] a [SEP] b [SEP].
 - augmentation of images: `tformer.data.augment`.
 
@@ -26,6 +25,7 @@ from tformer.data.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.masked_lm import never_masked
+from tformer.objectives.word_dropout import MASK_FIRST, WordDropout
 from tformer.tokenizer.special import SpecialIds
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class ExampleCollator:
         if context.images is not None and (word_dropout or swap_pairs):
             raise InputError("objectives: word_dropout and swap_pairs are for texts, this model reads images")
         if word_dropout:
-            self.replacement = replacement_id(context.special_ids)
-            self.kept_V = never_masked(context)
+            kept = np.flatnonzero(never_masked(context))
+            self.drop = WordDropout(word_dropout, context.special_ids, kept=kept, roles=MASK_FIRST)
 
     def __call__(
         self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True
@@ -83,9 +83,7 @@ class ExampleCollator:
         batch = collate_texts(examples, self.context, rng=rng)
         if training and self.word_dropout:
             assert batch.input_ids is not None
-            old = batch.input_ids.numpy()
-            ids = drop_words(old, self.kept_V[old], self.word_dropout, self.replacement, rng)
-            batch = replace(batch, input_ids=torch.from_numpy(ids))
+            batch = replace(batch, input_ids=torch.from_numpy(self.drop(batch.input_ids.numpy(), rng)))
         return batch if self.context.target is None else read_again(batch, self.context.target.start)
 
     def _labels(self, samples: Sequence[Any] | np.ndarray) -> Tensor | None:
@@ -146,25 +144,6 @@ def collate_images(
     if training and images.augment:
         pixels_BCYX = augment(pixels_BCYX, images.augment, rng)
     return Batch(pixel_values=to_pixels(pixels_BCYX, images.mean, images.std))
-
-
-def replacement_id(special_ids: SpecialIds, roles: Sequence[str] = ("mask", "unk", "pad")) -> int:
-    """What word dropout writes: the first of these roles that there is; InputError when there is none of them."""
-    for role in roles:
-        token: int | None = getattr(special_ids, role)
-        if token is not None:
-            return token
-    raise InputError(
-        "objectives: word_dropout needs a tokenizer with a mask, unknown or padding token, this one has none",
-        hint="train one with --template bert, or set word_dropout to 0",
-    )
-
-
-def drop_words(
-    ids: np.ndarray, kept: np.ndarray, share: float, replacement: int, rng: np.random.Generator
-) -> np.ndarray:
-    """New ids of the same shape: each becomes `replacement` with probability `share`, but not where `kept` is True."""
-    return np.where((rng.random(ids.shape) < share) & ~kept, replacement, ids)
 
 
 def swap_pair(example: Example, special_ids: SpecialIds) -> Example:

@@ -10,6 +10,8 @@ and all of them, only them, have a label. The choice is new for every batch (dyn
 With `whole_words`, all tokens of a word are chosen or none: words are taken in random order while the middle of the
 next one still lies within the budget, which chooses as many tokens on average as without.
 
+Word dropout (`word_dropout.py`) replaces tokens among the others, in training alone; a mask always has a label.
+
 Shapes: B samples, T tokens, V vocabulary, W words of the batch.
 """
 
@@ -28,6 +30,7 @@ from tformer.errors import InputError
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.options import MaskedLmOptions
 from tformer.objectives.padded import pad_samples
+from tformer.objectives.word_dropout import NO_MASK, WordDropout
 from tformer.tokenizer.special import SpecialIds
 
 TERM = "masked_lm"
@@ -41,6 +44,8 @@ class MaskedLm:
         self.options, self.context = options, context
         require_mask_token(context)
         self.never_masked = never_masked(context)
+        kept = np.flatnonzero(self.never_masked)
+        self.drop = WordDropout(options.word_dropout, context.special_ids, kept=kept, roles=NO_MASK)
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
@@ -56,6 +61,8 @@ class MaskedLm:
         if batch.attention_mask is not None:
             maskable &= batch.attention_mask.numpy()
         corrupted, labels = corrupt(ids, maskable, rng, self.options, self.context)
+        if training:
+            corrupted = self.drop(corrupted, rng, also_kept=labels != IGNORED_LABEL)
         return replace(batch, input_ids=torch.from_numpy(corrupted), labels=torch.from_numpy(labels))
 
     def label_count(self, batch: Batch) -> dict[str, int]:

@@ -20,10 +20,11 @@ class MaskedLmOptions:
     random_share: float = 0.1  # of those: become a random token; the rest stays as it is
     whole_words: bool = False  # all tokens of a word or none
     label_smoothing: float = 0.0
+    word_dropout: float = 0.0  # training: a share of the other tokens becomes [UNK]
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing)
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
         require(0 < self.mask_share < 1, f"mask_share must lie between 0 and 1, found {self.mask_share}")
         shares = self.mask_token_share + self.random_share
         parts = min(self.mask_token_share, self.random_share)
@@ -132,10 +133,11 @@ class SpanCorruptionOptions:
     noise_density: float = 0.15
     mean_span_length: float = 3.0
     label_smoothing: float = 0.0
+    word_dropout: float = 0.0  # as of seq2seq
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing)
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
         require(0 < self.noise_density < 1, f"noise_density must be between 0 and 1, found {self.noise_density}")
         require(self.mean_span_length >= 1, f"mean_span_length must be at least 1, found {self.mean_span_length}")
         require_positive(weight=self.weight)
@@ -153,11 +155,13 @@ class DenoisingOptions:
     permute_sentences: bool = False
     rotate_share: float = 0.0  # of the examples: they begin at a random token
     label_smoothing: float = 0.0
+    word_dropout: float = 0.0  # as of seq2seq
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         require_probability(
             label_smoothing=self.label_smoothing,
+            word_dropout=self.word_dropout,
             mask_share=self.mask_share,
             replace_share=self.replace_share,
             delete_share=self.delete_share,

@@ -3,7 +3,8 @@
     labels                      [forced_bos]  y_1 ... y_n  eos
     decoder_input_ids    start  [forced_bos]  y_1 ... y_n            the labels, shifted right by one
 
-Both sides are padded on the right, each to a width of its own; padding has no label.
+Both sides are padded on the right, each to a width of its own; padding has no label. Word dropout (`word_dropout.py`)
+replaces tokens of the source and of what the decoder reads, never special ones and never a label.
 
 Shapes: B pairs, T tokens of the source, U of the target.
 """
@@ -22,7 +23,8 @@ from tformer.data.padding import WIDTH_MULTIPLE, pad_layout
 from tformer.data.windows import Example
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.examples import collate_texts
-from tformer.objectives.masked_lm import never_masked
+from tformer.objectives.masked_lm import ids_of, never_masked
+from tformer.objectives.word_dropout import WordDropout
 from tformer.tokenizer.special import DecoderTokens
 
 TERM = "lm"
@@ -39,11 +41,37 @@ class DecoderLoss:
         label_smoothing: float,
         smoothing_kind: Literal["uniform", "off_target"] = "uniform",
         weight: float,
+        word_dropout: float = 0.0,
     ) -> None:
         assert context.target is not None
         self.context, self.target = context, context.target
+        self.word_dropout = word_dropout
+        if word_dropout:
+            source, target = context.special_ids, context.target_special_ids
+            kept = np.flatnonzero(never_masked(context))
+            kept_of_target = kept if target is None else np.array(ids_of(target), dtype=np.int64)
+            ends = (*self.target.prefix, self.target.eos)
+            self.drop_source = WordDropout(word_dropout, source, kept=kept)
+            self.drop_input = WordDropout(word_dropout, target or source, kept=np.append(kept_of_target, ends))
         self.smoothing = {"label_smoothing": label_smoothing, "smoothing_kind": smoothing_kind}
         self.weight = weight
+
+    def batch(
+        self,
+        sources: Sequence[np.ndarray],
+        shifted: Sequence[tuple[np.ndarray, np.ndarray]],
+        *,
+        rng: np.random.Generator,
+        training: bool,
+    ) -> Batch:
+        """Sources, and (decoder's inputs, labels) of each, as one batch; `rng`: word dropout, in training alone.
+
+        Raises ValueError for a source of more than seq_len ids, or decoder's inputs of more than target_seq_len.
+        """
+        inputs, labels = [row[0] for row in shifted], [row[1] for row in shifted]
+        if training and self.word_dropout:
+            sources, inputs = self.drop_source.rows(sources, rng), self.drop_input.rows(inputs, rng)
+        return pad_pairs(sources, inputs, labels, self.context)
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"lm": predictions in this host batch}."""

@@ -23,7 +23,7 @@ from tformer.data.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.options import SpanCorruptionOptions
-from tformer.objectives.paired import DecoderLoss, pad_pairs, plain_text, separators, shift_right, target_limit
+from tformer.objectives.paired import DecoderLoss, plain_text, separators, shift_right, target_limit
 
 MIN_SENTINELS = 2  # one for a span, and one that ends the target
 
@@ -36,7 +36,12 @@ class SpanCorruption(DecoderLoss):
     """
 
     def __init__(self, options: SpanCorruptionOptions, context: ObjectiveContext) -> None:
-        super().__init__(context, label_smoothing=options.label_smoothing, weight=options.weight)
+        super().__init__(
+            context,
+            label_smoothing=options.label_smoothing,
+            weight=options.weight,
+            word_dropout=options.word_dropout,
+        )
         self.options = options
         self.sentinels = np.array(context.special_ids.sentinels, dtype=np.int64)
         if len(self.sentinels) < MIN_SENTINELS:
@@ -67,7 +72,7 @@ class SpanCorruption(DecoderLoss):
             )
             sources.append(np.concatenate([self.prefix, source, self.suffix]))
             shifted.append(shift_right(np.append(target, self.target.eos), self.target))
-        return pad_pairs(sources, [row[0] for row in shifted], [row[1] for row in shifted], self.context)
+        return self.batch(sources, shifted, rng=rng, training=training)
 
     def _room(self) -> int:
         # Beside the text: the frame on the one side; what is forced, the last sentinel and eos on the other.

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
+from tformer.nn.attention import ONE_DOCUMENT
 from tformer.nn.heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.problems import Problem, raise_problems
-from tformer.recipe.recipe import Recipe
+from tformer.recipe.recipe import Recipe, Teacher
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -31,6 +32,8 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _one_sided(recipe)
     yield from _odd_vocabularies(recipe)
     yield from _unmet_needs(recipe)
+    yield from _mixed_documents(recipe)
+    yield from _unfit_teaching(recipe)
 
 
 def _one_sided(recipe: Recipe) -> Iterator[Problem]:
@@ -134,6 +137,33 @@ def _odd_company(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("generator",), f"found {found}, expected {expected} with the objective {kinds[0]}")
 
 
+def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
+    """Documents packed into one row and to be kept apart, by attention that cannot."""
+    if not recipe.data.document_mask or recipe.data.packing == "none":
+        return
+    for side in ("encoder", "decoder"):
+        stack = getattr(recipe.model, side)
+        if stack is not None and stack.attention.kind in ONE_DOCUMENT:
+            text = f"found true, expected false with model.{side}.attention.kind {stack.attention.kind}"
+            yield Problem(("data", "document_mask"), text, "it mixes all of a row: data.packing=none keeps them apart")
+
+
+def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:
+    """What a teacher cannot teach this objective."""
+    teacher = recipe.teacher
+    if teacher is None or teacher.path is None:
+        return
+    kinds = [objective.kind for objective in recipe.objectives]
+    if teacher.kind == "sequence":
+        if kinds != ["seq2seq"]:
+            text = f"found sequence, expected soft with the objective {kinds[0]}: only sources of pairs are decoded"
+            yield Problem(("teacher", "kind"), text)
+        return
+    if "replaced_token" in kinds:
+        text = f"found {teacher.path}, expected null with replaced_token, which learns from a generator"
+        yield Problem(("teacher", "path"), text)
+
+
 def notes(recipe: Recipe) -> Iterator[str]:
     """What is allowed but probably not meant."""
     training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
@@ -159,7 +189,26 @@ def notes(recipe: Recipe) -> Iterator[str]:
         yield f"optimizer.adam_lr does nothing: it belongs to muon, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
+    yield from _idle_teaching(recipe)
     yield from _unused(recipe)
+
+
+def _idle_teaching(recipe: Recipe) -> Iterator[str]:
+    teacher = recipe.teacher
+    if teacher is None:
+        return
+    if teacher.path is None:
+        yield "teacher does nothing: teacher.path is null"
+        return
+    if teacher.kind == "sequence":
+        for name in ("temperature", "alpha", "hidden", "attention"):
+            value = getattr(teacher, name)
+            if value != Teacher.model_fields[name].default:
+                yield f"teacher.{name} ({value}) is not used by teacher.kind sequence"
+    elif teacher.alpha == 1 and not (teacher.hidden or teacher.attention):
+        yield "the teacher has no say: teacher.alpha is 1, and its hidden states and attention have no weight"
+    elif (teacher.hidden or teacher.attention) and recipe.training.activation_checkpointing:
+        yield "training.activation_checkpointing does nothing beside teacher.hidden or teacher.attention"
 
 
 def _unused(recipe: Recipe) -> Iterator[str]:

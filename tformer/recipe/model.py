@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from tformer.nn.attention import AttentionOptions, FullAttentionOptions
+from tformer.nn.drophead import DropHeadSchedule
 from tformer.nn.feedforward import FeedForwardOptions
 from tformer.nn.heads import HeadOptions, LmHeadOptions
 from tformer.nn.init import InitOptions
+from tformer.nn.layerdrop import LayerDropOptions
 from tformer.nn.norm import NormOptions
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.learned import LearnedOptions
@@ -58,10 +60,20 @@ class Stack(Section):
     dropout: Probability = 0.0  # residual
     attention_dropout: Probability = 0.0
     activation_dropout: Probability = 0.0
-    layerdrop: Probability = 0.0
-    drophead: Probability = 0.0
-    # per-layer overrides of attention, feedforward, norm, dropouts
+    layerdrop: Probability | LayerDropOptions = 0.0
+    drophead: Probability | DropHeadSchedule = 0.0
+    # per-layer overrides of attention, feedforward, norm, dropouts, num_heads
     layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
+
+    @property
+    def layerdrop_rate(self) -> float:
+        """The probability of skipping a layer: of each, or the mean of learned ones."""
+        return self.layerdrop.rate if isinstance(self.layerdrop, LayerDropOptions) else self.layerdrop
+
+    @property
+    def learns_layerdrop(self) -> bool:
+        """Whether the rate of each layer is trained."""
+        return isinstance(self.layerdrop, LayerDropOptions) and self.layerdrop.learned
 
 
 class Patches(Section):

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.errors import InputError
-from tformer.recipe.schema_tree import MISSING, default_kind, field_at, keys_of_kind, sections_in
+from tformer.recipe.schema_tree import (
+    MISSING,
+    default_kind,
+    field_at,
+    keys_of_kind,
+    sections_in,
+    shorthand_at,
+)
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value
 
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = ((("training", "batch_size"), ("training", "batch_tokens")),)
@@ -34,6 +41,8 @@ FLAG_NAMES = {
     "model.tie.source_target": "--vocabulary",
     "objectives": "--objective",
     "model.heads": "--objective",
+    "teacher.path": "--teacher",
+    "teacher.kind": "--distil",
 }
 
 
@@ -122,6 +131,8 @@ class Draft:
                 else:
                     self._put(holder, here, {}, lambda _: origin)
                 current = _get(holder, here)
+            elif not isinstance(current, dict | list):
+                current = self._written_out(holder, here, current)
             if not isinstance(current, dict | list):
                 dotted, inside = ".".join(path), ".".join(here)
                 raise InputError(
@@ -135,6 +146,7 @@ class Draft:
         """Lay `value` over what `holder`, the draft's mapping or list at path[:-1], has at `path`."""
         current = _get(holder, path)
         if isinstance(value, Mapping):
+            current = self._written_out(holder, path, current)
             if not isinstance(current, dict) or self._is_other_kind(current, value, path):
                 self._forget_inside(path, current)
                 current = {}
@@ -153,6 +165,17 @@ class Draft:
                 self._put(items, (*path, str(index)), item, origin)
         else:
             _store(holder, path, value)
+
+    def _written_out(self, holder: Any, path: KeyPath, value: Any) -> Any:
+        """The mapping that a bare value at `path` is short for, stored in its place; other values as they are."""
+        if value is None or isinstance(value, dict | list):
+            return value
+        key = shorthand_at(path, self.data)
+        if key is None:
+            return value
+        _store(holder, path, {key: value})
+        self.origins[(*path, key)] = self.origin_of(path)
+        return _get(holder, path)
 
     def _is_other_kind(self, current: Mapping[str, Any], value: Mapping[str, Any], path: KeyPath) -> bool:
         if "kind" not in value:

@@ -20,7 +20,12 @@ DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "transformer": {"cpu": "tiny", "cuda": "tiny", "builtin": "dates"},
     "t5": {"cpu": "tiny", "cuda": "small"},
     "bart": {"cpu": "tiny", "cuda": "base"},
+    "linformer": {"cpu": "classify", "cuda": "classify"},
+    "performer": {"cpu": "classify", "cuda": "classify"},
 }
+SWEEPS = "sweeps"
+"""The folder of the shipped plans of `tformer sweep`, beside those of the arches."""
+
 DEFAULT_ARCH = "gpt"
 DEVICE_NAMES = {"cpu": "a CPU", "cuda": "a GPU"}
 
@@ -34,7 +39,7 @@ def preset_folder() -> Path:
 
 def list_presets() -> dict[str, list[str]]:
     """The names of the presets of every arch, both sorted."""
-    folders = sorted(path for path in preset_folder().iterdir() if path.is_dir())
+    folders = sorted(path for path in preset_folder().iterdir() if path.is_dir() and path.name != SWEEPS)
     return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
 
 

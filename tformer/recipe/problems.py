@@ -114,7 +114,9 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             problems[path] = _wrong_value(path, entry["input"], expected[path])
         else:
             problems[path] = Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
-    return list(problems.values())
+    # Of a number or a mapping, the mapping is what was meant where something inside it is wrong.
+    holders = {path[:depth] for path in problems for depth in range(len(path))}
+    return [problem for path, problem in problems.items() if path not in holders]
 
 
 def _path(location: tuple[int | str, ...], data: Any, *, ends_missing: bool) -> KeyPath:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from tformer.objectives import CausalLmOptions, ObjectiveOptions
 from tformer.recipe.data import Data
 from tformer.recipe.model import Model
-from tformer.recipe.section import NonNegative, Section
+from tformer.recipe.section import NonNegative, NonNegativeFloat, PositiveFloat, Section
 from tformer.recipe.training import Generation, Optimizer, Schedule, Training
 from tformer.tokenizer.options import TokenizerOptions
 
@@ -44,9 +44,14 @@ class Tokenizer(Section):
 
 
 class Teacher(Section):
-    """The model that distillation learns from."""
+    """The model that distillation learns from: its soft targets, or (of pairs) its translations of the sources."""
 
-    path: str
+    path: str | None = None  # a run, a checkpoint or a Hugging Face folder; null: no teacher
+    kind: Literal["soft", "sequence"] = "soft"
+    temperature: PositiveFloat = 2.0  # of both models' predictions, where they are compared
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels; 1 - alpha is that of the soft targets
+    hidden: NonNegativeFloat = 0.0  # weight of the distance between hidden states; needs the teacher's width
+    attention: NonNegativeFloat = 0.0  # weight of the divergence of attention weights; needs the teacher's heads
 
 
 class Recipe(Section):
@@ -77,6 +82,11 @@ class Recipe(Section):
     def target_seq_len(self) -> int:
         """The most tokens that the decoder beside an encoder reads."""
         return self.data.target_seq_len or self.seq_len
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher is named."""
+        return self.teacher is not None and self.teacher.path is not None
 
     @property
     def separate_vocabularies(self) -> bool:

@@ -91,6 +91,12 @@ def kinds_of(section: type) -> tuple[Any, ...]:
     return () if field is None else get_args(field.annotation)
 
 
+def shorthand_at(path: KeyPath, data: Any) -> str | None:
+    """The key of the mapping at `path` that a bare value there stands for (`layerdrop: 0.2` is its `rate`), if any."""
+    found = (getattr(section, "SHORTHAND", None) for section in sections_at(path, data))
+    return next((key for key in found if key is not None), None)
+
+
 def default_kind(path: KeyPath, data: Any) -> Any:
     """The `kind` that a mapping at `path` has when it does not say; None where the schema has no default."""
     field = field_at(path, data)

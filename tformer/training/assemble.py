@@ -11,6 +11,7 @@ from torch import nn
 from tformer.build import build_model
 from tformer.errors import InputError
 from tformer.model import Transformer
+from tformer.nn.attention import Mechanism
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.hardware import has_bf16_instructions
 from tformer.nn.positions.base import Positions
@@ -126,9 +127,13 @@ def layer_of(name: str) -> int | None:
 
 
 def matmul_parameters(model: Transformer) -> int:
-    """Parameters in matrix products: all matrices but lookup tables (but a tied one is the output's product)."""
+    """Parameters in matrix products: all matrices but lookup tables (but a tied one is the output's product).
+
+    Those of an attention kind are not among them: what they cost is in its `keys_per_query`.
+    """
     heads = {id(parameter) for parameter in model.heads.parameters()}
-    tables = {id(p) for m in model.modules() if isinstance(m, TokenEmbedding | Positions) for p in m.parameters()}
+    no_products = TokenEmbedding | Positions | Mechanism
+    tables = {id(p) for m in model.modules() if isinstance(m, no_products) for p in m.parameters()}
     return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))
 
 

@@ -104,7 +104,8 @@ class TrainingDisplay:
     def _status(self, record: dict[str, Any]) -> str:
         loss = "n/a" if record["loss"] is None else f"{record['loss']:.4f}"
         rate = record["tokens_per_second"]
-        parts = [f"loss {loss}", f"lr {record['lr']:.2e}", f"{_short(rate)} {self.unit}/s"]
+        terms = [f"{key.removesuffix('_loss')} {value:.4f}" for key, value in record.items() if key.endswith("_loss")]
+        parts = [f"loss {loss}", *terms, f"lr {record['lr']:.2e}", f"{_short(rate)} {self.unit}/s"]
         if record.get("peak_share"):
             parts.append(f"{100 * record['peak_share']:.0f} % of matmul peak")
         done = record["step"] - self._first_step

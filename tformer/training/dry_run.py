@@ -18,6 +18,8 @@ def describe(prepared: Prepared) -> dict[str, Any]:
     batches = make_batches(recipe, prepared.material, objective, cursor=None, device=prepared.device)
     [batch, *_] = batches.next()
     batches.close()
+    teacher = prepared.start.teacher
+    is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
     memory = estimate_memory(
         recipe.model,
         num_parameters=prepared.num_parameters,
@@ -26,6 +28,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         dtype=prepared.precision.dtype,
         activation_checkpointing=recipe.training.activation_checkpointing,
         ema=recipe.training.ema_decay is not None,
+        teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
     )
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizer = prepared.material.tokenizer

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tformer.data.batch import Batch
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
+from tformer.nn.step import Step, step_listeners
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
@@ -86,6 +87,7 @@ class Hooks:
     sample: Callable[[int], str | None]  # of this step; empty: none is due; None: interrupted
     save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
     should_stop: Callable[[], bool]
+    figures: Callable[[], dict[str, Any]] = dict  # what else a log line says
 
 
 class Trainer:
@@ -101,12 +103,14 @@ class Trainer:
         clip_grad_norm: float | None,
         seed: int,
         state: TrainerState,
+        warmup_steps: int = 0,
         flops_per_token: float = 0.0,
         peak_flops: float = 0.0,
         deadline: float = math.inf,
     ) -> None:
         self.parts, self.hooks, self.observer = components, hooks, observer
-        self.training, self.seed, self.state = training, seed, state
+        self.training, self.seed, self.state, self.warmup_steps = training, seed, state, warmup_steps
+        self._step_listeners = step_listeners(components.model)
         assert training.eval_every is not None and training.save_every is not None  # settled with the data
         self.eval_every, self.save_every = training.eval_every, training.save_every
         self.clip_grad_norm = clip_grad_norm
@@ -117,7 +121,8 @@ class Trainer:
         self._last_save = time.monotonic()
         self._work_seconds = 0.0  # in steps alone, since the last log line
         self._work_tokens = 0
-        self._sums: list[tuple[Tensor, Tensor]] = []  # (loss, gradient norm) on the device, not yet read
+        self._sums: list[tuple[Tensor, ...]] = []  # (loss, gradient norm, terms) on the device, not yet read
+        self._term_names: tuple[str, ...] = ()  # of a loss of several
 
     def run(self) -> TrainerState:
         """Train until done, out of time, stopped early or told to stop. The state is saved in each of these cases."""
@@ -166,7 +171,9 @@ class Trainer:
         parts.optimizer.set_lr_scale(parts.schedule.scale(step))
         totals = self._global_counts(micro_batches)
         loss = torch.zeros((), device=parts.device)
+        terms: dict[str, Tensor] = {}
         parts.model.train()
+        self._announce(step)
         for index, host_batch in enumerate(micro_batches):
             batch = host_batch.to(parts.device, non_blocking=True)
             torch.manual_seed(random_key(self.seed, step, index, parts.parallel.rank))
@@ -174,6 +181,9 @@ class Trainer:
             micro_loss = total_loss(result.terms, totals)
             parts.scaler.scaled(micro_loss).backward()
             loss += micro_loss.detach()
+            for name, term in result.terms.items() if len(result.terms) > 1 else ():
+                part = term.sum.detach().float() / totals[name]
+                terms[name] = terms[name] + part if name in terms else part
         loss = parts.parallel.sum(loss)
         norm = self._update(loss)
         parts.optimizer.zero_grad()
@@ -181,9 +191,21 @@ class Trainer:
         self._score = None
         state.tokens += sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
         state.cursor = parts.batches.cursor()
-        self._sums.append((loss, norm))
+        self._sums.append((loss, norm, *map(parts.parallel.sum, terms.values())))
+        self._term_names = tuple(terms)
         self._work_tokens += sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
         self._work_seconds += time.perf_counter() - began
+
+    def _announce(self, number: int) -> None:
+        """Tell the modules that change with time which step begins."""
+        step = Step(
+            number=number,
+            max_steps=self.training.max_steps,
+            warmup_steps=self.warmup_steps,
+            seed=random_key(self.seed, number),
+        )
+        for listener in self._step_listeners:
+            listener.begin_step(step)
 
     def _global_counts(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
         totals: dict[str, int] = {}
@@ -224,10 +246,11 @@ class Trainer:
     def _drain_sums(self) -> RunningSums:
         """Move what the device knows into the saved sums: the one place that reads from the device."""
         if self._sums:
-            values = torch.stack([torch.stack(pair) for pair in self._sums]).tolist()
-            for loss, norm in values:
+            values = torch.stack([torch.stack(row) for row in self._sums]).tolist()
+            for loss, norm, *terms in values:
                 if math.isfinite(loss) and math.isfinite(norm):
-                    self.state.sums.add(loss=loss, grad_norm=norm)
+                    named = dict(zip(self._term_names, terms, strict=True))
+                    self.state.sums.add(loss=loss, grad_norm=norm, terms=named)
                 elif self.parts.device.type != "cpu" and not self.parts.scaler.enabled:
                     raise _not_finite(f"between steps {self.state.step - len(values) + 1} and {self.state.step}")
             self._sums.clear()
@@ -249,6 +272,8 @@ class Trainer:
             "tokens_per_second": rate,
             "seconds": state.seconds,
         }
+        record |= {f"{name}_loss": total / sums.steps for name, total in sums.terms.items()}
+        record |= self.hooks.figures()
         if self.peak_flops:
             record["peak_share"] = rate * self.flops_per_token / self.peak_flops
         self.observer.logged(record)

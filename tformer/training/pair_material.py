@@ -8,6 +8,7 @@ from typing import Any
 
 from tformer.data.pair_mixture import MixedPairs
 from tformer.data.pair_set import PairTokens, join_pairs, split_pairs
+from tformer.data.pair_tokens import RowSource
 from tformer.data.pairs import PairSource, open_pairs, shared_columns
 from tformer.evaluation.paired import paired_tokens
 from tformer.recipe.data import SourceSpec
@@ -15,6 +16,8 @@ from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 from tformer.training.material import Material, Samples, Sources
 from tformer.training.pair_validation import PairValidation, plan_decoding
+from tformer.training.precision import resolve_device
+from tformer.training.sequence_targets import translate_sources
 from tformer.training.tokenizers import decoder_context, obtain_tokenizers
 
 BUILTIN = "builtin:dates"
@@ -38,12 +41,13 @@ def pair_material(sources: Sources) -> Material:
         held_out = join_pairs([_tokenise(sources, tokenizers, source, tasks, keep_all=True) for source in valid])
     else:
         parts, held_out = _hold_out(recipe, parts)
+    parts, taught = _taught(sources, tokenizers, parts)
     samples, mixed = _mixed(parts, specs, seed=recipe.seed)
     notes = [note for source in (*train, *valid) for note in source.notes]
     notes += [note for part in (*parts, held_out) for note in part.notes]
     if not recipe.data.train:
         notes.append("no --data: learning to read dates as people write them (builtin:dates)")
-    notes += mixed
+    notes += [*taught, *mixed]
     notes.append(f"data: {sum(map(len, parts)):,} training pairs, {len(held_out):,} validation pairs")
     if own_target is not None:
         notes.append(f"target tokenizer: {own_target.kind}, {own_target.vocab_size:,} ids")
@@ -101,7 +105,7 @@ def _texts(sources: list[PairSource], side: str) -> Any:
 def _tokenise(
     sources: Sources,
     tokenizers: tuple[Tokenizer, Tokenizer],
-    source: PairSource,
+    source: RowSource,
     tasks: Sequence[str],
     *,
     keep_all: bool = False,
@@ -116,6 +120,31 @@ def _tokenise(
             progress=report,
             should_stop=sources.should_stop,
         )
+
+
+def _taught(
+    sources: Sources, tokenizers: tuple[Tokenizer, Tokenizer], parts: list[PairTokens]
+) -> tuple[list[PairTokens], list[str]]:
+    """The training pairs with the targets of a teacher of sequences, where there is one, and what to tell of it."""
+    teacher, section = sources.start.teacher, sources.recipe.teacher
+    if teacher is None or section is None or section.kind != "sequence":
+        return parts, []
+    if sources.start.dry_run:
+        return parts, ["dry run: the teacher translates nothing, the references stand in for it"]
+    device = resolve_device(sources.recipe.training.device)
+    translated = [
+        translate_sources(
+            part,
+            teacher,
+            device=device,
+            cache_dir=sources.cache_dir,
+            progress=sources.progress,
+            should_stop=sources.should_stop,
+        )
+        for part in parts
+    ]
+    notes = [note for part in parts for note in part.notes] + [note for pairs in translated for note in pairs.notes]
+    return [_tokenise(sources, tokenizers, pairs, parts[0].tasks) for pairs in translated], notes
 
 
 def _mixed(parts: list[PairTokens], specs: Sequence[SourceSpec], *, seed: int) -> tuple[Samples, list[str]]:

@@ -13,11 +13,12 @@ from tformer.build import count_parameters, resolve_sizes
 from tformer.checkpoint.lock import LOCK_NAME
 from tformer.checkpoint.probe import require_writable
 from tformer.errors import InputError
-from tformer.metrics import flops_per_token
+from tformer.metrics import BACKWARD_AND_FORWARD
 from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import vocabulary_size
 from tformer.training.batches import plan_of
+from tformer.training.flops import attention_flops_per_token, mean_lengths
 from tformer.training.image_material import image_material
 from tformer.training.labelled_material import labelled_material
 from tformer.training.material import Material, Progress, Samples, Sources
@@ -25,6 +26,7 @@ from tformer.training.pair_material import pair_material
 from tformer.training.precision import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.training.request import RUNS, Start
 from tformer.training.sentence_material import sentence_material
+from tformer.training.teacher_checks import check_words
 from tformer.training.text_material import text_material
 
 MATERIALS: dict[str, Callable[[Sources], Material]] = {
@@ -89,6 +91,8 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
     material = MATERIALS[kind](Sources(start, cache_dir, progress, should_stop))
     if start.resumed is not None:
         _check_fingerprint(material, str(start.resumed.trainer.get("data_fingerprint", "")))
+    if start.teacher is not None:
+        check_words(material.recipe, start.teacher, material.tokenizer, material.target_tokenizer)
     recipe, precision = freeze(material, device)
     labels = len(recipe.data.labels) or None
     num_parameters = count_parameters(recipe.model, num_labels=labels)
@@ -180,17 +184,16 @@ def measure_peak(prepared: Prepared) -> float:
 
 
 def training_flops_per_token(prepared: Prepared, matmul_parameters: int) -> float:
-    """6 N + 12 L d T: forward and backward of every matrix product and of attention; of an image's, all its patches.
+    """6 N + 12 (sum of d S over the layers): forward and backward of every matrix product and of attention.
 
-    T is the mean length. A token of a pair passes through the encoder or the decoder: half of the products each.
+    S is what each layer's kind of attention costs in keys, T for full attention, T being the mean length; of images,
+    operations per image: of all its patches. A token of a pair passes through the encoder or the decoder: half of the
+    products each.
     """
     model, material = prepared.recipe.model, prepared.material
-    stack, side = (model.decoder, "decoder") if model.decoder is not None else (model.encoder, "encoder")
-    assert stack is not None
-    sizes = resolve_sizes(model, side)
-    lengths = material.samples.lengths
-    length = material.tokens_per_sample if lengths is None else float(lengths.mean())
+    source, target = mean_lengths(material)
     if model.encoder is not None and model.decoder is not None:
         matmul_parameters //= 2
-    flops = flops_per_token(matmul_parameters, stack.num_layers, sizes.num_heads * sizes.head_dim, length)
-    return flops * (length if model.patches is not None else 1)
+    attention = attention_flops_per_token(model, source_length=source, target_length=target)
+    flops = BACKWARD_AND_FORWARD * (2.0 * matmul_parameters + attention)
+    return flops * (source if model.patches is not None else 1)

@@ -11,11 +11,14 @@ from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.loading import Loaded
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.data import Columns
 from tformer.recipe.needs import OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.training.precision import resolve_device
+from tformer.training.teacher import describe_teacher, open_teacher, takes_tokenizer, with_teachers_words
+from tformer.training.teacher_checks import check_teacher
 
 RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"
@@ -54,11 +57,15 @@ class Start:
     tokenizer_file: Path | None = None  # of a run that stopped before its first checkpoint
     resumed: Checkpoint | None = None
     weights: Checkpoint | None = None
+    teacher: Loaded | None = None
+    dry_run: bool = False
 
     @property
     def stored_labels(self) -> tuple[str, ...]:
-        """The labels that the classifier of `weights` tells apart, in its order; () where there is none."""
-        return () if self.weights is None else _stored_recipe(self.weights).data.labels
+        """The labels that the classifier of `weights`, or the teacher's, tells apart, in its order; () without any."""
+        if self.weights is not None:
+            return _stored_recipe(self.weights).data.labels
+        return () if self.teacher is None else self.teacher.recipe.data.labels
 
     def kept_heads(self, recipe: Recipe) -> frozenset[str]:
         """The heads of `weights` that mean the same in `recipe`: a classifier's labels must be the same."""
@@ -74,7 +81,36 @@ def _stored_recipe(checkpoint: Checkpoint) -> Recipe:
 
 
 def find_start(request: TrainRequest) -> Start:
-    """Resolve the recipe. Errors: anything wrong with recipe, run or checkpoint (exit code 2)."""
+    """Resolve the recipe. Errors: anything wrong with recipe, run, checkpoint or teacher (exit code 2)."""
+    start = replace(_find_start(request), dry_run=request.dry_run)
+    if start.recipe.has_teacher:
+        return _with_teacher(start, request)
+    if "teacher.kind" in request.flags:
+        raise InputError("--distil says how to learn from a teacher, found no teacher", hint="name one: --teacher RUN")
+    return start
+
+
+def _with_teacher(start: Start, request: TrainRequest) -> Start:
+    """The start with its teacher loaded, its checkpoint named in the recipe, and the teacher's words taken over."""
+    recipe, section = start.recipe, start.recipe.teacher
+    assert section is not None
+    resumed = "it teaches this run to its end; to go on without it: --set teacher.path=null" if start.resumed else None
+    teacher = open_teacher(section, hint=resumed)
+    check_teacher(recipe, teacher)
+    if start.resumed is None and start.weights is None:
+        asked, own = request.flags.get("tokenizer.separate"), teacher.own_target_tokenizer is not None
+        if takes_tokenizer(recipe) and asked not in (None, own):
+            raise InputError(
+                f"--vocabulary: the vocabularies of the teacher {teacher.path} are {'separate' if own else 'joint'}",
+                hint="leave it out",
+            )
+        recipe = with_teachers_words(recipe, teacher)
+    section = section.model_copy(update={"path": str(teacher.path)})
+    notes = (*start.notes, *describe_teacher(section, teacher))
+    return replace(start, recipe=recipe.model_copy(update={"teacher": section}), teacher=teacher, notes=notes)
+
+
+def _find_start(request: TrainRequest) -> Start:
     if request.resume:
         if request.init_from is not None:
             raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
@@ -200,6 +236,7 @@ def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
             **sections,
             "tokenizer": _own_tokenizers(stored, {"path": None, "source_path": None, "target_path": None}),
             "generator": stored.generator if "replaced_token" in objectives else None,
+            "teacher": None,
         }
     )
 

@@ -20,6 +20,7 @@ from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
+from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
@@ -35,9 +36,13 @@ from tformer.training.prepare import Prepared, check_target, measure_peak, prepa
 from tformer.training.request import RUNS, TrainRequest, find_start
 from tformer.training.samples import MAX_SAMPLE_TOKENS, write_sample
 from tformer.training.state import TrainerState
+from tformer.training.teacher import make_distillation
 
 Interrupt = Callable[..., Interrupted]
 ShouldStop = Callable[[], bool]
+
+RATE_DIGITS = 6
+"""Of a learned rate in a log line: rounded rates still average to theirs."""
 
 
 def run_training(
@@ -96,6 +101,7 @@ class Session:
         self.model: Transformer = self.models.main
         self._start_weights()
         self.objective = assemble.make_objective(recipe, prepared.material, self.models)
+        self.trained_objective = self._with_teacher(self.objective)
         self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.models, device)
         self.schedule = assemble.make_schedule(recipe)
         self.scaler = LossScaler(enabled=prepared.precision.name == "fp16")
@@ -133,6 +139,22 @@ class Session:
         if fresh_heads and material.label_mean is not None:
             with torch.no_grad():
                 self.model.get_parameter("heads.regression.project.bias").fill_(material.label_mean)
+
+    def _with_teacher(self, objective: Objective) -> Objective:
+        """What is trained: the objective, beside the soft targets of a teacher where there is one."""
+        prepared, recipe = self.prepared, self.prepared.recipe
+        teacher = prepared.start.teacher
+        if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
+            return objective
+        return make_distillation(
+            recipe,
+            objective,
+            self.model,
+            teacher,
+            device=prepared.device,
+            dtype=prepared.precision.dtype,
+            wrap=lambda model: assemble.compiled(model, wanted=recipe.training.compile == "on"),
+        )
 
     def _restore(self) -> None:
         checkpoint = self.prepared.start.resumed
@@ -205,7 +227,7 @@ class Session:
         components = Components(
             model=self.models,
             forward=parallel.wrap(forward),
-            objective=self.objective,
+            objective=self.trained_objective,
             batches=self.batches,
             optimizer=self.optimizer,
             schedule=self.schedule,
@@ -217,12 +239,19 @@ class Session:
         matmul_parameters = assemble.matmul_parameters(self.model)
         trainer = Trainer(
             components,
-            Hooks(validate=self._validate, sample=self._sample, save=self._save, should_stop=self.should_stop),
+            Hooks(
+                validate=self._validate,
+                sample=self._sample,
+                save=self._save,
+                should_stop=self.should_stop,
+                figures=self._figures,
+            ),
             display,
             training=training,
             clip_grad_norm=recipe.optimizer.clip_grad_norm,
             seed=recipe.seed,
             state=self.state,
+            warmup_steps=recipe.schedule.warmup_steps,
             flops_per_token=training_flops_per_token(self.prepared, matmul_parameters),
             peak_flops=measure_peak(self.prepared),
             deadline=deadline,
@@ -256,6 +285,8 @@ class Session:
             "step": state.step,
             "tokens": state.tokens,
             "parameters": self.prepared.num_parameters,
+            "flops_per_token": training_flops_per_token(self.prepared, assemble.matmul_parameters(self.model)),
+            "peak_device_bytes": device_peak(self.prepared.device),
             "checkpoint": None if latest is None else str(latest),
             "best_checkpoint": None if best is None else str(best),
             "valid": self.last_values,
@@ -295,6 +326,16 @@ class Session:
         )
         return write_sample(model, tokenizer, settings, text=recipe.training.sample_prompt, should_stop=should_stop)
 
+    def _figures(self) -> dict[str, Any]:
+        """Of the model's learned rates, for log lines; empty where nothing of the kind is learned."""
+        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        rates = {
+            side: [round(rate, RATE_DIGITS) for rate in stack.layerdrop_rates()]
+            for side, stack in stacks.items()
+            if stack is not None and stack.layerdrop is not None and stack.layerdrop.learned
+        }
+        return {"layerdrop_rates": rates} if rates else {}
+
     def _save(self, state: TrainerState, score: float | None) -> None:
         tokenizer, target = self.prepared.material.tokenizer, self.prepared.material.target_tokenizer
         save_checkpoint(
@@ -325,6 +366,11 @@ def forget_validation(run: RunDirectory, step: int) -> None:
 
 def _batch_words(sizes: list[int | None]) -> str:
     return ", ".join(f"{size} {unit}" for size, unit in zip(sizes, ("sequences", "tokens"), strict=True) if size)
+
+
+def device_peak(device: torch.device) -> int | None:
+    """The most bytes that tensors held on a GPU so far; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def device_words(device: torch.device) -> str:

@@ -16,10 +16,13 @@ class RunningSums:
     loss: float = 0.0
     steps: int = 0
     grad_norm: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)  # unweighted, of a loss that has several
 
-    def add(self, *, loss: float, grad_norm: float) -> None:
+    def add(self, *, loss: float, grad_norm: float, terms: dict[str, float]) -> None:
         self.loss += loss
         self.grad_norm += grad_norm
+        for name, value in terms.items():
+            self.terms[name] = self.terms.get(name, 0.0) + value
         self.steps += 1
 
 

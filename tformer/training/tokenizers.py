@@ -1,4 +1,5 @@
-"""Which tokenizer a run uses: its checkpoint's, its own file's, the recipe's, or one trained on the data."""
+"""Which tokenizer a run uses: its checkpoint's, its own file's, the recipe's, its teacher's, or one trained on the
+data."""
 
 from __future__ import annotations
 
@@ -36,7 +37,14 @@ def obtain_tokenizer(sources: Sources, documents: Documents, *, size_bytes: int 
     stored = None if checkpoint is None else checkpoint.tokenizer_json
     if checkpoint is not None and stored is None:
         raise InputError(f"{checkpoint.path} is a model of images: it cannot be trained on text")
-    side = Side(options.path, options.train, stored, sources.start.tokenizer_file)
+    teacher = sources.start.teacher
+    side = Side(
+        options.path,
+        options.train,
+        stored,
+        sources.start.tokenizer_file,
+        None if teacher is None else teacher.tokenizer,
+    )
     return with_own_roles(options.special_ids, _obtain(sources, side, documents, size_bytes=size_bytes))
 
 
@@ -60,28 +68,33 @@ def obtain_tokenizers(sources: Sources, source: Documents, target: Documents) ->
             f"{recipe.tokenizer.path}: source and target have a vocabulary each", hint="leave --tokenizer out"
         )
     options, folder = recipe.tokenizer, None if start.tokenizer_file is None else start.tokenizer_file.parent
+    teacher = start.teacher
     first = Side(
         options.source_path,
         options.train,
         None if checkpoint is None else checkpoint.tokenizer_json,
         None if folder is None else folder / "tokenizer.source.json",
+        None if teacher is None else teacher.tokenizer,
     )
     second = Side(
         options.target_path,
         options.train_target or options.train,
         None if checkpoint is None else checkpoint.target_tokenizer_json,
         None if folder is None else folder / "tokenizer.target.json",
+        None if teacher is None else teacher.target_tokenizer,
     )
     return with_roles(options.special_ids, _obtain(sources, first, source), _obtain(sources, second, target))
 
 
 class Side(NamedTuple):
-    """Where a tokenizer may come from: the file that the recipe names, training, a checkpoint, or a run's own file."""
+    """Where a tokenizer may come from: the file that the recipe names, training, a checkpoint, a run's own file, or a
+    teacher."""
 
     path: str | None
     train: TokenizerOptions
     stored: str | None
     file: Path | None
+    teachers: Tokenizer | None = None
 
 
 def _obtain(sources: Sources, side: Side, documents: Documents, *, size_bytes: int | None = None) -> Tokenizer:
@@ -91,6 +104,8 @@ def _obtain(sources: Sources, side: Side, documents: Documents, *, size_bytes: i
         return _same(side.path, Tokenizer.load(side.file))
     if side.path is not None:
         return Tokenizer.load(Path(side.path))
+    if side.teachers is not None:
+        return side.teachers
     with sources.progress("training the tokenizer", total=size_bytes) as report:
         return train_tokenizer(
             documents,

@@ -130,7 +130,7 @@ def write_body(model: Model, class_name: str) -> dict[str, Any]:
             f"{side}_layers": stack.num_layers,
             f"{side}_attention_heads": stack.num_heads,
             f"{side}_ffn_dim": d_ff_of(model, stack),
-            f"{side}_layerdrop": stack.layerdrop,
+            f"{side}_layerdrop": stack.layerdrop_rate,
         }
     return {
         "vocab_size": model.vocab_size,

@@ -79,7 +79,7 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
         "dropout": decoder.dropout,
         "attention_dropout": decoder.attention_dropout,
         "activation_dropout": decoder.activation_dropout,
-        "layerdrop": decoder.layerdrop,
+        "layerdrop": decoder.layerdrop_rate,
         "tie_word_embeddings": model.tie.output,
     }
 

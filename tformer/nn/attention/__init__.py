@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tformer.nn.attention.additive import AdditiveOptions
-from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
+from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions
 from tformer.nn.attention.full import FullAttention, FullAttentionOptions
-from tformer.nn.attention.linformer import LinformerOptions
+from tformer.nn.attention.linformer import LinformerAttention, LinformerOptions
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, MechanismMaker, ProjectionOptions, Reach
-from tformer.nn.attention.performer import PerformerOptions
-from tformer.nn.attention.sliding_window import SlidingWindowOptions
+from tformer.nn.attention.performer import PerformerAttention, PerformerOptions
+from tformer.nn.attention.sliding_window import SlidingWindowAttention, SlidingWindowOptions
 
 AttentionOptions = (
     FullAttentionOptions
@@ -21,6 +21,11 @@ AttentionOptions = (
 
 ATTENTION: dict[str, MechanismMaker] = {
     "full": FullAttention,
+    "additive": AdditiveAttention,
+    "linformer": LinformerAttention,
+    "performer": PerformerAttention,
+    "sliding_window": SlidingWindowAttention,
+    "bigbird": BigBirdAttention,
 }
 
 ENCODER_ONLY = frozenset({"linformer"})
@@ -28,6 +33,9 @@ ENCODER_ONLY = frozenset({"linformer"})
 
 CROSS_ATTENTION = frozenset({"full", "additive"})
 """Kinds that suit queries and keys of two sequences; beside another kind, cross-attention is full."""
+
+ONE_DOCUMENT = frozenset({"linformer", "performer"})
+"""Kinds that mix a whole row: documents packed into one cannot be hidden from each other."""
 
 
 def build_mechanism(options: ProjectionOptions, sizes: AttentionSizes) -> Mechanism:
@@ -39,6 +47,7 @@ __all__ = [
     "ATTENTION",
     "CROSS_ATTENTION",
     "ENCODER_ONLY",
+    "ONE_DOCUMENT",
     "AttentionOptions",
     "AttentionSizes",
     "FullAttentionOptions",

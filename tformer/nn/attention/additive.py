@@ -5,15 +5,23 @@
 with one learned vector w per head; the matrices of the paper's W q + U k are the projections of queries and keys, which
 every kind has. No factor 1/sqrt(head_dim) is applied beyond the kind's `scale` (auto: 1).
 
-Shape legend: B batch, H query heads, K kv heads, T queries, S keys, h head_dim, v value_dim, t queries of one chunk.
+The tanh of every pair has h numbers: they are formed for a chunk of queries at a time (`chunked.py`), and formed again
+in the backward pass.
+
+Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, h head_dim, v value_dim; t queries of a
+chunk, s keys that it reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from tformer.nn.attention.mechanism import ProjectionOptions
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.attention.chunked import attend_chunked
+from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, hook_functions
 
 
 @dataclass(frozen=True)
@@ -21,3 +29,51 @@ class AdditiveOptions(ProjectionOptions):
     """Options of additive attention."""
 
     kind: Literal["additive"] = "additive"
+
+    def keys_per_query(self, length: float) -> float:
+        """1.5 S: a key costs a sum, a tanh and a product with w (4 h) before its value (2 v), instead of 2 h + 2 v.
+
+        A tanh counts as one operation here; it takes the time of many.
+        """
+        return 1.5 * length
+
+
+class AdditiveAttention(Mechanism):
+    """softmax(w . tanh(q + k) scale + bias) v. weight: w of every head, [H, h]."""
+
+    reads_dense_mask: ClassVar[bool] = True
+
+    def __init__(self, options: AdditiveOptions, sizes: AttentionSizes) -> None:
+        super().__init__()
+        self.scale = 1.0 if options.scale == "auto" else options.scale
+        self.weight = nn.Parameter(torch.empty(sizes.num_heads, sizes.head_dim))
+        self.reset_parameters(0.02)
+
+    @torch.no_grad()
+    def reset_parameters(self, std: float) -> None:
+        self.weight.normal_(0.0, std)
+
+    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+        hooks = hook_functions(call.hooks, call.q_pos, call.k_pos)
+        return attend_chunked(
+            q_BHTh,
+            k_BKSh,
+            v_BKSv,
+            mask=call.mask,
+            is_causal=call.is_causal,
+            scale=self.scale,
+            bias_fn=hooks.get("bias_fn"),
+            score_fn=hooks.get("score_fn"),
+            mix_fn=hooks.get("mix_fn"),
+            dropout=call.dropout,
+            need_weights=call.need_weights,
+            pair_fn=self._scores,
+            pair_size=q_BHTh.shape[-1],
+        )
+
+    def _scores(self, q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
+        """[B, H, t, s]."""
+        q_BKGt1h = q_BHth.unflatten(1, (k_BKsh.shape[1], -1)).unsqueeze(-2)
+        activations = (q_BKGt1h + k_BKsh[:, :, None, None]).tanh_()
+        weight_KGh = self.weight.to(q_BHth.dtype).unflatten(0, (k_BKsh.shape[1], -1))
+        return (activations @ weight_KGh[:, :, None, :, None]).squeeze(-1).flatten(1, 2)

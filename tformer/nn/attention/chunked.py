@@ -35,6 +35,7 @@ class _Terms:
     score_fn: Callable[[Tensor, slice], Tensor] | None
     mix_fn: Callable[[Tensor, slice], Tensor] | None
     dropout: float
+    pair_fn: Callable[[Tensor, Tensor], Tensor] | None
 
 
 def attend_chunked(
@@ -50,12 +51,18 @@ def attend_chunked(
     mix_fn: Callable[[Tensor, slice], Tensor] | None,
     dropout: float,
     need_weights: bool,
+    pair_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+    pair_size: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
-    """See `core.attend`, which checks the arguments. Weights, when asked for, are T x S by nature."""
+    """See `core.attend`, which checks the arguments. Weights, when asked for, are T x S by nature.
+
+    pair_fn(q_BHth, k_BKsh) -> [B, H, t, s], in fresh memory: scores that stand in for q.k, from `pair_size` numbers for
+    each pair, which count in the size of a chunk.
+    """
     batch, heads, num_queries, _ = q_BHTh.shape
     num_keys = k_BKSh.shape[2]
-    terms = _Terms(scale, mask, is_causal, bias_fn, score_fn, mix_fn, dropout)
-    size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys))
+    terms = _Terms(scale, mask, is_causal, bias_fn, score_fn, mix_fn, dropout, pair_fn)
+    size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * pair_size))
     chunks = [slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
     recompute = len(chunks) > 1 and torch.is_grad_enabled() and not need_weights
     outs, all_weights = [], []
@@ -92,10 +99,7 @@ def _attend_chunk(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, rows: slice, t
     num_kv_heads = k_BKSh.shape[1]
     end = rows.stop if terms.is_causal else k_BKSh.shape[2]
     keys, values = k_BKSh[:, :, :end], v_BKSv[:, :, :end]
-    # The G query heads that share a key head are stacked into one matrix: [B, K, G t, h] x [B, K, h, s].
-    q_BKGth = q.unflatten(1, (num_kv_heads, -1))
-    products = (q_BKGth.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q_BKGth.shape[:4], end)
-    scores = products.flatten(1, 2)
+    scores = _products(q, keys) if terms.pair_fn is None else terms.pair_fn(q, keys)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if terms.score_fn is not None:
         scores.add_(terms.score_fn(q, rows)[..., :end])
@@ -117,6 +121,13 @@ def _attend_chunk(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, rows: slice, t
     if terms.mix_fn is not None:
         out = out + terms.mix_fn(mixed, rows)
     return out, weights
+
+
+def _products(q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
+    """q.k, [B, H, t, s]. The G query heads that share a key head are stacked: [B, K, G t, h] x [B, K, h, s]."""
+    q_BKGth = q_BHth.unflatten(1, (k_BKsh.shape[1], -1))
+    products = q_BKGth.flatten(2, 3) @ k_BKsh.transpose(-1, -2)
+    return products.view(*q_BKGth.shape[:4], k_BKsh.shape[2]).flatten(1, 2)
 
 
 def _allowed(terms: _Terms, rows: slice, end: int, device: torch.device) -> Tensor | None:

@@ -1,11 +1,30 @@
-"""Linformer (arXiv 2006.04768): keys and values are projected along the sequence, from T to `rank` of them."""
+"""Linformer (arXiv 2006.04768): keys and values are projected along the sequence, from T to `rank` of them.
+
+    out = softmax(q (E k)^T scale) (F v),  E, F [rank, max_seq_len]
+
+A shorter input uses the first T columns. Padding is set to zero before it is projected, so that it adds nothing; after
+that every query sees all `rank` keys. Each projected key mixes all positions: there is no causal mode, no score between
+two positions that a position kind could bias, and documents that share a row cannot be kept apart.
+
+The effective weights on positions are softmax(...) F, which may be negative and need not sum to 1.
+
+Shape legend: B batch, T positions, H query heads, K kv heads, h head_dim, v value_dim, r rank, n max_seq_len.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from tformer.nn.attention.mechanism import ProjectionOptions
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.attention.core import attend
+from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions
+from tformer.nn.options import require_positive
+
+Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 
 
 @dataclass(frozen=True)
@@ -16,4 +35,90 @@ class LinformerOptions(ProjectionOptions):
     rank: int = 128  # projected keys; at most max_seq_len
     # Which matrices [rank, max_seq_len] are one: none (keys and values of every head have their own), headwise (one for
     # keys and one for values of a layer), key_value (one for both), layerwise (one for all layers).
-    sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"
+    sharing: Sharing = "headwise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(rank=self.rank)
+
+    def keys_per_query(self, length: float) -> float:
+        """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""
+        return 2.0 * self.rank
+
+
+class LinformerAttention(Mechanism):
+    """Full attention over `rank` projected keys and values.
+
+    keys, values: E and F, [r, n], or [K, r, n] without sharing; one parameter under both names where they are one.
+    """
+
+    takes_position_scores: ClassVar[bool] = False
+
+    def __init__(self, options: LinformerOptions, sizes: AttentionSizes) -> None:
+        super().__init__()
+        if sizes.causal or sizes.is_cross:
+            raise ValueError("kind: linformer has no causal mode and no cross-attention")
+        if sizes.max_seq_len is None:
+            raise ValueError("kind: linformer needs to know max_seq_len")
+        if options.rank > sizes.max_seq_len:
+            raise ValueError(f"rank: found {options.rank}, expected at most max_seq_len ({sizes.max_seq_len})")
+        self.rank, self.max_seq_len, self.sharing = options.rank, sizes.max_seq_len, options.sharing
+        heads = [sizes.num_kv_heads] if options.sharing == "none" else []
+        shape = [*heads, options.rank, sizes.max_seq_len]
+        self.keys = nn.Parameter(torch.empty(shape))
+        separate = options.sharing in ("none", "headwise")
+        self.values = nn.Parameter(torch.empty(shape)) if separate else self.keys
+        self.reset_parameters(0.0)
+
+    @torch.no_grad()
+    def reset_parameters(self, std: float) -> None:
+        """N(0, 1 / rank), as in the paper: lengths and products of projected vectors keep their mean. `std`: unused."""
+        for parameter in self.parameters():
+            parameter.normal_(0.0, 1.0 / math.sqrt(self.rank))
+
+    def share_with(self, first: Mechanism) -> None:
+        assert isinstance(first, LinformerAttention)
+        if "layerwise" not in (self.sharing, first.sharing):
+            return
+        if (self.rank, self.sharing) != (first.rank, first.sharing):
+            found = f"{first.sharing} of rank {first.rank} and {self.sharing} of rank {self.rank}"
+            raise ValueError(f"sharing: layerwise needs the same rank and sharing in all layers, found {found}")
+        self.keys = self.values = first.keys
+
+    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+        """See `Mechanism`; ValueError for an input that is longer than the projections, or causal, or packed."""
+        reach, length = call.reach, k_BKTh.shape[2]
+        if length > self.max_seq_len:
+            raise ValueError(f"linformer's projections have {self.max_seq_len} columns, the input needs {length}")
+        if reach.causal or call.state is not None:
+            raise ValueError("linformer has no causal mode")
+        if reach.document_ids is not None:
+            raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")
+        padding = None if reach.key_mask is None else ~reach.key_mask.bool()[:, None, :, None]
+        out_BHTv, weights_BHTr = attend(
+            q_BHTh,
+            _project(self.keys, k_BKTh, padding),
+            _project(self.values, v_BKTv, padding),
+            scale=call.scale,
+            dropout=call.dropout,
+            need_weights=call.need_weights,
+        )
+        if weights_BHTr is None:
+            return out_BHTv, None
+        return out_BHTv, self._on_positions(weights_BHTr, length, padding)
+
+    def _on_positions(self, weights_BHTr: Tensor, length: int, padding: Tensor | None) -> Tensor:
+        """softmax(...) F, [B, H, T, T]: how much of each position's value is in the output."""
+        matrix = self.values[..., :length].to(weights_BHTr.dtype)
+        if matrix.ndim == 3:
+            matrix = matrix.repeat_interleave(weights_BHTr.shape[1] // matrix.shape[0], dim=0)
+        effective = weights_BHTr @ matrix
+        return effective if padding is None else effective.masked_fill(padding.transpose(2, 3), 0.0)
+
+
+def _project(matrix: Tensor, x_BKTx: Tensor, padding_B1T1: Tensor | None) -> Tensor:
+    """[B, K, T, x] -> [B, K, r, x]."""
+    if padding_B1T1 is not None:
+        x_BKTx = x_BKTx.masked_fill(padding_B1T1, 0.0)
+    matrix = matrix[..., : x_BKTx.shape[2]].to(x_BKTx.dtype)
+    return torch.einsum("rt,bktx->bkrx" if matrix.ndim == 2 else "krt,bktx->bkrx", matrix, x_BKTx)

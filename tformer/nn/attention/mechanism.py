@@ -105,6 +105,10 @@ class Mechanism(nn.Module):
 
     reads_dense_mask: ClassVar[bool] = False
     """Whether `Call.mask` is needed; the model makes none when no layer of a stack does."""
+    takes_position_scores: ClassVar[bool] = True
+    """Whether there are scores that a position kind's bias, score and mix could join."""
+    drops_weights: ClassVar[bool] = True
+    """Whether there are weights that attention dropout could drop."""
 
     def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
         """Outputs [B, H, T, v] and, when asked for, the weights [B, H, T, S] in fp32 before dropout."""
@@ -126,6 +130,9 @@ class Mechanism(nn.Module):
 
     def reset_parameters(self, std: float) -> None:
         """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""
+
+    def share_with(self, first: Mechanism) -> None:
+        """Take over what all layers of a stack have in common from the first of the kind. ValueError: it cannot."""
 
 
 class MechanismMaker(Protocol):

@@ -1,0 +1,104 @@
+"""A real sweep: processes, runs, tables and plots; interrupted, it goes on; rerun, it does nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer.checkpoint.run import RunDirectory
+
+
+@pytest.mark.slow
+def test_a_sweep_from_a_plan_with_two_tasks(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinds of positions and a rate that diverges; evaluated at another window; all in one table."""
+    monkeypatch.setenv("TEXT", str(text_file))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        f"""\
+name: small
+tasks:
+  - name: text
+    config: {tiny_recipe}
+    train: [--data, "${{TEXT}}"]
+    vary: {{model.*.positions.kind: [rope, alibi]}}
+    evaluate: {{strided: [--stride, "4"]}}
+  - name: rates
+    config: {tiny_recipe}
+    train: [--data, "${{TEXT}}"]
+    vary: {{optimizer.lr: [1.0e+9]}}
+"""
+    )
+    out = tmp_path / "out"
+    first = cli("sweep", "--plan", plan, "--out", out, "--json")
+    assert first.code == 0, first.err
+    document = json.loads(first.out)
+    states = {cell["cell"]: cell["status"] for cell in document["cells"]}
+    assert states == {
+        "text-rope-seed1337": "done",
+        "text-alibi-seed1337": "done",
+        "rates-lr-1000000000.0-seed1337": "diverged",
+    }
+    for cell in document["cells"][:2]:
+        run = RunDirectory.open(out / "runs" / cell["cell"])
+        best = min(record["loss"] for record in run.metrics() if record["split"] == "valid")
+        assert cell["best"] == best and run.best() is not None
+        assert cell["parameters"] > 0 and cell["flops_per_token"] > 6 * cell["parameters"] / 2
+        assert cell["peak_memory_bytes"] > 50 * 2**20 and cell["seconds"] > 0 and cell["steps"] == 12
+        assert cell["evaluate"]["strided"]["metric"] == "loss"
+    tokenizers = {(out / "runs" / name / "tokenizer.json").read_bytes() for name in states}
+    assert len(tokenizers) == 1
+    written = (out / "table.md").read_text()
+    assert "| text | rope |" in written and "diverged |" in written and written.count("**") == 4
+    assert (out / "curves-text.svg").stat().st_size > 1000 and (out / "curves-text.png").stat().st_size > 1000
+
+    began = time.time_ns()
+    again = cli("sweep", "--plan", plan, "--out", out, "--json")
+    assert again.code == 0 and json.loads(again.out) == document and again.err.count("finished before") == 3
+    assert all(path.stat().st_mtime_ns < began for path in (out / "cells").iterdir())
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_everything_and_the_same_command_goes_on(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    recipe = (
+        tiny_recipe.read_text().replace("max_steps: 12", "max_steps: 400").replace("save_every: 4", "save_every: 400")
+    )
+    tiny_recipe.write_text(recipe)
+    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out", "out")
+    first = cli_process(*words, cwd=tmp_path)
+    metrics = tmp_path / "out" / "runs" / "lr-0.01-seed1337" / "metrics.jsonl"
+    deadline = time.monotonic() + 300  # a second or two on an idle machine
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and first.poll() is None:
+        time.sleep(0.05)
+    assert metrics.exists(), first.poll()
+    first.send_signal(signal.SIGINT)
+    _, talk = first.communicate(timeout=300)
+    assert first.returncode == 130 and "0 of 1 trainings are finished" in talk and "same command again" in talk
+    saved = [entry.step for entry in RunDirectory.open(metrics.parent).checkpoints()]
+    assert saved and 0 < saved[-1] < 400
+    second = cli_process(*words, cwd=tmp_path)
+    shown, talk = second.communicate(timeout=600)
+    assert second.returncode == 0, talk
+    assert shown.startswith("| lr | parameters |")
+    log = (tmp_path / "out" / "cells" / "lr-0.01-seed1337.log").read_text()
+    assert log.count("$ tformer train") == 2 and "--resume" in log
+
+
+@pytest.mark.slow
+def test_where_every_training_fails_so_does_the_sweep(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    out = tmp_path / "out"
+    outcome = cli("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=1e9", "--out", out)
+    assert outcome.code == 1 and "every training failed" in outcome.err and "diverged" in outcome.out

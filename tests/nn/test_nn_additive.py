@@ -1,0 +1,188 @@
+"""Additive attention: equal to its definition in plain loops, in self- and cross-attention, causal, padded, cached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.attention import AttentionSizes, chunked
+from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
+from tformer.nn.attention.masks import make_mask
+from tformer.nn.attention.mechanism import Call
+from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.cache import CrossCache
+from tformer.nn.positions import build_positions
+from tformer.nn.positions.alibi import AlibiOptions
+from tformer.nn.positions.shaw import ShawOptions
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+def mechanism(*, scale: Any = "auto") -> AdditiveAttention:
+    torch.manual_seed(1)
+    layer = AdditiveAttention(AdditiveOptions(scale=scale), AttentionSizes(24, 4, 2, 5, 3)).double()
+    nn.init.normal_(layer.weight)
+    return layer
+
+
+def draw(*, t: int = 6, s: int = 6) -> Tensors:
+    generator = torch.Generator().manual_seed(t + 31 * s)
+    shapes = ((2, 4, t, 5), (2, 2, s, 5), (2, 2, s, 3))
+    q, k, v = (torch.randn(x, generator=generator, dtype=torch.float64).requires_grad_() for x in shapes)
+    return q, k, v
+
+
+def call(t: int, s: int, *, causal: bool = False, key_mask: Tensor | None = None, **others: Any) -> Call:
+    mask, is_causal = make_mask(causal=causal, num_queries=t, num_keys=s, key_mask=key_mask)
+    q_pos, k_pos = torch.arange(s - t, s).unsqueeze(0), torch.arange(s).unsqueeze(0)
+    return Call(torch.empty(0), q_pos, k_pos, 99.0, mask=mask, is_causal=is_causal, **others)
+
+
+def by_loops(
+    layer: AdditiveAttention, qkv: Tensors, *, causal: bool, key_mask: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
+    q, k, v = qkv
+    batch, heads, t, _ = q.shape
+    rows = []
+    for b in range(batch):
+        for head in range(heads):
+            for i in range(t):
+                last = i + k.shape[2] - t
+                seen = [
+                    j for j in range(k.shape[2]) if not (causal and j > last) and (key_mask is None or key_mask[b, j])
+                ]
+                if not seen:
+                    rows.append(torch.zeros(v.shape[-1], dtype=q.dtype))
+                    continue
+                scores = [
+                    layer.scale * (layer.weight[head] @ (q[b, head, i] + k[b, head // 2, j]).tanh()) for j in seen
+                ]
+                if bias is not None:
+                    scores = [score + bias[head, i, j] for score, j in zip(scores, seen, strict=True)]
+                weights = torch.stack(scores).softmax(0)
+                rows.append(weights @ v[b, head // 2, seen])
+    return torch.stack(rows).view(batch, heads, t, -1)
+
+
+KEY_MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
+
+
+@pytest.mark.parametrize("chunk", ["whole", "a query at a time"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_mask", [None, KEY_MASK], ids=["full", "padded"])
+@pytest.mark.parametrize("t", [6, 2])
+def test_equals_its_definition_in_loops(
+    chunk: str, causal: bool, key_mask: Tensor | None, t: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunk != "whole":
+        monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 1)
+    if causal and t < 6 and key_mask is None:
+        key_mask = torch.ones(2, 6, dtype=torch.bool)
+    layer, qkv = mechanism(), draw(t=t)
+    expected = by_loops(layer, qkv, causal=causal, key_mask=key_mask)
+    out, _ = layer(*qkv, call(t, 6, causal=causal, key_mask=key_mask))
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+    grad, inputs = torch.randn_like(expected), [*qkv, layer.weight]
+    found, wanted = (torch.autograd.grad(o, inputs, grad) for o in (out, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10)
+
+
+def test_scale_is_one_unless_it_is_given() -> None:
+    assert mechanism().scale == 1.0 and mechanism(scale=0.3).scale == 0.3
+    layer, qkv = mechanism(scale=0.3), draw()
+    expected = by_loops(layer, qkv, causal=True, key_mask=None)
+    torch.testing.assert_close(layer(*qkv, call(6, 6, causal=True))[0], expected)
+
+
+def test_position_bias_joins_the_scores() -> None:
+    positions = build_positions(
+        AlibiOptions(), d_model=24, num_heads=4, head_dim=5, value_dim=3, max_seq_len=8, bidirectional=False, grid=None
+    ).double()
+    layer, qkv, pos = mechanism(), draw(), torch.arange(6).unsqueeze(0)
+    bias = positions.bias(pos, pos)[0].double()
+    expected = by_loops(layer, qkv, causal=True, key_mask=None, bias=bias)
+    out, _ = layer(*qkv, call(6, 6, causal=True, hooks=positions))
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_relative_positions_on_keys_and_values_train() -> None:
+    positions = build_positions(
+        ShawOptions(clip=2),
+        d_model=24,
+        num_heads=4,
+        head_dim=5,
+        value_dim=3,
+        max_seq_len=8,
+        bidirectional=True,
+        grid=None,
+    ).double()
+    layer, qkv = mechanism(), draw()
+    out, _ = layer(*qkv, call(6, 6, hooks=positions))
+    grads = torch.autograd.grad(out.sum(), list(positions.parameters()))
+    assert all(bool(grad.any()) for grad in grads)
+
+
+def test_weights_make_the_output_and_hide_what_is_masked() -> None:
+    layer, (q, k, v) = mechanism(), draw()
+    out, weights = layer(q, k, v, call(6, 6, causal=True, key_mask=KEY_MASK, need_weights=True))
+    assert weights is not None
+    torch.testing.assert_close(weights @ v.repeat_interleave(2, dim=1), out)
+    assert not weights[0, :, :, 4:].any() and not weights.triu(1).any()
+    assert not weights[1, :, :2].any()  # nothing to see
+
+
+def test_dropout_drops_weights() -> None:
+    layer, qkv = mechanism(), tuple(x.detach() for x in draw())
+    torch.manual_seed(0)
+    outs = layer(*(x.repeat(2000, 1, 1, 1) for x in qkv), call(6, 6, dropout=0.5))[0].unflatten(0, (2000, 2))
+    assert not torch.equal(outs[0], outs[1])
+    torch.testing.assert_close(outs.mean(0), layer(*qkv, call(6, 6))[0], atol=0.15, rtol=0.1)
+
+
+def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    layer, qkv = mechanism(), draw(t=40, s=40)
+    scores = layer._scores
+
+    def counted(q: Tensor, k: Tensor) -> Tensor:
+        sizes.append(q.numel() * k.shape[2])
+        return scores(q, k)
+
+    monkeypatch.setattr(layer, "_scores", counted)
+    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 2 * 4 * 40 * 5 * 7)
+    layer(*qkv, call(40, 40))[0].sum().backward()
+    assert max(sizes) <= 2 * 4 * 40 * 5 * 7 and len(sizes) == 2 * 6  # six chunks, forward and again backward
+
+
+def test_cached_self_attention_equals_uncached() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(24, AdditiveOptions(), num_heads=4, num_kv_heads=2, causal=True).double().eval()
+    nn.init.normal_(layer.mechanism.get_parameter("weight"))
+    x, pos = torch.randn(2, 7, 24, dtype=torch.float64), torch.arange(7).unsqueeze(0)
+    expected = layer(x, q_pos=pos, is_causal=True)
+    state = layer.new_state(batch_size=2, capacity=7, device="cpu", dtype=torch.float64)
+    outs = [layer(x[:, i : i + 1], q_pos=pos[:, i : i + 1], k_pos=pos[:, : i + 1], cache=state) for i in range(7)]
+    torch.testing.assert_close(torch.cat(outs, dim=1), expected)
+
+
+def test_cross_attention_reads_a_cache_shared_by_beams() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(24, AdditiveOptions(), num_heads=4, memory_dim=10).double().eval()
+    nn.init.normal_(layer.mechanism.get_parameter("weight"))
+    x, memory = torch.randn(6, 1, 24, dtype=torch.float64), torch.randn(2, 5, 10, dtype=torch.float64)
+    mask, pos = torch.tensor([[1, 1, 1, 0, 0], [1] * 5]).bool()[:, None, None], torch.zeros(1, 1, dtype=torch.long)
+    expected = layer(x, memory=memory.repeat_interleave(3, 0), q_pos=pos, mask=mask.repeat_interleave(3, 0))
+    cache = CrossCache()
+    layer(x[::3], memory=memory, q_pos=pos, mask=mask, cache=cache)
+    torch.testing.assert_close(layer(x, q_pos=pos, mask=mask, cache=cache), expected)
+
+
+def test_one_vector_for_each_head_and_its_cost() -> None:
+    layer = mechanism()
+    assert [tuple(p.shape) for p in layer.parameters()] == [(4, 5)]
+    layer.reset_parameters(0.02)
+    assert 0.005 < float(layer.weight.detach().std()) < 0.05
+    assert AdditiveOptions().keys_per_query(100) == 150

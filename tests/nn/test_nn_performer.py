@@ -1,0 +1,275 @@
+"""Performer: equal to dense linear attention with the same features, near softmax, blind to the future, linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tformer.nn.attention import AttentionSizes, performer_sums
+from tformer.nn.attention.mechanism import Call, Reach
+from tformer.nn.attention.performer import PerformerAttention, PerformerOptions, PerformerState
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+def mechanism(*, head_dim: int = 6, layer: int = 0, **options: Any) -> PerformerAttention:
+    sizes = AttentionSizes(24, 4, 4, head_dim, head_dim, layer=layer)
+    return PerformerAttention(PerformerOptions(**{"features": 13, **options}), sizes)
+
+
+def draw(
+    *, t: int, b: int = 2, h: int = 4, k: int = 4, dim: int = 6, v: int = 6, dtype: Any = torch.float64
+) -> Tensors:
+    generator = torch.Generator().manual_seed(t)
+    shapes = ((b, h, t, dim), (b, k, t, dim), (b, k, t, v))
+    q, keys, values = (torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes)
+    return q, keys, values
+
+
+def call(length: int, *, causal: bool, mask: Tensor | None = None, scale: float = 0.4, **others: Any) -> Call:
+    pos = torch.arange(length).unsqueeze(0)
+    return Call(torch.empty(0), pos, pos, scale, reach=Reach(causal, mask), **others)
+
+
+def oracle(layer: PerformerAttention, qkv: Tensors, *, causal: bool, mask: Tensor | None, scale: float = 0.4) -> Tensor:
+    """The formula with its T x T matrix of feature products, and no stabiliser at all."""
+    q, k, v = qkv
+    table, group = layer.directions.to(q.dtype), q.shape[1] // k.shape[1]
+
+    def features(x: Tensor) -> Tensor:
+        if layer.kernel == "relu":
+            return (x * scale**0.5 @ table.T).relu() + 1e-3
+        x = x * scale**0.5
+        return (x @ table.T - x.square().sum(-1, keepdim=True) / 2).exp()
+
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    weights = features(q) @ features(k).transpose(-1, -2)
+    allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    allowed = (allowed.tril() if causal else allowed)[None, None]
+    if mask is not None:
+        allowed = allowed & mask[:, None, None, :]
+    weights = weights * allowed
+    total = weights.sum(-1, keepdim=True)
+    return weights @ v / total.where(total > 0, 1.0)
+
+
+def unequal_lengths(length: int) -> Tensor:
+    mask = torch.ones(2, length, dtype=torch.bool)
+    mask[0, length - length // 3 :] = False
+    mask[1, : length // 4] = False
+    return mask
+
+
+@pytest.fixture(params=["one segment", "several segments"])
+def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performer_sums, "CHUNK", 8)
+    if request.param == "several segments":
+        monkeypatch.setattr(performer_sums, "SEGMENT_ELEMENTS", 2 * 4 * 13 * 16)
+
+
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize("kernel", ["softmax", "relu"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 8, 43])
+@pytest.mark.parametrize("shape", [{}, {"k": 2, "v": 3}, {"k": 1}], ids=["plain", "grouped", "one-kv-head"])
+def test_equals_dense_linear_attention(
+    kernel: Any, causal: bool, padded: bool, length: int, shape: dict[str, int]
+) -> None:
+    layer, qkv = mechanism(kernel=kernel).double(), draw(t=length, **shape)
+    mask = unequal_lengths(length) if padded else None
+    expected = oracle(layer, qkv, causal=causal, mask=mask)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, qkv, grad)
+    out, weights = layer(*qkv, call(length, causal=causal, mask=mask))
+    found = torch.autograd.grad(out, qkv, grad)
+    assert weights is None
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp32_equals_the_fp64_formula(causal: bool) -> None:
+    layer, wide = mechanism(head_dim=32, features=64), draw(t=300, dim=32, v=32)
+    narrow = tuple(x.detach().float().requires_grad_() for x in wide)
+    mask = unequal_lengths(300)
+    expected = oracle(layer, wide, causal=causal, mask=mask, scale=32**-0.5)
+    out, _ = layer(*narrow, call(300, causal=causal, mask=mask, scale=32**-0.5))
+    grad = torch.randn_like(expected)
+    assert (out - expected).abs().max() <= 1e-5
+    pairs = zip(torch.autograd.grad(out, narrow, grad.float()), torch.autograd.grad(expected, wide, grad), strict=True)
+    for found, wanted in pairs:
+        assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp_min(1.0)
+
+
+def test_bf16_inputs_give_bf16_outputs_from_fp32_sums() -> None:
+    layer, qkv = mechanism(), draw(t=40, dtype=torch.bfloat16)
+    out, _ = layer(*qkv, call(40, causal=True))
+    wide, _ = layer(*(x.float() for x in qkv), call(40, causal=True))
+    assert out.dtype == torch.bfloat16 and torch.equal(out, wide.to(torch.bfloat16))
+
+
+@pytest.mark.usefixtures("segments")
+def test_the_future_changes_nothing_not_even_the_last_bit() -> None:
+    layer, (q, k, v) = mechanism(), draw(t=43, dtype=torch.float32)
+    before, _ = layer(q, k, v, call(43, causal=True))
+    for place in (1, 7, 8, 20, 42):
+        changed = [x.detach().clone() for x in (q, k, v)]
+        for tensor in changed:
+            tensor[:, :, place:] = 60.0 * torch.randn_like(tensor[:, :, place:])
+        after, _ = layer(*changed, call(43, causal=True))
+        assert torch.equal(after[:, :, :place], before[:, :, :place])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_is_not_seen(causal: bool) -> None:
+    layer, (q, k, v) = mechanism(), draw(t=20)
+    mask = unequal_lengths(20)
+    before, _ = layer(q, k, v, call(20, causal=causal, mask=mask))
+    hidden = ~mask[:, None, :, None]
+    after, _ = layer(q, k.masked_fill(hidden, 50.0), v.masked_fill(hidden, -7.0), call(20, causal=causal, mask=mask))
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_to_see_gives_zeros_and_finite_gradients(causal: bool) -> None:
+    layer, qkv = mechanism(), draw(t=10)
+    mask = torch.zeros(2, 10, dtype=torch.bool)
+    mask[1, 4:] = True
+    out, weights = layer(*qkv, call(10, causal=causal, mask=mask, need_weights=True))
+    assert weights is not None
+    blind = (0, slice(None)), (1, slice(0, 4)) if causal else (0, slice(None))
+    for row, places in blind:
+        assert not out[row, :, places].any() and not weights[row, :, places].any()
+    assert all(bool(grad.isfinite().all()) for grad in torch.autograd.grad(out.sum(), qkv))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_vectors_overflow_nowhere(causal: bool) -> None:
+    layer, (q, k, v) = mechanism(), (x.detach() for x in draw(t=30, dtype=torch.float32))
+    out, _ = layer(q * 40.0, k * 40.0, v, call(30, causal=causal))
+    assert bool(out.isfinite().all()) and float(out.abs().max()) <= float(v.abs().max()) * 1.001
+    if causal:
+        out, _ = layer(q * 4.0, k * 4.0, v, call(30, causal=True))
+        torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # the first query sees the first key alone
+
+
+def test_weights_are_those_that_the_sums_stand_for() -> None:
+    for causal in (False, True):
+        layer, (q, k, v) = mechanism(), draw(t=21, k=2)
+        mask = unequal_lengths(21)
+        out, weights = layer(q, k, v, call(21, causal=causal, mask=mask, need_weights=True))
+        assert weights is not None and weights.dtype == torch.float32
+        torch.testing.assert_close(weights.double() @ v.repeat_interleave(2, dim=1), out, atol=1e-5, rtol=1e-5)
+
+
+# Decoding
+
+
+def fed(layer: PerformerAttention, qkv: Tensors, mask: Tensor, parts: list[int]) -> tuple[Tensor, PerformerState]:
+    sizes = AttentionSizes(24, 4, 4, 6, 6, causal=True)
+    state, start, outs = layer.new_state(sizes, batch_size=2, capacity=9, device="cpu", dtype=torch.float64), 0, []
+    assert isinstance(state, PerformerState)
+    for part in parts:
+        rows = slice(start, start + part)
+        seen = mask[:, : start + part]  # of all slots, as the model tells it
+        outs.append(layer(*(x[:, :, rows] for x in qkv), call(part, causal=True, mask=seen, state=state))[0])
+        start += part
+    return torch.cat(outs, dim=2), state
+
+
+@pytest.mark.parametrize("parts", [[23], [1] * 23, [5, 1, 1, 9, 7]], ids=["at-once", "one-by-one", "in-parts"])
+def test_cached_equals_uncached_with_padding_on_the_left(parts: list[int]) -> None:
+    layer, qkv = mechanism().double(), draw(t=23)
+    mask = unequal_lengths(23)
+    mask[0] = True
+    expected, _ = layer(*qkv, call(23, causal=True, mask=mask))
+    found, state = fed(layer, qkv, mask, parts)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    assert state.sums is not None and state.sums.sums.shape == (2, 4, 13, 7) and state.length == 23
+
+
+def test_levels_are_rescaled_when_a_longer_key_comes() -> None:
+    layer, (q, k, v) = mechanism().double(), draw(t=12)
+    k = k * torch.linspace(0.1, 6.0, 12, dtype=torch.float64)[:, None]
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    expected = oracle(layer, (q, k, v), causal=True, mask=None)
+    torch.testing.assert_close(fed(layer, (q, k, v), mask, [1] * 12)[0], expected, atol=1e-10, rtol=1e-8)
+
+
+def test_rows_of_the_state_move_and_repeat() -> None:
+    layer, qkv = mechanism().double(), draw(t=9)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    _, state = fed(layer, tuple(x[:, :, :8] for x in qkv), mask, [8])  # type: ignore[arg-type]
+    state.select_rows(torch.tensor([1, 1, 0]), capacity=99)
+    last = tuple(x[[1, 1, 0], :, 8:] for x in qkv)
+    out, _ = layer(*last, call(1, causal=True, state=state))
+    expected, _ = layer(*qkv, call(9, causal=True))
+    torch.testing.assert_close(out, expected[[1, 1, 0], :, 8:])
+
+
+def test_a_state_can_be_emptied_but_not_cut() -> None:
+    layer, qkv = mechanism().double(), draw(t=9)
+    _, state = fed(layer, qkv, torch.ones(2, 9, dtype=torch.bool), [9])
+    state.truncate(9)
+    with pytest.raises(ValueError, match="performer attention remembers sums of 9 positions, not the first 4"):
+        state.truncate(4)
+    state.truncate(0)
+    assert state.sums is None and state.length == 0
+
+
+# Cost
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_tensor_grows_with_the_square_of_the_length(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performer_sums, "SEGMENT_ELEMENTS", 2**14)
+    largest = []
+    for length in (1024, 2048, 4096):
+        layer, qkv = mechanism(), draw(t=length, b=1, dtype=torch.float32)
+        with Largest() as seen:
+            layer(*qkv, call(length, causal=causal))[0].sum().backward()
+        largest.append(seen.elements)
+    assert largest[2] <= 2 * largest[1] <= 4 * largest[0] and largest[2] <= 8 * 4 * 4096 * 6
+
+
+def kept_elements(run: Callable[[], Any]) -> int:
+    """Elements of distinct memory that the backward pass keeps."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.itemsize
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        alive = run()
+    assert alive is not None
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_training_keeps_little_beside_its_inputs(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performer_sums, "SEGMENT_ELEMENTS", 2**15)
+    layer, qkv = mechanism(features=64), draw(t=4096, b=1, dtype=torch.float32)
+    kept = kept_elements(lambda: layer(*qkv, call(4096, causal=causal))[0])
+    assert kept < 4 * sum(x.numel() for x in qkv)  # all features would be 20 times that

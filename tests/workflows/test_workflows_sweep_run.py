@@ -1,0 +1,254 @@
+"""The cells one after another: resumed, skipped, failed, interrupted. The children are played by a fake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer.errors import InputError, Interrupted, RunInUseError, StorageError
+from tformer.workflows.sweep import cells
+from tformer.workflows.sweep.grid import Cell
+from tformer.workflows.sweep.plan import Plan, Task
+from tformer.workflows.sweep.process import Ended
+from tformer.workflows.sweep.results import Result
+from tformer.workflows.sweep.run import resolve_plan, run_sweep
+
+
+@dataclass
+class Children:
+    """Plays `tformer train` and `tformer evaluate`; `codes` are exit codes by the name of a run."""
+
+    codes: dict[str, int] = field(default_factory=dict)
+    commands: list[list[str]] = field(default_factory=list)
+    stop_at: str = ""
+    stopping: bool = False
+
+    def __call__(self, words: list[str], *, log: Path, should_stop: Callable[[], bool]) -> Ended:
+        self.commands.append(list(words))
+        run = Path(words[words.index("--out") + 1] if words[0] == "train" else words[1])
+        self.stopping = self.stopping or run.name == self.stop_at
+        code = 130 if self.stopping else self.codes.get(run.name if words[0] == "train" else words[0], 0)
+        with log.open("a") as file:
+            file.write(f"error: it went wrong with {code}\n" if code else "fine\n")
+        if words[0] == "evaluate":
+            return Ended(code, json.dumps({"loss": 3.5, "run": "x"}), 1, 0.1, self.stopping)
+        if code != 2:
+            run.mkdir(exist_ok=True)
+            (run / "recipe.yaml").write_text("seed: 1\n")
+            (run / "tokenizer.json").write_text("{}")
+            records = [
+                {"split": "train", "step": 2, "loss": 2.0, "tokens": 10, "seconds": 1.0},
+                {"split": "valid", "step": 2, "loss": 1.5, "accuracy": 0.5, "is_best": True},
+            ]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        summary = {"parameters": 10, "flops_per_token": 60.0, "peak_device_bytes": None}
+        return Ended(code, json.dumps(summary), 2**20, 0.1, self.stopping)
+
+    @property
+    def trained(self) -> list[str]:
+        return [Path(words[words.index("--out") + 1]).name for words in self.commands if words[0] == "train"]
+
+
+@dataclass
+class Watch:
+    """Remembers what it was told."""
+
+    told: list[tuple[str, str, bool]] = field(default_factory=list)
+
+    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None: ...
+
+    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
+        self.told.append((result.cell, result.status, seconds is None))
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    fake = Children()
+    monkeypatch.setattr(cells, "run_child", fake)
+    return fake
+
+
+def plan(recipe: Path, seeds: int = 1, **more: Any) -> Plan:
+    return Plan(seeds=seeds, tasks=(Task(config=str(recipe), vary={"model.*.norm.place": ("pre", "post")}, **more),))
+
+
+def interrupted(message: str, *, hint: str | None = None) -> Interrupted:
+    return Interrupted(message, signal_number=2, hint=hint)
+
+
+def sweep(plan: Plan, out: Path, children: Children, **more: Any) -> tuple[list[Result], Watch]:
+    watch = Watch()
+    _, results = run_sweep(
+        plan,
+        resolve_plan(plan, skip_invalid=True),
+        out,
+        observer=watch,
+        should_stop=lambda: children.stopping,
+        interrupted=interrupted,
+        **more,
+    )
+    return results, watch
+
+
+def test_a_sweep_trains_each_cell_once_and_writes_its_files(
+    tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    out = tmp_path / "deep" / "out"
+    results, watch = sweep(plan(tiny_recipe, seeds=2), out, children)
+    assert children.trained == ["pre-seed1337", "post-seed1337", "pre-seed1338", "post-seed1338"]
+    assert [result.cell for result in results] == ["pre-seed1337", "pre-seed1338", "post-seed1337", "post-seed1338"]
+    assert all(status == "done" and not before for _, status, before in watch.told)
+    found = {path.name for path in out.iterdir()} - {".lock"}
+    assert found == {"sweep.json", "table.md", "table.csv", "table.json", "cells.csv", "runs", "cells",
+                     "curves.svg", "curves.png"}  # fmt: skip
+    assert (results[0].best, results[0].parameters, results[0].peak_memory_bytes) == (1.5, 10, 2**20)
+
+
+def test_the_same_command_again_does_nothing(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    first, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    children.commands.clear()
+    again, watch = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert children.commands == [] and again == first
+    assert all(before for _, _, before in watch.told)
+
+
+def test_only_the_first_cell_trains_the_tokenizer(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    sweep(plan(tiny_recipe, seeds=2), tmp_path / "out", children)
+    given = [words[words.index("--tokenizer") + 1] if "--tokenizer" in words else None for words in children.commands]
+    first = str(tmp_path / "out" / "runs" / "pre-seed1337" / "tokenizer.json")
+    assert given == [None, first, first, first]
+
+
+def test_cells_with_other_vocabularies_train_their_own(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    axis = {"tokenizer.train.min_frequency": (1, 2), "model.*.norm.place": ("pre", "post")}
+    sweep(Plan(tasks=(Task(config=str(tiny_recipe), vary=axis),)), tmp_path / "out", children)
+    assert ["--tokenizer" in words for words in children.commands] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(4, "diverged"), (5, "out of memory"), (1, "failed"), (2, "refused"), (-9, "killed")]
+)
+def test_a_failure_is_a_row_and_the_sweep_goes_on(
+    tiny_recipe: Path, tmp_path: Path, children: Children, code: int, word: str
+) -> None:
+    children.codes = {"pre-seed1337": code}
+    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children, tolerant=True)
+    assert [result.status for result in results] == [word, "done"]
+    assert results[0].message == f"it went wrong with {code}"
+    assert f"| pre |  |  |  |  |  | {word} |" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_what_failed_is_tried_again_but_what_diverged_is_not(
+    tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    children.codes = {"pre-seed1337": 4, "post-seed1337": 5}
+    sweep(plan(tiny_recipe), tmp_path / "out", children)
+    children.codes.clear()
+    children.commands.clear()
+    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert children.trained == ["post-seed1337"] and "--resume" in children.commands[0]
+    assert [result.status for result in results] == ["diverged", "done"]
+
+
+@pytest.mark.parametrize(("code", "error"), [(3, StorageError), (6, RunInUseError)])
+def test_a_full_disk_and_a_busy_run_end_the_sweep(
+    tiny_recipe: Path, tmp_path: Path, children: Children, code: int, error: type[Exception]
+) -> None:
+    children.codes = {"post-seed1337": code}
+    with pytest.raises(error, match="post-seed1337: it went wrong"):
+        sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert not (tmp_path / "out" / "cells" / "post-seed1337.json").exists()
+
+
+def test_data_that_the_first_training_refuses_ends_the_sweep_and_leaves_the_folder_free(
+    tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    children.codes = {"pre-seed1337": 2}
+    with pytest.raises(InputError, match="pre-seed1337: it went wrong"):
+        sweep(plan(tiny_recipe), tmp_path / "out", children)
+    children.codes.clear()
+    other = plan(tiny_recipe, train=("--data", "another.txt"))
+    results, _ = sweep(other, tmp_path / "out", children)
+    assert [result.status for result in results] == ["done", "done"]
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    children.stop_at = "post-seed1337"
+    with pytest.raises(Interrupted, match="1 of 2 trainings are finished") as caught:
+        sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert "same command" in (caught.value.hint or "") and caught.value.exit_code == 130
+    children.stop_at, children.stopping = "", False
+    children.commands.clear()
+    results, watch = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert children.trained == ["post-seed1337"] and "--resume" in children.commands[0]
+    assert [result.status for result in results] == ["done", "done"] and watch.told[0][2]
+
+
+def test_evaluations_follow_training_and_alone_are_repeated(
+    tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    asked = plan(tiny_recipe, evaluate={"long": ("--stride", "4"), "other": ("--data", "x")})
+    children.stop_at = ""
+    children.codes = {"evaluate": 2}
+    results, _ = sweep(asked, tmp_path / "out", children)
+    assert results[0].evaluate["long"] == {"failure": "refused", "message": "it went wrong with 2"}
+    shutil.rmtree(tmp_path / "out")
+    children.codes.clear()
+    children.commands.clear()
+    results, _ = sweep(asked, tmp_path / "out", children)
+    run = str(tmp_path / "out" / "runs" / "pre-seed1337")
+    assert children.commands[1:3] == [
+        ["evaluate", run, "--stride", "4", "--json"],
+        ["evaluate", run, "--data", "x", "--json"],
+    ]
+    assert results[0].evaluate["long"]["value"] == 3.5 and results[0].evaluate["long"]["metric"] == "loss"
+
+
+def test_training_is_not_repeated_for_an_evaluation_that_was_interrupted(
+    tiny_recipe: Path, tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = plan(tiny_recipe, evaluate={"long": ()})
+
+    def stops_before_evaluating(words: list[str], **more: Any) -> Ended:
+        children.stopping = children.stopping or words[0] == "evaluate"
+        return children(words, **more)
+
+    monkeypatch.setattr(cells, "run_child", stops_before_evaluating)
+    with pytest.raises(Interrupted):
+        sweep(asked, tmp_path / "out", children)
+    monkeypatch.setattr(cells, "run_child", children)
+    children.stopping = False
+    children.commands.clear()
+    sweep(asked, tmp_path / "out", children)
+    assert [words[0] for words in children.commands] == ["evaluate", "train", "evaluate"]
+
+
+def test_a_folder_keeps_to_its_plan(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    sweep(plan(tiny_recipe), tmp_path / "out", children)
+    for other, words in (
+        (plan(tiny_recipe, seeds=2), "seeds is 1 there, 2 here"),
+        (plan(tiny_recipe, set={"optimizer.lr": 0.5}), "tasks.0.set.optimizer.lr is null there, 0.5 here"),
+        (plan(tiny_recipe).model_copy(update={"max_steps": 3}), "max_steps is null there, 3 here"),
+    ):
+        with pytest.raises(InputError, match=f"holds another sweep: {words}"):
+            sweep(other, tmp_path / "out", children)
+
+
+def test_a_folder_with_something_else_is_refused(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match=r"is not empty .it holds thesis.tex"):
+        sweep(plan(tiny_recipe), tmp_path / "out", children)
+
+
+def test_variants_left_out_are_rows_too(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
+    task = Task(config=str(tiny_recipe), vary={"model.decoder.num_heads": (3, 2)})
+    results, _ = sweep(Plan(tasks=(task,)), tmp_path / "out", children)
+    assert [(result.choices["num_heads"], result.status) for result in results] == [("3", "left out"), ("2", "done")]
+    assert "left out" in (tmp_path / "out" / "table.md").read_text()

@@ -1,0 +1,161 @@
+"""Results over seeds: mean and sample standard deviation, failures in their words, the best of a task marked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer.workflows.sweep.curves import draw
+from tformer.workflows.sweep.plan import Plan, Task
+from tformer.workflows.sweep.report import markdown, write_tables
+from tformer.workflows.sweep.results import Result, read_run
+from tformer.workflows.sweep.table import Stat, make_table, si
+
+LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
+PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
+
+
+def result(task: str = "lm", lr: str = "0.1", seed: int = 1, best: float | None = 2.0, **more: Any) -> Result:
+    values: dict[str, Any] = {
+        "status": "done",
+        "parameters": 1000,
+        "flops_per_token": 5.0e6,
+        "seconds": 10.0,
+        "tokens_per_second": 2000.0,
+        "peak_memory_bytes": 300 * 2**20,
+        "best": best,
+        "best_step": 4,
+        "validation": {"loss": best, "accuracy": 0.5},
+        "curve": [[2, 3.0], [4, best]],
+    }
+    return Result(f"{task}-{lr}-{seed}", task, {"lr": lr}, seed, **{**values, **more})
+
+
+def table_of(results: list[Result], *tasks: Task) -> list[dict[str, str]]:
+    table = make_table(Plan(tasks=tasks or (LM,)), results)
+    return [
+        dict(zip(table.headings, table.cells(row, mark=lambda text: f"*{text}*"), strict=True)) for row in table.rows
+    ]
+
+
+def test_mean_and_sample_standard_deviation_over_seeds() -> None:
+    [row] = table_of([result(seed=1, best=1.0), result(seed=2, best=2.0), result(seed=3, best=4.0)])
+    assert row["loss"] == "2.3333 ± 1.5275"
+    assert (row["parameters"], row["FLOPs/token"], row["tokens/s"], row["peak MiB"]) == ("1,000", "5 M", "2,000", "300")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=6))
+def test_the_deviation_divides_by_n_minus_one(values: list[float]) -> None:
+    stat = Stat.of(values)
+    assert stat is not None and stat.deviation is not None
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    assert stat.deviation == pytest.approx(math.sqrt(variance), rel=1e-6, abs=1e-6)
+    assert stat.deviation == statistics.stdev(values)
+
+
+def test_one_seed_has_no_deviation() -> None:
+    assert table_of([result(best=2.5)])[0]["loss"] == "2.5000"
+    assert Stat.of([3.0]) == Stat(3.0, None, 1) and Stat.of([]) is None
+
+
+def test_the_best_of_a_task_is_marked_by_what_its_metric_means() -> None:
+    lower = table_of([result(lr="0.1", best=2.0), result(lr="0.2", best=1.0)])
+    assert [row["loss"] for row in lower] == ["2.0000", "*1.0000*"]
+    pairs = [result("pairs", lr, best=best, metric="bleu") for lr, best in (("0.1", 20.0), ("0.2", 10.0))]
+    both = table_of([result(lr="0.1"), result(lr="0.2", best=1.0), *pairs], LM, PAIRS)
+    assert [row["bleu"] for row in both] == ["", "", "*20.00*", "10.00"]
+    assert [row["task"] for row in both] == ["lm", "lm", "pairs", "pairs"]
+    assert table_of([result()])[0]["loss"] == "2.0000"  # alone, or where all are equal, none is best
+    assert [row["loss"] for row in table_of([result(lr="0.1"), result(lr="0.2")])] == ["2.0000", "2.0000"]
+
+
+def test_failures_are_rows_with_their_word() -> None:
+    rows = table_of(
+        [
+            result(lr="0.1", seed=1),
+            result(lr="0.1", seed=2, status="diverged", best=None),
+            result(lr="0.2", seed=1, status="out of memory", best=None, parameters=None),
+            result(lr="0.2", seed=2, status="out of memory", best=None, parameters=None),
+        ]
+    )
+    assert rows[0]["loss"] == "2.0000 (1 of 2 diverged)"
+    assert (rows[1]["loss"], rows[1]["parameters"]) == ("out of memory", "")
+
+
+def test_what_diverged_counts_in_no_mean() -> None:
+    [row] = table_of([result(seed=1), result(seed=2, status="diverged", best=900.0, seconds=1e9)])
+    assert row["loss"] == "2.0000 (1 of 2 diverged)" and row["time s"] == "10.0"
+
+
+def test_evaluations_are_columns_and_tell_how_they_failed() -> None:
+    good = {"longer": {"metric": "loss", "value": 3.0}}
+    bad = {"longer": {"failure": "refused", "message": "too long"}}
+    rows = table_of([result(lr="0.1", evaluate=good), result(lr="0.2", evaluate=bad)])
+    assert [row["longer"] for row in rows] == ["3.0000", "refused"]
+
+
+def test_files_hold_every_figure(tmp_path: Path) -> None:
+    results = [result(seed=1, best=1.0), result(seed=2, best=3.0), result(lr="0.2", status="killed", best=None)]
+    plan = Plan(tasks=(LM,))
+    write_tables(plan, make_table(plan, results), results, tmp_path)
+    variants = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    assert len(variants) == 2 and float(variants[0]["valid.loss"]) == 2.0
+    assert float(variants[0]["valid.loss.sd"]) == pytest.approx(math.sqrt(2))
+    assert variants[1]["failures"] == "killed" and variants[1]["valid.loss"] == ""
+    cells = list(csv.DictReader(io.StringIO((tmp_path / "cells.csv").read_text())))
+    assert [(cell["seed"], cell["status"], cell["valid.accuracy"]) for cell in cells][:2] == [
+        ("1", "done", "0.5"),
+        ("2", "done", "0.5"),
+    ]
+    document = json.loads((tmp_path / "table.json").read_text())
+    assert document["rows"][0]["stats"]["valid.loss"] == {"mean": 2.0, "deviation": math.sqrt(2), "count": 2}
+    assert document["rows"][0]["text"]["loss"] == "2.0000 ± 1.4142"
+
+
+def test_markdown_is_one_table_with_the_best_in_bold() -> None:
+    results = [result(lr="0.1", best=1.0), result(lr="0.2", best=2.0)]
+    lines = markdown(make_table(Plan(tasks=(LM,)), results)).splitlines()
+    assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
+    assert "**1.0000**" in lines[2] and "**" not in lines[3]
+
+
+def test_curves_are_means_over_seeds_and_of_tasks_apart(tmp_path: Path) -> None:
+    results = [result(seed=1), result(seed=2, best=4.0)]
+    names = [path.name for path in draw(Plan(tasks=(LM,)), results, tmp_path)]
+    assert names == ["curves.svg", "curves.png"] and (tmp_path / "curves.svg").read_text().startswith("<?xml")
+    both = [*results, result("pairs", metric="bleu")]
+    names = [path.name for path in draw(Plan(tasks=(LM, PAIRS)), both, tmp_path)]
+    assert names == ["curves-lm.svg", "curves-lm.png", "curves-pairs.svg", "curves-pairs.png"]
+    assert draw(Plan(tasks=(LM,)), [result(curve=[], status="refused")], tmp_path) == []
+
+
+def test_a_run_is_read_at_its_best_validation(tmp_path: Path) -> None:
+    records = [
+        {"split": "train", "step": 1, "loss": 9.0, "tokens": 50, "seconds": 1.0},
+        {"split": "valid", "step": 2, "loss": 3.0, "bleu": 5.0, "is_best": True},
+        {"split": "valid", "step": 4, "loss": 2.0, "bleu": 7.0, "is_best": True},
+        {"split": "train", "step": 6, "loss": 8.0, "tokens": 300, "seconds": 4.0},
+        {"split": "valid", "step": 6, "loss": 1.0, "bleu": 6.0, "is_best": False},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = Result("c", "t", {}, 1, metric="bleu")
+    read_run(found, tmp_path)
+    assert (found.best, found.best_step, found.validation) == (7.0, 4, {"loss": 2.0, "bleu": 7.0})
+    assert (found.steps, found.tokens, found.seconds, found.tokens_per_second) == (6, 300, 4.0, 75.0)
+    assert found.curve == [[2, 5.0], [4, 7.0], [6, 6.0]] and found.training_curve == [[1, 9.0], [6, 8.0]]
+
+
+def test_numbers_have_three_digits_and_a_suffix() -> None:
+    assert [si(value) for value in (7.0, 999.0, 1000.0, 36096.0, 5.751e6, 2e12)] == [
+        *("7", "999", "1 k", "36.1 k", "5.75 M", "2 T"),
+    ]

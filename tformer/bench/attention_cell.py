@@ -1,0 +1,140 @@
+"""One cell of `bench attention`: forward and backward of an attention kind at one length, its time and its memory.
+
+Measured is the mechanism alone, without projections: softmax(q k^T) v or what a kind has in its place, then the
+gradients of q, k, v and of the kind's own parameters. Queries, keys and values lie in memory as projections leave
+them, [B, T, H, h].
+
+Order: code is loaded by a short call; inputs are made; memory is counted from here over the first call, so that masks
+and tables which a kind makes at its first call count too; then calls are timed.
+
+Shape legend: B batch, T positions, H heads, h head_dim, D = H h.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tformer.bench.attention_kinds import DenseMaskedOptions, make_options
+from tformer.bench.memory import PeakMemory
+from tformer.bench.timing import measure
+from tformer.nn.attention import AttentionSizes, Mechanism, build_mechanism
+from tformer.nn.attention.mechanism import Call, Reach
+from tformer.nn.hardware import DTYPES
+
+SHORT = 128  # positions of the call that loads code
+SLOW_SECONDS = 1.0  # a first call that takes longer has warmed up enough
+SHARE_FOR_REPEATS = 0.5  # of the time limit: what is left covers loading
+
+
+def measure_attention(
+    *,
+    kind: str,
+    length: int,
+    options: Mapping[str, Any],
+    batch_size: int,
+    heads: int,
+    head_dim: int,
+    causal: bool,
+    dtype: str,
+    device: str,
+    repeats: int,
+    max_seconds: float,
+) -> dict[str, Any]:
+    """Seconds (median, minimum, spread as a share, repeats) and peak bytes above the inputs.
+
+    kind, options: as in `attention_options.KINDS`.
+    dtype: fp32, bf16 or fp16. ValueError when options and sizes do not suit each other.
+    """
+    began = time.perf_counter()
+    torch.manual_seed(0)
+    where, number_format = torch.device(device), DTYPES[dtype]
+    parsed = make_options(kind, options)
+    window = parsed.window if isinstance(parsed, DenseMaskedOptions) else None
+    sizes = sizes_of(heads=heads, head_dim=head_dim, length=length, causal=causal)
+
+    def prepare(positions: int) -> Callable[[], object]:
+        mechanism = make_mechanism(kind, options, sizes).to(where)
+        inputs = [
+            torch.randn(batch_size, positions, heads, head_dim, device=where, dtype=number_format) for _ in range(4)
+        ]
+        return _work(mechanism, inputs, window, causal=causal)
+
+    prepare(min(length, SHORT))()
+    work = prepare(length)
+    memory = PeakMemory(where)
+    start = time.perf_counter()
+    work()
+    peak = memory.bytes()  # on a GPU this waits for the work to be done
+    first = time.perf_counter() - start
+    timing = measure(
+        work,
+        repeats=repeats,
+        most_seconds=SHARE_FOR_REPEATS * max_seconds - (time.perf_counter() - began),
+        warm_ups=0 if first > SLOW_SECONDS else 2,
+        synchronise=(lambda: torch.cuda.synchronize(where)) if where.type == "cuda" else lambda: None,
+    )
+    return {**asdict(timing), "peak_bytes": peak}
+
+
+def sizes_of(*, heads: int, head_dim: int, length: int, causal: bool) -> AttentionSizes:
+    """Self-attention of the first layer of a model that reads so many positions."""
+    return AttentionSizes(
+        d_model=heads * head_dim,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        max_seq_len=length,
+        causal=causal,
+    )
+
+
+def make_mechanism(kind: str, options: Mapping[str, Any], sizes: AttentionSizes) -> Mechanism:
+    """A kind with its parameters drawn. ValueError when options and sizes do not suit each other."""
+    mechanism = build_mechanism(make_options(kind, options), sizes)
+    mechanism.reset_parameters(0.02)
+    return mechanism.train()
+
+
+def _work(mechanism: Mechanism, inputs_BTHh: list[Tensor], window: int | None, *, causal: bool) -> Callable[[], object]:
+    """A call that goes forward and back. With a `window`, under a mask of that band, which the first call makes."""
+    *qkv_BTHh, grad_BTHh = inputs_BTHh
+    batch, length, heads, head_dim = grad_BTHh.shape
+    trained = [*(x.requires_grad_() for x in qkv_BTHh), *mechanism.parameters()]
+    positions = torch.arange(length, device=grad_BTHh.device).unsqueeze(0)
+    stream_BTD = torch.zeros(1, dtype=grad_BTHh.dtype, device=grad_BTHh.device).expand(batch, length, heads * head_dim)
+    mask: Tensor | None = None
+
+    def work() -> None:
+        nonlocal mask
+        if window is not None and mask is None:
+            mask = band_mask(length, window, causal=causal, device=grad_BTHh.device)
+        call = Call(
+            stream_BTD,
+            positions,
+            positions,
+            scale=head_dim**-0.5,
+            mask=mask,
+            is_causal=causal and mask is None,
+            reach=Reach(causal=causal),
+        )
+        q, k, v = (x.transpose(1, 2) for x in qkv_BTHh)
+        out_BHTh, _ = mechanism(q, k, v, call)
+        torch.autograd.grad(out_BHTh, trained, grad_BTHh.transpose(1, 2), allow_unused=True)
+
+    return work
+
+
+def band_mask(length: int, window: int, *, causal: bool, device: torch.device) -> Tensor:
+    """bool [1, 1, T, T]: a query sees `window` keys beside its own, half on each side (causal: all before)."""
+    if causal:
+        band = torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(-window)
+    else:
+        band = torch.ones(length, length, dtype=torch.bool, device=device).tril_(window // 2).triu_(-(window // 2))
+    return band[None, None]

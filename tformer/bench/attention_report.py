@@ -1,0 +1,232 @@
+"""What `bench attention` found, for people and programs: tables, slopes, crossovers, CSV, JSON and curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tformer.bench.attention import NOT_TRIED, AttentionBench, Cell, succeeded
+from tformer.bench.attention_kinds import DENSE_MASKED, FULL
+from tformer.bench.isolate import OUT_OF_MEMORY, TOO_LONG
+from tformer.bench.scaling import crossover, log_log_slope, slope_lengths
+from tformer.bench.table import Table, markdown, show_bytes, show_factor, show_seconds
+from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.logs import finite
+from tformer.checkpoint.run import make_folders
+from tformer.viz.curves import Curve, draw_curves
+
+UNSTEADY = 0.2
+"""A spread above this share of the median is told."""
+
+FILES = ("table.md", "table.csv", "table.json", "time.svg", "memory.svg")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One kind over all lengths. None: not known, for want of measurements.
+
+    Attributes:
+        time_slope, memory_slope: exponents of the length, fitted over `slope_lengths`.
+        crossover: length from which on it is faster than full attention; 0: at every length; infinity: at none.
+        compared_at: the greatest length that both were measured at.
+        speedup: full attention's time over this kind's there; memory_share: this kind's memory over that of
+            dense-masked attention there (`masked_at`).
+    """
+
+    kind: str
+    slope_lengths: tuple[int, ...]
+    time_slope: float | None
+    memory_slope: float | None
+    crossover: float | None
+    compared_at: int | None
+    speedup: float | None
+    masked_at: int | None
+    memory_share: float | None
+
+
+def summarise(bench: AttentionBench, cells: Sequence[Cell]) -> list[Summary]:
+    """A summary of each kind, in the order of the kinds."""
+    return [_summary(kind, cells) for kind in bench.kinds]
+
+
+def _summary(kind: str, cells: Sequence[Cell]) -> Summary:
+    own, full, masked = (succeeded(cells, name) for name in (kind, FULL, DENSE_MASKED))
+    lengths = slope_lengths(sorted(own))
+    at = max(own.keys() & full, default=None)
+    masked_at = max(own.keys() & masked, default=None)
+    return Summary(
+        kind,
+        tuple(lengths),
+        log_log_slope({length: _seconds(own[length]) for length in lengths}),
+        log_log_slope({length: _bytes(own[length]) for length in lengths}),
+        None if kind == FULL else crossover(_times(own), _times(full)),
+        at,
+        None if at is None else _seconds(full[at]) / _seconds(own[at]),
+        masked_at,
+        None if masked_at is None else _bytes(own[masked_at]) / max(1, _bytes(masked[masked_at])),
+    )
+
+
+def _seconds(cell: Cell) -> float:
+    assert cell.median is not None
+    return cell.median
+
+
+def _bytes(cell: Cell) -> int:
+    assert cell.peak_bytes is not None
+    return cell.peak_bytes
+
+
+def _times(cells: dict[int, Cell]) -> dict[int, float]:
+    return {length: _seconds(cell) for length, cell in cells.items()}
+
+
+def tables(bench: AttentionBench, cells: Sequence[Cell]) -> list[Table]:
+    """Time, memory, and what follows from them."""
+    by_place = {(cell.kind, cell.length): cell for cell in cells}
+    headings = ("kind", *(f"{length:,}" for length in bench.lengths))
+
+    def table(title: str, show: Any) -> Table:
+        rows = [(kind, *(show(by_place[kind, length]) for length in bench.lengths)) for kind in bench.kinds]
+        return Table(title, headings, tuple(rows))
+
+    return [
+        table("Time of forward and backward, median", lambda cell: _why(cell) or show_seconds(_seconds(cell))),
+        table("Peak memory beyond the inputs", lambda cell: _why(cell) or show_bytes(_bytes(cell))),
+        _summary_table(bench, summarise(bench, cells)),
+    ]
+
+
+def _why(cell: Cell) -> str:
+    """A short word for a cell that holds no number; `notes` has the rest."""
+    failed = cell.failed or ""
+    if failed.startswith(TOO_LONG):
+        return failed
+    return next((word for word in (OUT_OF_MEMORY, NOT_TRIED) if failed.startswith(word)), "failed" if failed else "")
+
+
+def _summary_table(bench: AttentionBench, summaries: Sequence[Summary]) -> Table:
+    longest = bench.lengths[-1]
+
+    def at(length: int | None) -> str:
+        return "" if length in (None, longest) else f" (at {length:,})"
+
+    headings = [
+        "kind",
+        "slope of time",
+        "slope of memory",
+        "faster than full",
+        f"speed at {longest:,}: full = 1 x",
+        f"memory at {longest:,}: {DENSE_MASKED} = 1 x",
+    ]
+    rows = []
+    for one in summaries:
+        over = _range(one.slope_lengths) if one.slope_lengths else ""
+        rows.append(
+            (
+                one.kind,
+                "" if one.time_slope is None else f"{one.time_slope:.2f} ({over})",
+                "" if one.memory_slope is None else f"{one.memory_slope:.2f}",
+                show_crossover(one, bench),
+                "" if one.speedup is None else show_factor(one.speedup) + at(one.compared_at),
+                "" if one.memory_share is None else show_factor(one.memory_share) + at(one.masked_at),
+            )
+        )
+    return Table("Growth with length T, as an exponent: cost ~ T^slope", tuple(headings), tuple(rows))
+
+
+def _range(lengths: Sequence[int]) -> str:
+    return f"{lengths[0]:,} to {lengths[-1]:,}"
+
+
+def show_crossover(one: Summary, bench: AttentionBench) -> str:
+    """From which length on a kind is faster than full attention, in words."""
+    if one.crossover is None:
+        return ""
+    if one.crossover == 0:
+        return f"from {bench.lengths[0]:,} or less"
+    if math.isinf(one.crossover):
+        return f"not up to {one.compared_at:,}"
+    return f"from about {float(f'{one.crossover:.2g}'):,.0f}"
+
+
+def notes(bench: AttentionBench, cells: Sequence[Cell]) -> list[str]:
+    """What the tables have no room for."""
+    found = [
+        f"{cell.kind} at {cell.length:,}: {cell.failed}"
+        for cell in cells
+        if cell.failed not in (None, _why(cell)) and _why(cell) != NOT_TRIED
+    ]
+    unsteady = [cell for cell in cells if cell.spread is not None and cell.spread > UNSTEADY]
+    if unsteady:
+        places = ", ".join(f"{cell.kind} at {cell.length:,}" for cell in unsteady[:3])
+        more = f" and {len(unsteady) - 3} more" if len(unsteady) > 3 else ""
+        found.append(f"unsteady, the machine may be busy: times of {places}{more} spread over {UNSTEADY:.0%} or more")
+    return found
+
+
+def settings_line(bench: AttentionBench) -> str:
+    """What was measured, in one line."""
+    options = [f"{kind}.{name}={value}" for kind, values in bench.options.items() for name, value in values.items()]
+    parts = [f"batch {bench.batch_size}", f"{bench.heads} heads of {bench.head_dim}"]
+    parts += ["causal"] if bench.causal else []
+    return ", ".join([*parts, *options])
+
+
+def document(bench: AttentionBench, cells: Sequence[Cell], *, environment: dict[str, Any]) -> dict[str, Any]:
+    """Everything, for programs; seconds and bytes."""
+    return {
+        "environment": environment,
+        "settings": bench.to_json(),
+        "cells": [asdict(cell) for cell in cells],
+        "summary": [asdict(one) | {"faster_than_full": show_crossover(one, bench)} for one in summarise(bench, cells)],
+        "notes": notes(bench, cells),
+    }
+
+
+def write_report(bench: AttentionBench, cells: Sequence[Cell], out: Path, *, environment: dict[str, Any]) -> None:
+    """`FILES`, each whole or not at all; pictures only of what was measured. Errors: StorageError."""
+    make_folders(out)
+    lines = [f"# Attention: time and memory against length\n\n{environment['line']}; {settings_line(bench)}"]
+    lines += [markdown(table) for table in tables(bench, cells)]
+    lines += ["\n".join(f"- {note}" for note in notes(bench, cells))]
+    write_text(out / "table.md", "\n\n".join(part for part in lines if part) + "\n")
+    write_text(out / "table.csv", _csv(cells))
+    text = json.dumps(finite(document(bench, cells, environment=environment)), ensure_ascii=False, allow_nan=False)
+    write_text(out / "table.json", text + "\n")
+    if any(cell.failed is None for cell in cells):
+        _draw(bench, cells, out)
+
+
+def _csv(cells: Sequence[Cell]) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [field.name for field in fields(Cell)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(cell) for cell in cells)
+    return stream.getvalue()
+
+
+def _draw(bench: AttentionBench, cells: Sequence[Cell], out: Path) -> None:
+    for name, label, value in (
+        ("time", "milliseconds, forward and backward", lambda cell: _seconds(cell) * 1000),
+        ("memory", "peak MiB beyond the inputs", lambda cell: _bytes(cell) / 2**20),
+    ):
+        curves = [
+            Curve(kind, [(length, value(cell)) for length, cell in sorted(succeeded(cells, kind).items())])
+            for kind in bench.kinds
+        ]
+        draw_curves(
+            curves,
+            out / f"{name}.svg",
+            title=f"Attention: {name} against length ({settings_line(bench)})",
+            x_label="length, positions",
+            y_label=label,
+            log_x=True,
+            log_y=True,
+        )

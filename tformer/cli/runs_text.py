@@ -1,0 +1,234 @@
+"""How runs look on a page: a table where it fits, else a few short lines for each run or key."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tformer.cli.common import as_cell
+from tformer.workflows.runs import Comparison, RunDetail, RunSummary
+
+UNKNOWN = "-"
+DROPPED_FIRST = ("size", "parameters", "time", "recipe")  # columns of the list, when there is no room for all
+NUMBERS = frozenset({"step", "parameters", "time", "size"})
+
+
+def list_lines(runs: Sequence[RunSummary], *, width: int | None = None) -> Iterator[str]:
+    """A line for each run, the problems of a damaged one beneath it; as many columns as `width` has room for."""
+    if not runs:
+        return
+    rows = [_columns(run) for run in runs]
+    names = list(rows[0])
+    for dropped in (None, *DROPPED_FIRST):
+        names = [name for name in names if name != dropped]
+        table = _aligned([names, *([row[name] for name in names] for row in rows)], right=NUMBERS & set(names))
+        if width is None or max(map(len, table)) <= width:
+            break
+    else:
+        yield from _list_blocks(runs, rows)
+        return
+    yield table[0]
+    for line, run in zip(table[1:], runs, strict=True):
+        yield line
+        yield from _problem_lines(run)
+
+
+def _list_blocks(runs: Sequence[RunSummary], rows: Sequence[dict[str, str]]) -> Iterator[str]:
+    for run, row in zip(runs, rows, strict=True):
+        yield row["run"]
+        yield f"  {row['state']}, step {row['step']}"
+        yield f"  best {row['best']}"
+        yield from _problem_lines(run)
+
+
+def _columns(run: RunSummary) -> dict[str, str]:
+    return {
+        "run": as_cell(str(run.path)),
+        "recipe": as_cell(run.kind or UNKNOWN),
+        "state": run.state,
+        "step": _step(run),
+        "best": _best(run),
+        "parameters": UNKNOWN if run.parameters is None else short_count(run.parameters),
+        "time": UNKNOWN if run.seconds is None else duration(run.seconds),
+        "size": size(run.size_bytes),
+    }
+
+
+def _problem_lines(run: RunSummary) -> Iterator[str]:
+    for problem in run.problems:
+        yield f"  ! {as_cell(problem)}"
+
+
+def show_lines(detail: RunDetail) -> Iterator[str]:
+    """Everything of one run, section after section."""
+    run = detail.summary
+    facts = {
+        "run": str(run.path),
+        "recipe": run.kind or UNKNOWN,
+        "state": run.state,
+        "step": _step(run),
+        "best": _best(run),
+        "parameters": UNKNOWN if run.parameters is None else f"{run.parameters:,}",
+        "time": _time(run),
+        "size": size(run.size_bytes),
+        "updated": datetime.datetime.fromtimestamp(run.updated).isoformat(" ", "seconds") if run.updated else UNKNOWN,
+    }
+    yield from _aligned([[key, as_cell(value)] for key, value in facts.items()])
+    yield from _problem_lines(run)
+    if detail.base is not None:
+        yield from ("", f"differs from {detail.base} in {len(detail.differences)} keys")
+        for key, sides in detail.differences.items():
+            own = text_of(sides["run"]) if "run" in sides else UNKNOWN
+            yield f"  {key}: {own}" + (f"  ({text_of(sides['base'])})" if "base" in sides else "")
+    yield from _environment_lines(detail.environment)
+    for split, records in detail.metrics.items():
+        yield from ("", {"train": "training", "valid": "validation"}[split])
+        yield from _record_table(records)
+    if detail.checkpoints:
+        yield from ("", "checkpoints")
+        yield from _checkpoint_lines(detail)
+
+
+def _environment_lines(environment: dict[str, Any] | None) -> Iterator[str]:
+    if environment is None:
+        return
+    command, versions = environment.get("command"), environment.get("versions")
+    facts = {key: environment.get(key) for key in ("started", "device", "platform", "python")}
+    facts["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else None
+    facts |= {"commit": environment.get("git_commit"), "data": environment.get("data_fingerprint")}
+    facts["command"] = shlex.join(map(str, command)) if isinstance(command, list) else None
+    yield from ("", "environment of its last start")
+    known = [["", key, as_cell(str(value))] for key, value in facts.items() if value is not None]
+    yield from _aligned(known) if known else ()
+
+
+def _record_table(records: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Figures down, first, best and last across."""
+    figures = {
+        key: None
+        for record in records.values()
+        for key, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    rows = [["", name, *(figure(record.get(name)) for record in records.values())] for name in figures]
+    yield from _aligned([["", "", *records], *rows], right=set(records))
+
+
+def _checkpoint_lines(detail: RunDetail) -> Iterator[str]:
+    rows = [
+        [
+            "",
+            f"step {line.step:,}",
+            "" if line.score is None else f"score {figure(line.score)}",
+            UNKNOWN if line.size_bytes is None else size(line.size_bytes),
+            ", ".join(word for word, holds in (("latest", line.is_latest), ("best", line.is_best)) if holds),
+        ]
+        for line in detail.checkpoints
+    ]
+    yield from _aligned(rows)
+
+
+def compare_lines(comparison: Comparison, *, width: int | None = None) -> Iterator[str]:
+    """A row for each key that differs and each figure, a column for each run; too wide: a block for each row."""
+    runs = comparison.runs
+    recipe = [
+        [key, *(text_of(row[index]) if index in row else UNKNOWN for index in range(len(runs)))]
+        for key, row in comparison.keys.items()
+    ]
+    results = [
+        ["state", *(run.state for run in runs)],
+        ["step", *(_step(run) for run in runs)],
+        ["best", *(_best(run) for run in runs)],
+        *([name, *(figure(row.get(index)) for index in range(len(runs)))] for name, row in comparison.metrics.items()),
+        ["parameters", *(UNKNOWN if run.parameters is None else f"{run.parameters:,}" for run in runs)],
+        ["time", *(UNKNOWN if run.seconds is None else duration(run.seconds) for run in runs)],
+        ["tokens/s", *(UNKNOWN if (rate := run.tokens_per_second) is None else f"{rate:,.0f}" for run in runs)],
+        ["size", *(size(run.size_bytes) for run in runs)],
+    ]
+    heading = ["", *map(as_cell, comparison.names)]
+    sections = [recipe, results] if recipe else [[["the recipes are equal", *("" for _ in runs)]], results]
+    table = _aligned([heading, *(row for section in sections for row in section)])
+    if width is None or max(map(len, table)) <= width:
+        yield from table[: 1 + len(sections[0])]
+        yield ""
+        yield from table[1 + len(sections[0]) :]
+    else:
+        for section in sections:
+            for key, *values in section:
+                yield key
+                yield from (f"  {name}: {value}" for name, value in zip(heading[1:], values, strict=True) if value)
+            yield ""
+    for run, name in zip(runs, comparison.names, strict=True):
+        yield from (f"! {name}: {as_cell(problem)}" for problem in run.problems)
+
+
+def _step(run: RunSummary) -> str:
+    step = UNKNOWN if run.step is None else str(run.step)
+    return step if run.max_steps is None else f"{step}/{run.max_steps}"
+
+
+def _best(run: RunSummary) -> str:
+    return UNKNOWN if run.best is None else f"{run.best.metric} {figure(run.best.value)} @ {run.best.step}"
+
+
+def _time(run: RunSummary) -> str:
+    if run.seconds is None:
+        return UNKNOWN
+    rate = run.tokens_per_second
+    return duration(run.seconds) + ("" if rate is None else f", {rate:,.0f} tokens/s")
+
+
+def text_of(value: Any) -> str:
+    """A recipe's value as in YAML, on one line."""
+    if isinstance(value, str) and value.strip():
+        return as_cell(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def figure(value: Any) -> str:
+    """A measured number in a few digits; whole numbers whole."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return UNKNOWN
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"
+
+
+def short_count(count: int) -> str:
+    """1,234,567 as 1.23M."""
+    for factor, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{unit}"
+    return str(count)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 4.2s, 3:05 or 2:03:05."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def size(number: int) -> str:
+    """Bytes in decimal units."""
+    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number} B"
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, right: set[str] | frozenset[str] = frozenset()) -> list[str]:
+    """Columns two spaces apart; those whose heading is in `right` end at the same place, the others begin there."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for heading, cell, width in zip(rows[0], row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,61 @@
+"""What attention costs per token, layer by layer: each with its own kind, options and heads.
+
+Every kind says what a query costs it, in keys (`options.keys_per_query`): full attention looks at all T, a window at
+those in sight, Linformer at its rank and what projecting to it takes, Performer at its features and their making.
+"""
+
+from __future__ import annotations
+
+from tformer.build import layer_sizes
+from tformer.data.pair_mixture import MixedPairs
+from tformer.data.pair_set import PairTokens
+from tformer.metrics import attention_flops
+from tformer.nn.attention import CROSS_ATTENTION
+from tformer.recipe.layers import layer_sections
+from tformer.recipe.model import Model
+from tformer.training.material import Material
+
+
+def mean_lengths(material: Material) -> tuple[float, float]:
+    """Mean tokens of a sample on the encoder's and on the decoder's side; where they are not known apart, the same."""
+    samples = material.samples.pairs if isinstance(material.samples, MixedPairs) else material.samples
+    if isinstance(samples, PairTokens):
+        return float(samples.source_lengths.mean()), float(samples.target_lengths.mean())
+    lengths = samples.lengths
+    length = material.tokens_per_sample if lengths is None else float(lengths.mean())
+    return length, length
+
+
+def attention_flops_per_token(model: Model, *, source_length: float, target_length: float) -> float:
+    """Forward operations of all attention for one token, on average over the tokens of both sides.
+
+    source_length: tokens that the encoder reads; target_length: that the decoder reads. Of a model with one stack only
+    the stack's own length counts.
+    """
+    if model.encoder is None:
+        return attention_flops(_self_attention(model, "decoder", target_length))
+    encoder = attention_flops(_self_attention(model, "encoder", source_length))
+    if model.decoder is None:
+        return encoder
+    layers = [*_self_attention(model, "decoder", target_length), *_cross_attention(model, source_length)]
+    total = source_length * encoder + target_length * attention_flops(layers)
+    return total / (source_length + target_length)
+
+
+def _self_attention(model: Model, side: str, length: float) -> list[tuple[float, float]]:
+    """(width, keys per query) of each layer."""
+    options = (layer.attention for layer in layer_sections(getattr(model, side), path=f"model.{side}"))
+    return [(width, kind.keys_per_query(length)) for width, kind in zip(_widths(model, side), options, strict=True)]
+
+
+def _cross_attention(model: Model, length: float) -> list[tuple[float, float]]:
+    """The same of the decoder's looks at the encoder's output, which are full where a kind is no cross-attention."""
+    assert model.decoder is not None
+    options = (layer.attention for layer in layer_sections(model.decoder, path="model.decoder"))
+    keys = (kind.keys_per_query(length) if kind.kind in CROSS_ATTENTION else length for kind in options)
+    return list(zip(_widths(model, "decoder"), keys, strict=True))
+
+
+def _widths(model: Model, side: str) -> list[float]:
+    """Heads times the mean of query and value size: scores take one, the weighted sum the other."""
+    return [sizes.num_heads * (sizes.head_dim + sizes.value_dim) / 2 for sizes in layer_sizes(model, side)]

@@ -1,0 +1,1 @@
+"""Attention: its weights, their summaries, and the page and pictures of them."""

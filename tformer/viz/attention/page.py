@@ -1,0 +1,167 @@
+"""The page: every weight as a byte, unpacked by the browser when it is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from tformer.viz.attention.packing import pack, pack_mask
+from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, short_name, too_large
+from tformer.viz.attention.sides import Side
+from tformer.viz.attention.summary import COLUMNS, summarise
+from tformer.viz.attention.weights import NAMES, Attention, Kind, Layer
+from tformer.viz.page import render_page
+
+STYLE = "attention.css"
+SCRIPTS = ("attention.js", "attention_parts.js", "attention_views.js")
+PACKED = "Weights on this page are rounded to bytes of their square roots (an error of at most √a / 255); --format json has them whole."
+
+
+def render(
+    scene: Scene,
+    *,
+    view: str,
+    scale: str,
+    top_k: int,
+    max_bytes: float,
+    head: str | None = None,
+    colours: str = "viridis",
+) -> str:
+    """The page as text.
+
+    Args:
+        view, scale, top_k, head, colours: what it shows when it is opened. `head`: "mean", or the first.
+        max_bytes: InputError for a page that is larger.
+    """
+    blobs: dict[str, bytes] = {}
+    kinds = [_kind(scene, attention, blobs) for attention in scene.attentions.values()]
+    sides = {name: _side(side) for name, side in scene.reading.sides.items()}
+    start = {
+        "attention": "cross" if "cross" in scene.attentions else kinds[0]["kind"],
+        "view": view,
+        "scale": scale,
+        "top": top_k,
+        "head": head,
+        "colours": colours,
+        "merge": scene.changes.merge_subwords,
+        "hide": scene.changes.hide_special,
+    }
+    data: dict[str, Any] = {"kinds": kinds, "sides": sides, "start": start, "notes": scene.notes}
+    image = scene.reading.pixels
+    if image is not None:
+        blobs["image"] = image.tobytes()
+        rows, columns = scene.reading.grid
+        offset = len(scene.reading.sides["encoder"]) - rows * columns
+        data["image"] = {"height": image.shape[0], "width": image.shape[1], "rows": rows, "columns": columns,
+                         "offset": offset}  # fmt: skip
+    style = files("tformer.viz").joinpath("assets", STYLE).read_text(encoding="utf-8")
+    page = render_page(
+        title="Attention",
+        subtitle=_subtitle(scene),
+        body=f"<style>\n{style}</style>\n{BODY}",
+        scripts=SCRIPTS,
+        data=data,
+        blobs=blobs,
+        notes=_footer(scene),
+    )
+    if len(page.encode()) > max_bytes:
+        cells = sum(attention.cells for attention in scene.attentions.values())
+        raise too_large(max_bytes, f"{cells:,} weights in a page of {len(page.encode()) / 1e6:.1f} MB")
+    return page
+
+
+BODY = """\
+<div id="controls" class="controls" role="group" aria-label="What is shown"></div>
+<div id="notes"></div>
+<section id="view" aria-label="Attention"></section>
+"""
+
+
+def _subtitle(scene: Scene) -> str:
+    texts = scene.reading.texts
+    quoted = [text if len(text) <= 160 else f"{text[:157]}..." for text in texts.values()]
+    return f"{short_name(scene)}: {' → '.join(quoted)}"
+
+
+def _footer(scene: Scene) -> list[str]:
+    model = scene.model
+    lines = [CAUTION, PACKED, f"Model: {model['name']}, step {model['step']}, sha256 {str(model['sha256'])[:16]}."]
+    lines += [f"{name.capitalize()}: {text}" for name, text in scene.reading.texts.items()]
+    return [*lines, *([f"Command: {scene.command}"] if scene.command else [])]
+
+
+def _kind(scene: Scene, attention: Attention, blobs: dict[str, bytes]) -> dict[str, Any]:
+    kind = attention.kind
+    rows, divergences = summarise(attention)
+    blobs[f"{kind}-divergence"] = divergences.between_NN.astype("<f4").tobytes()
+    masks: dict[bytes, str] = {}
+    layers = [_layer(kind, layer, attention, blobs, masks) for layer in attention.layers]
+    found: dict[str, Any] = {
+        "kind": kind,
+        "name": NAMES[kind],
+        "queries": attention.queries.name,
+        "keys": attention.keys.name,
+        "layers": layers,
+        "largest": max(float(layer.weights_HTS.max(initial=0.0)) for layer in attention.layers) or 1.0,
+        "summary": {
+            "columns": [[name, MEASURES[name]] for name in COLUMNS],
+            "rows": [[_short(value) for value in asdict(row).values()] for row in rows],
+            "divergenceQueries": [divergences.rows, divergences.of],
+        },
+    }
+    if kind in scene.rollouts:
+        packed = pack(scene.rollouts[kind])
+        blobs[f"{kind}-rollout"] = packed.data
+        found["rollout"] = {"blob": f"{kind}-rollout", "notes": scene.rollout_notes(kind),
+                            "mask": "causal" if attention.causal else None,
+                            "largest": float(scene.rollouts[kind].max())}  # fmt: skip
+    return found
+
+
+def _layer(
+    kind: Kind, layer: Layer, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str]
+) -> dict[str, Any]:
+    name = f"{kind}-{layer.number}"
+    packed = pack(layer.weights_HTS, signed=layer.signed)
+    blobs[name] = packed.data
+    return {
+        "number": layer.number,
+        "heads": list(layer.heads),
+        "pattern": layer.pattern,
+        "blob": name,
+        "mask": _mask(kind, layer.visible_TS, attention, blobs, masks),
+        "largest": packed.largest,
+        "signed": packed.signed,
+    }
+
+
+def _mask(
+    kind: Kind, visible_TS: np.ndarray, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str]
+) -> str | None:
+    """None: all is visible; "causal"; or the name of a blob. Layers of one pattern share it."""
+    if visible_TS.all():
+        return None
+    if attention.causal and np.array_equal(visible_TS, np.tril(np.ones_like(visible_TS))):
+        return "causal"
+    content = pack_mask(visible_TS)
+    if content not in masks:
+        masks[content] = f"{kind}-mask-{len(masks)}"
+        blobs[masks[content]] = content
+    return masks[content]
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "tokens": list(side.tokens),
+        "special": [int(mark) for mark in side.special],
+        "words": [list(word) for word in side.words()],
+        "textOf": list(side.text_of),
+        "writtenFrom": side.written_from,
+    }
+
+
+def _short(value: Any) -> Any:
+    return round(value, 5) if isinstance(value, float) else value

@@ -1,0 +1,284 @@
+"""What a person gave, as the inputs of a forward pass and the tokens that go with them.
+
+    encoder only         the text, or two of them, inside the tokenizer's template; or an image
+    decoder only         the text, and what the model writes after it
+    encoder-decoder      the source, and the target given, else the model's own translation
+
+The decoder reads token t and writes token t + 1: its rows are named by what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tformer.data.image_files import read_image
+from tformer.data.images import to_pixels
+from tformer.data.template import TextTemplate, pair_template, single_template
+from tformer.decoding.beam_settings import fitting_beam_settings
+from tformer.decoding.generate import generate
+from tformer.decoding.prompts import encode_prompt
+from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.translate_loaded import translator_of
+from tformer.decoding.unwritten import unwritten_tokens
+from tformer.errors import InputError
+from tformer.loading import Loaded
+from tformer.nn.embedding import PatchEmbedding
+from tformer.viz.attention.sides import Side, image_side, side_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The texts or the image, as a person gave them.
+
+    `max_tokens`: each text is cut to so many tokens, special ones included. `max_new_tokens`: of what the model writes;
+    None: nothing after a prompt, and the recipe's limit for a translation.
+    """
+
+    text: str | None = None
+    text2: str | None = None
+    target: str | None = None
+    image: Path | None = None
+    max_tokens: int | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the model reads.
+
+    Attributes:
+        inputs: of `Transformer.forward`, one row each.
+        sides: "encoder" and "decoder", those that the model has.
+        pixels: the image as the model sees it, before normalisation, uint8 [Y, X, 3]; None: text.
+        grid: rows and columns of patches.
+        notes: what a person should be told.
+    """
+
+    inputs: dict[str, Tensor]
+    sides: dict[str, Side]
+    pixels: np.ndarray | None = None
+    grid: tuple[int, int] = (0, 0)
+    notes: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def read(loaded: Loaded, asked: Asked) -> Reading:
+    """Raises InputError for what the model cannot take, and for a text that is longer than it reads."""
+    _check(loaded, asked)
+    if loaded.recipe.model.patches is not None:
+        assert asked.image is not None
+        return _read_image(loaded, asked.image)
+    model = loaded.model
+    if model.encoder is None:
+        found = _read_prompt(loaded, asked) if asked.text2 is None else _read_texts(loaded, asked)
+    elif model.decoder is None:
+        found = _read_texts(loaded, asked)
+    elif "lm" in model.heads:
+        found = _read_translation(loaded, asked)
+    else:
+        found = _read_twice(_read_texts(loaded, asked), loaded)
+    given = {"text": asked.text, "text2": asked.text2, "target": asked.target}
+    return replace(found, texts={name: text for name, text in given.items() if text is not None})
+
+
+def _check(loaded: Loaded, asked: Asked) -> None:
+    model, path = loaded.model, loaded.path
+    if loaded.recipe.model.patches is not None:
+        if asked.image is None:
+            raise InputError(f"{path} is a model of images: it reads no text", hint="give --image FILE")
+        return
+    if asked.image is not None:
+        raise InputError(f"--image: {path} reads text, not images", hint="give --text TEXT")
+    if asked.text is None:
+        raise InputError("nothing to look at", hint="give --text TEXT")
+    writes = "lm" in model.heads
+    if asked.target is not None and (model.encoder is None or model.decoder is None or not writes):
+        what = "a decoder alone" if model.encoder is None else "no model that writes a target"
+        raise InputError(f"--target: {path} is {what}", hint="put everything into --text")
+    if asked.text2 is not None and writes:
+        hint = "put everything into --text" if model.encoder is None else "give what it should write with --target"
+        raise InputError(f"--text2: {path} reads one text, not pairs", hint=hint)
+    if asked.max_new_tokens is not None and not writes:
+        raise InputError(f"--max-new-tokens: {path} writes nothing", hint="leave it out")
+
+
+# --- one text, a pair, an image --------------------------------------------------------------------------------------
+
+
+def _read_texts(loaded: Loaded, asked: Asked) -> Reading:
+    """One text or two inside their template, for an encoder."""
+    tokenizer, recipe = loaded.text_tokenizer, loaded.recipe
+    texts = [text for text in (asked.text, asked.text2) if text is not None]
+    template = single_template(tokenizer) if len(texts) == 1 else pair_template(tokenizer)
+    encoded = tokenizer.encode_batch(texts)
+    length = sum(map(len, encoded)) + template.num_special
+    room = _room(loaded, asked, length) - template.num_special
+    notes: list[str] = []
+    if sum(map(len, encoded)) > room:
+        encoded = _cut_longest(encoded, max(0, room))
+        notes.append(_cut_note(asked, length))
+    ids, types, parts, special = _assembled(template, encoded)
+    if not ids:
+        raise InputError("the text has no tokens")
+    name = "decoder" if loaded.model.encoder is None else "encoder"
+    inputs = {"input_ids": torch.tensor([ids])}
+    if recipe.model.embedding.token_types > 1 and (len(texts) == 2 or any(types)):
+        inputs["token_type_ids"] = torch.tensor([types])
+    side = side_of(name, tokenizer, ids, text_of=parts if len(texts) == 2 else (), special=special)
+    return Reading(inputs, {name: side}, notes=tuple(notes))
+
+
+def _assembled(
+    template: TextTemplate, encoded: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int], list[int], list[bool]]:
+    """Ids, token types, number of the text, and whether each is the template's."""
+    first, second = encoded[0], encoded[1] if len(encoded) == 2 else []
+    pieces: list[tuple[Sequence[int], Sequence[int], int, bool]] = [
+        (template.prefix, template.prefix_types, 0, True),
+        (first, [0] * len(first), 0, False),
+        (template.middle, template.middle_types, 0, True),
+        (second, [template.second_type] * len(second), 1, False),
+        (template.suffix, template.suffix_types, len(encoded) - 1, True),
+    ]
+    ids, types, parts, special = [], [], [], []
+    for tokens, their_types, part, from_template in pieces:
+        ids += tokens
+        types += their_types
+        parts += [part] * len(tokens)
+        special += [from_template] * len(tokens)
+    return ids, types, parts, special
+
+
+def _cut_longest(encoded: Sequence[list[int]], room: int) -> list[list[int]]:
+    """The beginnings of the texts, the longer one cut first."""
+    if len(encoded) == 1:
+        return [encoded[0][:room]]
+    first, second = encoded
+    kept = min(len(first), max(-(-room // 2), room - len(second)))
+    return [first[:kept], second[: room - kept]]
+
+
+def _read_image(loaded: Loaded, path: Path) -> Reading:
+    patches, data, embedding = loaded.recipe.model.patches, loaded.recipe.data, loaded.model.embedding
+    assert patches is not None and isinstance(embedding, PatchEmbedding)
+    image_CYX = read_image(path, size=patches.image_size, channels=patches.channels)
+    pixels = to_pixels(image_CYX[None], data.image_mean, data.image_std)
+    shown = np.ascontiguousarray(np.broadcast_to(image_CYX, (3, *image_CYX.shape[1:])).transpose(1, 2, 0))
+    grid = patches.image_size // patches.size
+    side = image_side(rows=grid, columns=grid, has_cls=embedding.cls is not None)
+    return Reading({"pixel_values": pixels}, {"encoder": side}, shown, (grid, grid), texts={"image": path.name})
+
+
+# --- what is read and written ----------------------------------------------------------------------------------------
+
+
+def _read_prompt(loaded: Loaded, asked: Asked) -> Reading:
+    """A prompt, and its most probable continuation, token by token."""
+    tokenizer = loaded.text_tokenizer
+    ids = encode_prompt(tokenizer, asked.text or "")
+    limit = _room(loaded, asked, len(ids))
+    notes: list[str] = []
+    if len(ids) > limit:
+        notes.append(_cut_note(asked, len(ids)))
+        ids = ids[:limit]
+    count = len(ids)
+    new = min(asked.max_new_tokens or 0, limit - count)
+    if new > 0:
+        eos = tokenizer.special.eos
+        settings = GenerationSettings(max_new_tokens=new, temperature=0.0, eos_id=eos, context="error")
+        never = unwritten_tokens(tokenizer.special, eos=eos, suppressed=loaded.recipe.generation.suppress_tokens)
+        [[found]] = generate(loaded.model, [ids], settings, tokenizer=tokenizer, never=never)
+        ids = [*ids, *found.ids]
+        notes.append(f"the last {len(ids) - count} tokens are the model's own, the most probable one at each step")
+    side = side_of("decoder", tokenizer, ids, written_from=count if new > 0 else None)
+    return Reading({"input_ids": torch.tensor([ids])}, {"decoder": side}, notes=tuple(notes))
+
+
+def _read_translation(loaded: Loaded, asked: Asked) -> Reading:
+    """A source, and what the decoder reads while it writes the target."""
+    tokenizer, own, ends = loaded.text_tokenizer, loaded.target_tokenizer, loaded.decoder_tokens
+    template = single_template(tokenizer)
+    text_ids = tokenizer.encode(asked.text or "")
+    length = len(text_ids) + template.num_special
+    room = _room(loaded, asked, length)
+    notes: list[str] = []
+    if length > room:
+        text_ids = text_ids[: max(0, room - template.num_special)]
+        notes.append(_cut_note(asked, length))
+    source, _, _, special = _assembled(template, [text_ids])
+    if not source:
+        raise InputError("the text has no tokens")
+    if asked.target is None:
+        target = _translated(loaded, asked, source)
+        notes.append("the target is the model's own: the best of its beam search")
+    else:
+        target = own.encode(asked.target)
+    read_ids = [*ends.prefix, *target]
+    limit = _room(loaded, asked, len(read_ids), what="target")
+    if len(read_ids) > limit:
+        notes.append(f"the target has {len(read_ids)} tokens, its first {limit} are shown")
+        read_ids = read_ids[:limit]
+    sides = {
+        "encoder": side_of("encoder", tokenizer, source, special=special),
+        "decoder": side_of("decoder", own, read_ids, written_from=len(ends.prefix) if asked.target is None else None),
+    }
+    return Reading(
+        {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([read_ids])}, sides, notes=tuple(notes)
+    )
+
+
+def _translated(loaded: Loaded, asked: Asked, source: Sequence[int]) -> list[int]:
+    """The ids of the model's own translation, without the token that ends it."""
+    ends = loaded.decoder_tokens
+    settings = fitting_beam_settings(
+        loaded.recipe.generation, eos_id=ends.eos, max_new_tokens=asked.max_new_tokens, **_least(loaded, asked)
+    )
+    translator = translator_of(loaded, settings=settings, too_long="cut", max_source=len(source))
+    [[found, *_]] = translator.translate([asked.text or ""])
+    return [token for token in found.ids if token not in settings.ends]
+
+
+def _least(loaded: Loaded, asked: Asked) -> dict[str, Any]:
+    """The recipe's least length gives way to a smaller greatest one that was asked for."""
+    least = loaded.recipe.generation.min_new_tokens
+    return {} if asked.max_new_tokens is None else {"min_new_tokens": min(least, asked.max_new_tokens)}
+
+
+def _read_twice(reading: Reading, loaded: Loaded) -> Reading:
+    """A decoder beside an encoder that labels: it reads the same text, shifted behind its start token (BART)."""
+    ids = reading.inputs["input_ids"]
+    shifted = ids.roll(1, dims=1)
+    shifted[:, 0] = loaded.decoder_tokens.start
+    side = side_of("decoder", loaded.text_tokenizer, shifted[0].tolist())
+    return replace(
+        reading,
+        inputs={**reading.inputs, "decoder_input_ids": shifted},
+        sides={**reading.sides, "decoder": side},
+    )
+
+
+# --- how much --------------------------------------------------------------------------------------------------------
+
+
+def _room(loaded: Loaded, asked: Asked, length: int, *, what: str = "text") -> int:
+    """The most tokens to read. InputError when the text has more than the model reads, and nobody said to cut it."""
+    longest = loaded.model.max_seq_len
+    if asked.max_tokens is not None:
+        return min(asked.max_tokens, longest)
+    if length > longest:
+        raise InputError(
+            f"the {what} has {length:,} tokens, but the model reads at most {longest:,}",
+            hint=f"--max-tokens {longest} shows its beginning",
+        )
+    return longest
+
+
+def _cut_note(asked: Asked, length: int) -> str:
+    return f"the text has {length:,} tokens, its first {asked.max_tokens:,} are shown (--max-tokens)"

@@ -1,0 +1,126 @@
+"""The shell of every page: one HTML file that holds its style, scripts and data, and can reach nothing else.
+
+A content security policy forbids the network and every script but the ones written here, which are named by their
+SHA-256. Data is inert: JSON whose `<` is escaped, so that no text can end the element that holds it, and gzip in
+base64 for what is large. The body of a view is trusted HTML; text of a user goes through the data and is shown by
+`textContent`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from tformer import __version__
+from tformer.errors import visible
+from tformer.viz.colours import COLOUR_MAPS, PALETTE, colour_table
+
+# In this order before the scripts of a view: state and theme, then what is built on them.
+SHELL_SCRIPTS = ("page.js", "controls.js", "pictures.js", "heatmap.js", "lines.js", "table.js")
+_ESCAPES = str.maketrans({"<": "\\u003c", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def render_page(
+    *,
+    title: str,
+    subtitle: str,
+    body: str,
+    scripts: Sequence[str],
+    data: Mapping[str, Any],
+    blobs: Mapping[str, bytes] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """A whole page as text.
+
+    Args:
+        title, subtitle, notes: plain text, escaped here; the notes stand in the footer, one a line.
+        body: trusted HTML of the view, without anything a user wrote.
+        scripts: names of files in assets/, run in order after the shell's own.
+        data: JSON for `tformer.data`; numbers that JSON lacks become null.
+        blobs: bytes for `tformer.blob(name)`; names are of letters, digits, `-` and `_`.
+    """
+    code = [_script(name) for name in (*SHELL_SCRIPTS, *scripts)]
+    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in code)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    colours = {name: base64.b64encode(colour_table(name)).decode() for name in COLOUR_MAPS}
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{_text(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>",
+        f'<header>\n<div>\n<h1 dir="auto">{_text(title)}</h1>\n<p class="subtitle" dir="auto">{_text(subtitle)}</p>',
+        '</div>\n<button type="button" id="theme" class="quiet">Dark</button>\n</header>',
+        f"<main>\n{body}\n<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>\n</main>",
+        "<footer>",
+        *(f'<p dir="auto">{_text(note)}</p>' for note in notes),
+        f"<p>Made by tformer {_text(__version__)}. This file holds everything it shows and contacts nobody.</p>",
+        "</footer>",
+        _element("application/json", "data", _json(data)),
+        _element("application/json", "colours", _json({"maps": colours, "palette": PALETTE})),
+        *(
+            _element("application/octet-stream;base64", f"blob-{name}", _packed(content))
+            for name, content in (blobs or {}).items()
+        ),
+        *(f"<script>{text}</script>" for text in code),
+        "</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def script_bytes(scripts: Sequence[str]) -> int:
+    """Size of all JavaScript in a page with these scripts of its own."""
+    return sum(len(_script(name).encode()) for name in (*SHELL_SCRIPTS, *scripts))
+
+
+def _script(name: str) -> str:
+    """A script without indentation and comments of their own lines; hence no literal of ours may span lines."""
+    lines = (line.strip() for line in _asset(name).splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+def _asset(name: str) -> str:
+    return files("tformer.viz").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _text(text: str) -> str:
+    return escape(visible(text))
+
+
+def _element(mime: str, name: str, content: str) -> str:
+    return f'<script type="{mime}" id="{name}">{content}</script>'
+
+
+def _packed(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, compresslevel=6, mtime=0)).decode()
+
+
+def _json(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # A lone surrogate is no UTF-8: the file could not be written.
+    return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

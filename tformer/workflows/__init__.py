@@ -1,0 +1,1 @@
+"""What spans several rooms: many trainings compared in one table."""

@@ -1,0 +1,212 @@
+"""What is inspected: the model of a run, a checkpoint, a Hugging Face folder or a recipe, as shapes without memory.
+
+Everything is built on the meta device. What a recipe leaves open until there is data (the size of a vocabulary, the
+number of labels) is given, read from the checkpoint, or assumed, and then said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tformer.build import build_model
+from tformer.checkpoint import Checkpoint, newest_checkpoint
+from tformer.errors import InputError
+from tformer.interop.importing import open_checkpoint
+from tformer.model import Transformer
+from tformer.nn.hardware import DTYPES, has_bf16_instructions
+from tformer.nn.positions.learned import LearnedPositions
+from tformer.nn.tying import tie_embeddings
+from tformer.recipe import load_recipe
+from tformer.recipe.load import recipe_from_yaml
+from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
+
+PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: what a vocabulary of characters is taken to be without data
+ASSUMED_LABELS = 2
+TABLES = {"vocab_size": "embedding.weight", "target_vocab_size": "decoder_embedding.weight"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about: one of `path`, a recipe (by arch, preset or file), or the newest run; and changes to it.
+
+    sizes that are None follow from the recipe or the checkpoint.
+    """
+
+    path: str | None = None
+    which: str = "best"
+    arch: str | None = None
+    preset: str | None = None
+    config: Path | None = None
+    sets: Sequence[str] = ()
+    vocab_size: int | None = None
+    num_labels: int | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    precision: str | None = None
+    device: str = "cpu"
+
+    @property
+    def names_recipe(self) -> bool:
+        return any(value is not None for value in (self.arch, self.preset, self.config))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model's shapes and the sizes at which it is looked at.
+
+    source_length: positions of the encoder, or of the only stack; target_length: of the decoder beside an encoder (else
+    the same). batch_size: examples of one forward pass while training. `generator`: ELECTRA's second model.
+    """
+
+    name: str
+    recipe: Recipe
+    model: Transformer
+    generator: Transformer | None
+    source_length: int
+    target_length: int
+    batch_size: int
+    dtype: torch.dtype
+    device: str
+    notes: tuple[str, ...]
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def has_both(self) -> bool:
+        """Whether there is an encoder and a decoder."""
+        return self.model.encoder is not None and self.model.decoder is not None
+
+    @property
+    def tokens(self) -> int:
+        """Positions that an example passes through the stacks, source and target together."""
+        return self.source_length + (self.target_length if self.has_both else 0)
+
+
+def read_subject(question: Question) -> Subject:
+    """Find and build what is asked about. Raises InputError for what does not exist or does not fit together."""
+    checkpoint = None if question.names_recipe else _checkpoint_of(question)
+    recipe, notes = _recipe_of(question, checkpoint)
+    recipe, assumed = _sized(recipe, question, checkpoint)
+    labels = _labels(recipe, question)
+    if labels is None and any(getattr(head, "num_labels", 1) is None for head in recipe.model.heads):
+        labels = ASSUMED_LABELS
+        assumed.append(f"labels: {labels} are assumed (--num-labels)")
+    model = build_model(recipe.model, num_labels=labels, device="meta")
+    generator = None
+    if recipe.generator is not None:
+        generator = build_model(recipe.generator, device="meta")
+        tie_embeddings(generator, model)
+    source, target = _lengths(recipe, model, question.seq_len)
+    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else recipe.arch
+    return Subject(
+        name=str(question.config or name) if checkpoint is None else str(checkpoint.path),
+        recipe=recipe,
+        model=model,
+        generator=generator,
+        source_length=source,
+        target_length=target,
+        batch_size=question.batch_size or _batch_size(recipe, max(source, target)),
+        dtype=DTYPES[_precision(recipe, question)],
+        device=question.device,
+        notes=(*notes, *assumed),
+        checkpoint=checkpoint,
+    )
+
+
+def _checkpoint_of(question: Question) -> Checkpoint:
+    path = newest_checkpoint(which=question.which) if question.path is None else question.path
+    return open_checkpoint(path, question.which)
+
+
+def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
+    if checkpoint is None:
+        resolved = load_recipe(
+            arch=question.arch,
+            preset=question.preset,
+            config=question.config,
+            sets=question.sets,
+            device=question.device,
+        )
+        return resolved.recipe, [note for note in resolved.notes if note.startswith("preset ")]
+    name = str(checkpoint.path / "recipe.yaml")
+    if question.sets:
+        return load_recipe(base_yaml=checkpoint.recipe_text, base_name=name, sets=question.sets).recipe, []
+    return recipe_from_yaml(checkpoint.recipe_text, name=name), []
+
+
+def _sized(recipe: Recipe, question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
+    """The recipe with its vocabularies decided, and what was assumed for that."""
+    if recipe.model.patches is not None and recipe.model.decoder is None:
+        return recipe, []
+    sides = ["vocab_size", *(["target_vocab_size"] if recipe.separate_vocabularies else [])]
+    assumed: list[str] = []
+    for key in sides:
+        if question.vocab_size is not None:
+            size = question.vocab_size
+        elif getattr(recipe.model, key) is not None:
+            continue
+        else:
+            size = _rows(checkpoint, key) or _assumed_vocabulary(recipe, assumed)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={key: size})})
+    if recipe.generator is not None:
+        generator = recipe.generator.model_copy(update={"vocab_size": recipe.model.vocab_size})
+        recipe = recipe.model_copy(update={"generator": generator})
+    return recipe, assumed[:1]
+
+
+def _rows(checkpoint: Checkpoint | None, key: str) -> int | None:
+    """Rows of a checkpoint's table of tokens."""
+    table = None if checkpoint is None else checkpoint.weight_specs().get(TABLES[key])
+    return None if table is None else table.shape[0]
+
+
+def _assumed_vocabulary(recipe: Recipe, assumed: list[str]) -> int:
+    train = recipe.tokenizer.train
+    if train.model == "char":
+        size, why = PRINTABLE_CHARACTERS, "printable ASCII"
+    else:
+        size, why = train.vocab_size, "tokenizer.train.vocab_size"
+    assumed.append(f"vocabulary: {size:,} tokens are assumed, {why} (--vocab-size)")
+    return size
+
+
+def _labels(recipe: Recipe, question: Question) -> int | None:
+    return question.num_labels or len(recipe.data.labels) or None
+
+
+def _lengths(recipe: Recipe, model: Transformer, asked: int | None) -> tuple[int, int]:
+    source, target = recipe.seq_len, recipe.target_seq_len
+    if model.encoder is None or model.decoder is None:
+        target = source
+    if asked is None:
+        return source, target
+    if recipe.model.patches is not None:
+        raise InputError(f"--seq-len {asked}: an image of this model always has {source} positions")
+    for stack in (model.encoder, model.decoder):
+        if stack is not None and isinstance(stack.positions_of(0), LearnedPositions) and asked > model.max_seq_len:
+            raise InputError(
+                f"--seq-len {asked}: the model has {model.max_seq_len} learned positions",
+                hint=f"to ask what more would cost: --set model.max_seq_len={asked}",
+            )
+    return asked, asked
+
+
+def _batch_size(recipe: Recipe, length: int) -> int:
+    training = recipe.training
+    return training.batch_size or max(1, (training.batch_tokens or 1) // length)
+
+
+def _precision(recipe: Recipe, question: Question) -> str:
+    name = question.precision or recipe.training.precision
+    if name != "auto":
+        return name
+    return "bf16" if question.device.startswith("cuda") or has_bf16_instructions() else "fp32"
+
+
+def stack_sides(model: Model) -> list[str]:
+    """Which of encoder and decoder there are."""
+    return [side for side in ("encoder", "decoder") if getattr(model, side) is not None]

@@ -1,0 +1,11 @@
+"""Pruning (LayerDrop, arXiv 1909.11556; heads, arXiv 1905.10650): a trained model in, a smaller one out."""
+
+from __future__ import annotations
+
+from tformer.workflows.prune.choose import check_plan
+from tformer.workflows.prune.layers import LayerChoice
+from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.pruning import Pruned, prune
+from tformer.workflows.prune.quality import HeldOut, LmText, Spread
+
+__all__ = ["HeldOut", "LayerChoice", "LmText", "Plan", "Pruned", "Spread", "check_plan", "prune"]

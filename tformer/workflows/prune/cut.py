@@ -1,0 +1,133 @@
+"""Layers and heads out of a recipe and its weights: what is left is an ordinary smaller model.
+
+Layers are renumbered, and what the recipe says of a single layer follows it. Heads are slices of the projections: rows
+of queries, keys and values, columns of the output; the size of a head is then written down, as it no longer follows
+from their number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tformer.build import resolve_sizes
+from tformer.model import Transformer
+from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.recipe.layers import layer_sections
+from tformer.recipe.model import Model, Stack
+from tformer.workflows.prune.heads import LayerHeads
+
+Weights = dict[str, Tensor]
+
+PER_LAYER_NAMES = ("blocks", "layer_positions")
+"""Lists of a stack that have an entry for each layer."""
+
+LEARNED_RATES = "layerdrop."
+"""How the names of LayerDrop's learned rates begin in a stack: what is left has the plain rate again."""
+
+
+def cut_layers(model: Model, kept: Mapping[str, Sequence[int]]) -> Model:
+    """The recipe's model with these layers of each stack alone."""
+    return model.model_copy(update={side: _with_layers(getattr(model, side), layers) for side, layers in kept.items()})
+
+
+def _with_layers(section: Stack, kept: Sequence[int]) -> Stack:
+    new_number = {old: new for new, old in enumerate(kept)}
+    layers = {new_number[old]: options for old, options in section.layers.items() if old in new_number}
+    updates: dict[str, Any] = {"num_layers": len(kept), "layers": layers}
+    if section.learns_layerdrop:
+        updates["layerdrop"] = section.layerdrop_rate
+    return section.model_copy(update=updates)
+
+
+def redrawn_layers(section: Stack, kept: Sequence[int], *, path: str) -> list[int]:
+    """The layers that read other random blocks under their new number: BigBird draws them by it.
+
+    path: of the stack in the recipe.
+    """
+    layers = layer_sections(section, path=path)
+    moved = [old for new, old in enumerate(kept) if new != old]
+    return [layer for layer in moved if getattr(layers[layer].attention, "random_blocks", 0)]
+
+
+def cut_layer_weights(weights: Mapping[str, Tensor], kept: Mapping[str, Sequence[int]]) -> Weights:
+    """The weights with these layers of each stack alone, under their new names; tied ones stay one tensor."""
+    pattern = re.compile(rf"({'|'.join(kept)})\.({'|'.join(PER_LAYER_NAMES)})\.(\d+)\.(.+)")
+    left: Weights = {}
+    for name, tensor in weights.items():
+        side, _, rest = name.partition(".")
+        if side in kept and rest.startswith(LEARNED_RATES):
+            continue
+        match = pattern.fullmatch(name)
+        if match is None:
+            left[name] = tensor
+        elif int(match[3]) in kept[match[1]]:
+            left[f"{match[1]}.{match[2]}.{list(kept[match[1]]).index(int(match[3]))}.{match[4]}"] = tensor
+    return left
+
+
+def cut_heads(model: Model, kept: Mapping[str, Sequence[LayerHeads]]) -> Model:
+    """The recipe's model with as many heads as stay: for the stack where all layers have as many, else per layer."""
+    return model.model_copy(update={side: _with_heads(model, side, layers) for side, layers in kept.items()})
+
+
+def _with_heads(model: Model, side: str, kept: Sequence[LayerHeads]) -> Stack:
+    section: Stack = getattr(model, side)
+    counts = [len(layer.self_attention) for layer in kept]
+    [(common, _)] = Counter(counts).most_common(1)
+    layers = {layer: {**options} for layer, options in section.layers.items()}
+    for layer, count in enumerate(counts):
+        options = layers.setdefault(layer, {})
+        options.pop("num_heads", None)
+        if count != common:
+            options["num_heads"] = count
+    updates = {
+        "num_heads": common,
+        "num_kv_heads": None,
+        "head_dim": resolve_sizes(model, side).head_dim,
+        "layers": {layer: layers[layer] for layer in sorted(layers) if layers[layer]},
+    }
+    return section.model_copy(update=updates)
+
+
+def cut_head_weights(
+    weights: Mapping[str, Tensor], built: Transformer, kept: Mapping[str, Sequence[LayerHeads]]
+) -> Weights:
+    """The weights with these heads alone; `built` knows the sizes of the heads."""
+    left = dict(weights)
+    for side, layers in kept.items():
+        for number, (block, heads) in enumerate(zip(getattr(built, side).layers, layers, strict=True)):
+            for attention in ("self_attention", "cross_attention"):
+                module = getattr(block, attention)
+                if module is not None:
+                    prefix = f"{side}.blocks.{number}.{attention}"
+                    left |= _sliced(left, prefix, module, heads.of(attention))
+    return left
+
+
+def _sliced(weights: Mapping[str, Tensor], prefix: str, module: MultiHeadAttention, heads: Sequence[int]) -> Weights:
+    """The projections of one attention with these heads alone."""
+    count, queries, values = module.num_heads, _rows(heads, module.head_dim), _rows(heads, module.value_dim)
+    after_keys = count * module.head_dim
+    if module.is_cross:
+        rows = {"q": queries, "kv": torch.cat((queries, after_keys + values))}
+    else:
+        rows = {"qkv": torch.cat((queries, after_keys + queries, 2 * after_keys + values))}
+    cut = {
+        name: weights[name][index]
+        for projection, index in rows.items()
+        for name in (f"{prefix}.{projection}.weight", f"{prefix}.{projection}.bias")
+        if name in weights
+    }
+    out = f"{prefix}.out.weight"
+    return cut | {out: weights[out][:, values].contiguous()}
+
+
+def _rows(heads: Sequence[int], size: int) -> Tensor:
+    """The rows of some heads in a projection that has `size` for each."""
+    return (torch.tensor(heads).unsqueeze(1) * size + torch.arange(size)).flatten()

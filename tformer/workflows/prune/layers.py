@@ -1,0 +1,103 @@
+"""Which layers stay: the strategies of LayerDrop (arXiv 1909.11556, section 3.2) that need no data.
+
+    every other   of N layers r stay; p = 1 - r/N; layers at depth d (from 0) with d = 0 mod floor(1/p) go
+    learned       the r layers with the lowest learned drop rates stay
+
+For p > 1/2 the formula would drop every layer, and for some smaller p it drops too many or too few; then r layers stay
+that are evenly spaced: floor((i + 1/2) N / r) for i < r.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tformer.errors import InputError
+
+STRATEGIES = ("every-other", "search", "learned")
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """Which layers of one stack stay, in order, and how they were found.
+
+    Attributes:
+        strategy: named, or one of STRATEGIES.
+        method: of a search: exhaustive, or greedy.
+        evaluations: of a search: how many subsets were measured.
+        note: what a person should know; empty: nothing.
+    """
+
+    num_layers: int
+    kept: tuple[int, ...]
+    strategy: str
+    method: str | None = None
+    evaluations: int = 0
+    note: str = ""
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.kept)
+
+
+def num_kept(num_layers: int, *, keep: int | None, rate: float | None, side: str) -> int:
+    """How many of `num_layers` stay: `keep`, or what a share `rate` leaves (rounded, one at least)."""
+    if keep is None:
+        assert rate is not None
+        return max(1, num_layers - math.floor(num_layers * rate + 0.5))
+    if keep > num_layers:
+        raise InputError(
+            f"--keep {keep}: the {side} has {num_layers} layer{'s' * (num_layers != 1)}",
+            hint="--stack names the stack to prune; the numbers apply to each",
+        )
+    return keep
+
+
+def named_layers(
+    num_layers: int, *, keep: Sequence[int] | None = None, drop: Sequence[int] | None = None, side: str
+) -> LayerChoice:
+    """The layers that are named to stay, or those that are not named to go.
+
+    Raises:
+        InputError: a layer that the stack does not have, one named twice, or none left.
+    """
+    option, named = ("--keep-layers", keep) if keep is not None else ("--drop-layers", drop)
+    assert named is not None
+    for layer in named:
+        if not 0 <= layer < num_layers:
+            raise InputError(f"{option}: the {side} has no layer {layer}: its layers are 0 to {num_layers - 1}")
+    if len(set(named)) < len(named):
+        twice = next(layer for layer in named if list(named).count(layer) > 1)
+        raise InputError(f"{option}: layer {twice} is named twice")
+    kept = [layer for layer in range(num_layers) if (layer in named) == (keep is not None)]
+    if not kept:
+        raise InputError(f"{option}: no layer of the {side} is left, expected one at least")
+    return LayerChoice(num_layers, tuple(kept), "named")
+
+
+def every_other(num_layers: int, num_kept: int) -> LayerChoice:
+    """The formula's layers where it leaves as many as asked for, else evenly spaced ones, with a note."""
+    removed = num_layers - num_kept
+    if not removed:
+        return LayerChoice(num_layers, tuple(range(num_layers)), "every-other")
+    step = num_layers // removed  # floor(1/p), in whole numbers
+    kept = tuple(layer for layer in range(num_layers) if layer % step)
+    if len(kept) == num_kept:
+        return LayerChoice(num_layers, kept, "every-other")
+    note = (
+        f"every-other leaves {len(kept)} of {num_layers} layers at p = {removed / num_layers:.3g}: "
+        f"{num_kept} evenly spaced ones are kept instead"
+    )
+    return LayerChoice(num_layers, evenly_spaced(num_layers, num_kept), "every-other", note=note)
+
+
+def evenly_spaced(num_layers: int, num_kept: int) -> tuple[int, ...]:
+    """The layers in the middles of `num_kept` equal parts of the stack."""
+    return tuple((2 * part + 1) * num_layers // (2 * num_kept) for part in range(num_kept))
+
+
+def lowest_rates(rates: Sequence[float], num_kept: int) -> LayerChoice:
+    """The layers that learned to be dropped least; of equal ones the earlier."""
+    order = sorted(range(len(rates)), key=lambda layer: (rates[layer], layer))
+    return LayerChoice(len(rates), tuple(sorted(order[:num_kept])), "learned")

@@ -1,0 +1,22 @@
+"""Looking at runs: which there are, what each is and came to, and where several differ."""
+
+from __future__ import annotations
+
+from tformer.workflows.runs.compare import Comparison, compare_runs
+from tformer.workflows.runs.detail import RunDetail, describe_run
+from tformer.workflows.runs.find import find_run, find_runs
+from tformer.workflows.runs.order import ORDERS, in_order
+from tformer.workflows.runs.summary import RunSummary, summarise_run
+
+__all__ = [
+    "ORDERS",
+    "Comparison",
+    "RunDetail",
+    "RunSummary",
+    "compare_runs",
+    "describe_run",
+    "find_run",
+    "find_runs",
+    "in_order",
+    "summarise_run",
+]

@@ -1,0 +1,229 @@
+"""One run in a line: what it is, how far it came and what it came to, whatever is wrong with it.
+
+A run may be damaged, half written, or in use by another process at this very moment: each thing is read on its own, and
+what cannot be read is named in `problems` instead of ending the list.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tformer.build import count_parameters
+from tformer.checkpoint import Checkpoint, Entry, RunDirectory, read_checkpoint
+from tformer.checkpoint.bounded_json import read_bounded
+from tformer.checkpoint.lock import is_locked
+from tformer.checkpoint.run import CHECKPOINTS
+from tformer.errors import InputError
+from tformer.loading import TARGET_TABLE, TOKEN_TABLE
+from tformer.recipe import recipe_from_yaml
+from tformer.recipe.recipe import Recipe
+
+FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
+MAX_RECIPE_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far: the value of `training.best_metric`, and the step that it was measured at."""
+
+    metric: str
+    value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What is known of a run; None: nothing is.
+
+    Attributes:
+        state: finished (all steps, or stopped early), stopped, in use (another process trains in it), no checkpoint,
+            damaged (see `problems`).
+        step: of the latest checkpoint; while in use, of the last line of the metrics.
+        parameters: distinct ones, as `train` counts them.
+        seconds, tokens: of training, without validation and saving.
+        size_bytes: of all its files.
+        updated: when it was last written to, in seconds since 1970.
+    """
+
+    path: Path
+    state: str
+    problems: list[str]
+    recipe: Recipe | None
+    parameters: int | None
+    step: int | None
+    best: Best | None
+    seconds: float | None
+    tokens: int | None
+    size_bytes: int
+    updated: float
+
+    @property
+    def max_steps(self) -> int | None:
+        return None if self.recipe is None else self.recipe.training.max_steps
+
+    @property
+    def kind(self) -> str | None:
+        """Its arch and preset in one word."""
+        if self.recipe is None:
+            return None
+        return self.recipe.arch if self.recipe.preset is None else f"{self.recipe.arch}/{self.recipe.preset}"
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.seconds if self.tokens and self.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "run": str(self.path),
+            "state": self.state,
+            "problems": self.problems,
+            "arch": self.recipe and self.recipe.arch,
+            "preset": self.recipe and self.recipe.preset,
+            "parameters": self.parameters,
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "best": None if best is None else {"metric": best.metric, "value": best.value, "step": best.step},
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "size_bytes": self.size_bytes,
+            "updated": self.updated,
+        }
+
+
+def summarise_run(path: str | Path) -> RunSummary:
+    """What can be said of a run. Nothing that is wrong with it raises."""
+    folder, reader = Path(path), _Reader([])
+    run = RunDirectory(folder)
+    if not os.path.isdir(folder / CHECKPOINTS):
+        reader.problems.append(f"{folder} has no {CHECKPOINTS}/")
+    entries = reader.read(run.checkpoints) or []
+    checkpoints = [reader.read(partial(_checked, entry)) for entry in entries]
+    latest = next((checkpoint for checkpoint in reversed(checkpoints) if checkpoint is not None), None)
+    recipe = reader.read(lambda: read_recipe(folder, latest))
+    records = reader.read(lambda: list(run.metrics())) or []
+    reader.read(run.environment)
+    locked = reader.read(lambda: is_locked(folder)) or False
+    trained = last_train_record(records)
+    step = entries[-1].step if entries else None
+    if locked:
+        step = max([step or 0, *(int(value) for record in records if (value := number(record, "step")) is not None)])
+    parameters = None
+    if recipe is not None and latest is not None:
+        parameters = reader.read(lambda: _count(recipe, latest))
+    return RunSummary(
+        path=folder,
+        state=_state(recipe, latest, step, locked=locked, problems=reader.problems),
+        problems=reader.problems,
+        recipe=recipe,
+        parameters=parameters,
+        step=step,
+        best=best_of(records, recipe),
+        seconds=number(trained, "seconds"),
+        tokens=None if (tokens := number(trained, "tokens")) is None else int(tokens),
+        size_bytes=sum(status.st_size for status in _statuses(folder)),
+        updated=max((status.st_mtime for status in _statuses(folder)), default=0.0),
+    )
+
+
+def read_recipe(folder: Path, latest: Checkpoint | None) -> Recipe | None:
+    """The run's recipe, or where that file is missing its latest checkpoint's. Raises InputError for a damaged one."""
+    path = folder / "recipe.yaml"
+    if os.path.lexists(path):
+        data = read_bounded(path, max_bytes=MAX_RECIPE_BYTES)
+        try:
+            return recipe_from_yaml(data.decode("utf-8"), name=str(path))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
+    if latest is None:
+        return None
+    return recipe_from_yaml(latest.recipe_text, name=str(latest.path / "recipe.yaml"))
+
+
+def best_of(records: Sequence[dict[str, Any]], recipe: Recipe | None) -> Best | None:
+    """The best validation, in the metric that the recipe names."""
+    metric = "loss" if recipe is None else recipe.training.best_metric
+    record = best_record(records)
+    value, step = number(record, metric), number(record, "step")
+    return None if value is None or step is None else Best(metric, value, int(step))
+
+
+def best_record(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last validation that was called the best; empty where there is none."""
+    valid = (record for record in reversed(records) if record.get("split") == "valid")
+    return next((record for record in valid if record.get("is_best") is True), {})
+
+
+def last_train_record(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return next((record for record in reversed(records) if record.get("split") == "train"), {})
+
+
+def number(record: dict[str, Any], key: str) -> float | None:
+    """A finite number of a record, whoever wrote it."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+class _Reader:
+    """Reads one thing after another; what is wrong with one is noted and the next is read."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+
+    def read(self, action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except InputError as error:
+            self.problems.append(error.message)
+        except OSError as error:
+            self.problems.append(f"cannot read {error.filename}: {error.strerror}")
+        return None
+
+
+def _checked(entry: Entry) -> Checkpoint:
+    """The checkpoint, its files found there in their sizes; contents are not compared, which would take long."""
+    checkpoint = read_checkpoint(entry.path, verify=False)
+    checkpoint.weight_specs()
+    return checkpoint
+
+
+def _count(recipe: Recipe, checkpoint: Checkpoint) -> int:
+    """Distinct parameters of the model, built without memory; the stored tables say how many words it knows."""
+    shapes = {name: spec.shape for name, spec in checkpoint.weight_specs().items()}
+    source, target = (shapes[name][0] if name in shapes else None for name in (TOKEN_TABLE, TARGET_TABLE))
+    labels = len(recipe.data.labels) or None
+    return count_parameters(recipe.model, vocab_size=source, target_vocab_size=target, num_labels=labels)
+
+
+def _state(
+    recipe: Recipe | None, latest: Checkpoint | None, step: int | None, *, locked: bool, problems: Sequence[str]
+) -> str:
+    if locked:
+        return IN_USE
+    if problems:
+        return DAMAGED
+    if latest is None or step is None:
+        return EMPTY
+    done = recipe is not None and step >= recipe.training.max_steps
+    return FINISHED if done or latest.trainer.get("finished") is True else STOPPED
+
+
+def _statuses(folder: Path) -> Iterator[os.stat_result]:
+    """Of every file in it; what vanishes meanwhile is passed over."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(place, name))
+            except OSError:
+                continue

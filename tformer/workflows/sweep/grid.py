@@ -1,0 +1,157 @@
+"""From a plan to its cells: the product of a task's axes, times the seeds; one cell is one training."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tformer.recipe.yaml_text import resolve_scalar
+from tformer.workflows.sweep.plan import Task, split_keys
+
+STACKS = ("encoder", "decoder")
+COMMON = frozenset({"kind", "place", "size", "rate"})
+"""Last words of a key that say too little alone: `norm.place`, not `place`."""
+
+MAX_SLUG = 80
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Keys that vary together; values[i][k] is the i-th value of the k-th key. `label` is the table's column."""
+
+    keys: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the table: a task with a value chosen on every axis.
+
+    choices: by the axes' labels, as the table shows them. slug: names its folders, unlike that of any other variant.
+    sets: the choices as `--set` of `tformer train` takes them, without wildcards.
+    """
+
+    task: Task
+    slug: str
+    choices: Mapping[str, str]
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training: a variant and a seed."""
+
+    variant: Variant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant.slug}-seed{self.seed}"
+
+
+def axes_of(task: Task) -> tuple[Axis, ...]:
+    """The task's axes, labelled as briefly as they can be told apart."""
+    coupled = [(split_keys(keys), values) for keys, values in task.vary.items()]
+    shown = [_shown_keys(keys, values) for keys, values in coupled]
+    short = [_short(key) for keys in shown for key in keys]
+    axes = []
+    for (keys, values), visible in zip(coupled, shown, strict=True):
+        names = [key if short.count(_short(key)) > 1 else _short(key) for key in visible]
+        rows = tuple(tuple(value) if len(keys) > 1 else (value,) for value in values)
+        axes.append(Axis(tuple(keys), rows, " + ".join(names)))
+    return tuple(axes)
+
+
+def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[Variant]:
+    """Every combination of the axes' values, the last axis fastest.
+
+    recipe: the task's own, as plain data: `*` in a key stands for the stacks that it has there.
+    prefix: what the slugs begin with.
+    """
+    axes = axes_of(task)
+    variants: list[Variant] = []
+    for rows in itertools.product(*(axis.values for axis in axes)):
+        sets = [
+            f"{place}={as_text(value)}"
+            for axis, row in zip(axes, rows, strict=True)
+            for key, value in zip(axis.keys, row, strict=True)
+            for place in expand_key(key, recipe)
+        ]
+        choices = {axis.label: _shown_row(axis, row) for axis, row in zip(axes, rows, strict=True)}
+        words = [_slug_word(axis, row) for axis, row in zip(axes, rows, strict=True)]
+        slug = _slug([prefix, *words], taken={variant.slug for variant in variants})
+        variants.append(Variant(task, slug, choices, tuple(sets)))
+    return variants
+
+
+def cells_of(variants: Sequence[Variant], *, seeds: Sequence[int]) -> list[Cell]:
+    """Every variant with every seed; all variants have the first seed before any has the second."""
+    return [Cell(variant, seed) for seed in seeds for variant in variants]
+
+
+def expand_key(key: str, recipe: Mapping[str, Any]) -> list[str]:
+    """The keys that a key with `*` stands for: once for each stack that the recipe has in its place."""
+    parts = key.split(".")
+    if "*" not in parts:
+        return [key]
+    at = parts.index("*")
+    holder: Any = recipe
+    for part in parts[:at]:
+        holder = holder.get(part) if isinstance(holder, Mapping) else None
+    stacks = [name for name in STACKS if isinstance(holder, Mapping) and holder.get(name) is not None]
+    return [
+        place for name in stacks for place in expand_key(".".join([*parts[:at], name, *parts[at + 1 :]]), recipe)
+    ] or [key]  # nothing fits: the recipe refuses the key as it stands
+
+
+def as_text(value: Any) -> str:
+    """A value as the right side of `--set key=value`: what reads it back gives the same value."""
+    plain = isinstance(value, str) and value == value.strip() and value[:1] not in ("[", "{", '"', "'")
+    return value if plain and resolve_scalar(value) == value else json.dumps(value, ensure_ascii=False)
+
+
+def _shown_keys(keys: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Of coupled keys the first alone, where its value tells which the others have."""
+    if len(keys) == 1 or len({json.dumps(value[0], sort_keys=True) for value in values}) == len(values):
+        return [keys[0]]
+    return list(keys)
+
+
+def _short(key: str) -> str:
+    parts = [part for part in key.split(".") if part != "*"]
+    return ".".join(parts[-2:] if parts[-1] in COMMON else parts[-1:])
+
+
+def _shown_row(axis: Axis, row: Sequence[Any]) -> str:
+    return " + ".join(_shown(value) for value in row[: axis.label.count(" + ") + 1])
+
+
+def _shown(value: Any) -> str:
+    """`rope` for {kind: rope}; else the value as it would be typed."""
+    if isinstance(value, dict) and "kind" in value:
+        rest = ", ".join(f"{key} {_shown(item)}" for key, item in value.items() if key != "kind")
+        return f"{value['kind']} ({rest})" if rest else str(value["kind"])
+    return as_text(value)
+
+
+def _slug_word(axis: Axis, row: Sequence[Any]) -> str:
+    """A text for itself; a number or a truth value after its key."""
+    text = _shown_row(axis, row)
+    return text if isinstance(row[0], str | dict) else f"{_short(axis.keys[0])}-{text}"
+
+
+def _slug(words: Sequence[str], *, taken: set[str]) -> str:
+    slug = "-".join(filter(None, (re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.") for word in words))) or "base"
+    if len(slug) > MAX_SLUG:
+        slug = f"{slug[: MAX_SLUG - 9]}-{hashlib.sha256(slug.encode()).hexdigest()[:8]}"
+    number, unique = 1, slug
+    while unique in taken:
+        number += 1
+        unique = f"{slug}-{number}"
+    return unique

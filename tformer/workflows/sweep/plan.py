@@ -1,0 +1,257 @@
+"""The plan of a sweep: tasks, the axes along which each varies, seeds, and what is evaluated beside validation.
+
+A written plan is YAML, read as strictly as a recipe:
+
+    name: positions
+    seeds: 3
+    max_steps: 2000
+    tasks:
+      - name: characters
+        arch: gpt                                  # or config: FILE
+        preset: char-cpu
+        set: {model.max_seq_len: 256}              # as --set of `tformer train`
+        train: [--data, "${DATA}/train.txt"]       # its other flags; ${NAME} is the environment's
+        vary:                                      # the product of all axes
+          model.*.positions.kind: [rope, alibi]    # `*`: every stack that the recipe has
+          model.*.norm.place, model.*.final_norm: [[pre, true], [post, false]]     # coupled: one value for each key
+        evaluate: {longer: [--seq-len, "256"]}     # flags of `tformer evaluate`, a column each
+
+The flags of the command make the same plan, of one task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from tformer.errors import InputError, did_you_mean
+from tformer.recipe.presets import SWEEPS, preset_folder
+from tformer.recipe.problems import EXPECTED, UNKNOWN_KEY, Problem, raise_problems, unusable_values
+from tformer.recipe.section import Positive, Section
+from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value, parse_yaml, read_yaml
+
+OWN_KEYS = {"seed": "--seeds N", "arch": "tasks of their own in a --plan", "preset": "tasks of their own in a --plan"}
+"""Keys that no axis may vary, and what does instead."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def _checked_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"found {name!r}, expected letters, digits and . _ - (it names folders)")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+
+
+class Task(Section):
+    """One recipe and its data, and the axes along which it varies."""
+
+    name: Name = "sweep"
+    config: str | None = None
+    arch: str | None = None
+    preset: str | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    train: tuple[str, ...] = ()
+    vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    evaluate: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_sound_axes(self) -> Task:
+        for keys, values in self.vary.items():
+            names = split_keys(keys)
+            if not all(names):
+                raise ValueError(f"vary: found the key {keys!r}, expected KEY or KEY1,KEY2")
+            for name in names:
+                if name in OWN_KEYS:
+                    raise ValueError(f"vary: {name} is no axis: {OWN_KEYS[name]}")
+            if not values:
+                raise ValueError(f"vary: {keys} has no values")
+            for value in values:
+                if len(names) > 1 and (not isinstance(value, list) or len(value) != len(names)):
+                    raise ValueError(
+                        f"vary: {keys}: found {describe(value)}, expected a list of {len(names)}: a value for each key"
+                    )
+            written = [json.dumps(value, sort_keys=True) for value in values]
+            twice = next((text for text in written if written.count(text) > 1), None)
+            if twice is not None:
+                raise ValueError(f"vary: {keys} has the value {twice} twice")
+        return self
+
+
+class Plan(Section):
+    """A whole sweep."""
+
+    name: Name = "sweep"
+    seeds: Positive = 1
+    max_steps: Positive | None = None
+    tasks: tuple[Task, ...]
+
+    @model_validator(mode="after")
+    def _has_tasks_of_different_names(self) -> Plan:
+        if not self.tasks:
+            raise ValueError("tasks: found none, expected at least one")
+        names = [task.name for task in self.tasks]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"tasks: two are called {twice!r}, expected different names")
+        return self
+
+
+def split_keys(keys: str) -> list[str]:
+    """The keys of an axis: several, with commas, are coupled."""
+    return [key.strip() for key in keys.split(",")]
+
+
+def read_plan(name: str) -> Plan:
+    """A written plan: a file, or the name of a shipped one. Errors: `InputError` with file, line and key."""
+    path = plan_path(name)
+    return _validated(read_yaml(path), str(path))
+
+
+def plan_path(name: str) -> Path:
+    """The file that a name stands for."""
+    path, shipped = Path(name), list_plans()
+    if name in shipped and not path.is_file():
+        return shipped[name]
+    if not path.exists() and path.name == name and path.suffix == "":
+        raise InputError(f"unknown plan '{name}'", hint=did_you_mean(name, shipped))
+    return path
+
+
+def list_plans() -> dict[str, Path]:
+    """The shipped plans by name."""
+    return {path.stem: path for path in sorted((preset_folder() / SWEEPS).glob("*.yaml"))}
+
+
+def plan_of_flags(
+    *,
+    config: Path | None,
+    arch: str | None,
+    preset: str | None,
+    sets: Sequence[str],
+    train: Sequence[str],
+    vary: Sequence[str],
+    evaluate: Sequence[str],
+    seeds: int,
+    max_steps: int | None,
+) -> Plan:
+    """The plan that the command's flags describe: one task. Errors: `InputError` that names the flag."""
+    axes: dict[str, list[Any]] = {}
+    for text in vary:
+        keys, values = parse_vary(text)
+        if keys in axes:
+            raise InputError(f"--vary: {keys} is given twice", hint="list all its values in one --vary")
+        axes[keys] = values
+    task = {
+        "name": "sweep",
+        "config": None if config is None else str(config),
+        "arch": arch,
+        "preset": preset,
+        "set": dict(_parse_set(text) for text in sets),
+        "train": list(train),
+        "vary": axes,
+        "evaluate": dict(_parse_evaluate(text) for text in evaluate),
+    }
+    document = {"seeds": seeds, "max_steps": max_steps, "tasks": [task]}
+    return _validated(Document(document, {}), "", expand=False)
+
+
+def parse_vary(text: str) -> tuple[str, list[Any]]:
+    """`KEY=a,b` or `KEY1,KEY2=[a,b],[c,d]`: the keys, and the values as YAML reads a flow list."""
+    keys, equals, values = text.partition("=")
+    keys = ",".join(split_keys(keys))
+    if not equals or not keys or not values.strip():
+        raise InputError(
+            f"--vary: found '{text}', expected KEY=value,value", hint="for example --vary model.*.norm.place=pre,post"
+        )
+    try:
+        return keys, list(parse_yaml(f"values: [{values}]", name="--vary").value["values"])
+    except InputError as error:
+        raise InputError(
+            f"--vary {keys}: the values '{values}' are no YAML list: {error.message}", hint=error.hint
+        ) from None
+
+
+def _parse_set(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set: found '{text}', expected key=value", hint="for example --set optimizer.lr=1e-3")
+    return key.strip(), parse_value(value, name=f"--set {key.strip()}")
+
+
+def _parse_evaluate(text: str) -> tuple[str, list[str]]:
+    label, equals, flags = text.partition("=")
+    if not equals or not label.strip() or label.startswith("-"):
+        raise InputError(
+            f"--evaluate: found '{text}', expected LABEL=flags of `tformer evaluate`",
+            hint="for example --evaluate 'test=--data test.tsv'",
+        )
+    try:
+        return label.strip(), shlex.split(flags)
+    except ValueError as error:
+        raise InputError(f"--evaluate {label}: {error} in '{flags}'") from None
+
+
+def _validated(document: Document, name: str, *, expand: bool = True) -> Plan:
+    def where(path: KeyPath) -> str:
+        while path and path not in document.lines:
+            path = path[:-1]
+        return f"{name}:{document.lines[path]}" if path else name
+
+    raise_problems(list(unusable_values(document.value)), where)
+    data = _expanded(document.value, (), where) if expand else document.value
+    try:
+        return Plan.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        problems = list(_problems(error))
+        if not name:  # the flags' plan, in which nobody has seen a task
+            problems = [problem._replace(path=problem.path[2:]) for problem in problems]
+        raise_problems(problems, where)
+        raise
+
+
+def _expanded(value: Any, path: KeyPath, where: Any) -> Any:
+    """The value with `${NAME}` replaced in all its texts. Errors: `InputError` for a variable that is not set."""
+    if isinstance(value, dict):
+        return {key: _expanded(item, (*path, str(key)), where) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expanded(item, (*path, str(index)), where) for index, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise InputError(
+                f"{where(path)}: {'.'.join(path)}: the environment variable {match[1]} is not set",
+                hint=f"set it: {match[1]}=... tformer sweep ...",
+            )
+        return os.environ[match[1]]
+
+    return VARIABLE.sub(variable, value)
+
+
+def _problems(error: ValidationError) -> Iterator[Problem]:
+    """pydantic's errors as a person would tell them."""
+    for entry in error.errors(include_url=False):
+        kind, path = entry["type"], tuple(map(str, entry["loc"]))
+        if kind in UNKNOWN_KEY:
+            known = (Task if len(path) > 2 and path[0] == "tasks" else Plan).model_fields
+            yield Problem(path, "unknown key", did_you_mean(path[-1], known))
+        elif kind == "missing":
+            yield Problem(path, "missing")
+        elif kind == "value_error":
+            yield Problem(path, str(entry["ctx"]["error"]))
+        elif kind in EXPECTED:
+            yield Problem(path, f"found {describe(entry['input'])}, expected {EXPECTED[kind](entry.get('ctx', {}))}")
+        else:
+            yield Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")

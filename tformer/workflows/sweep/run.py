@@ -1,0 +1,205 @@
+"""A sweep from its plan to its tables: every recipe resolved first, then the cells one after another, then the results.
+
+`sweep.json` remembers the plan that a folder belongs to, so that a later call goes on with it and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tformer.checkpoint.atomic import remove_tree, write_text
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.lock import LOCK_NAME, RunLock
+from tformer.checkpoint.run import make_folders
+from tformer.errors import InputError, Interrupted, TformerError
+from tformer.recipe import recipe_to_data
+from tformer.workflows.sweep.cells import CELLS, RUNS, Stopped, Sweeper, Work
+from tformer.workflows.sweep.curves import draw
+from tformer.workflows.sweep.grid import Cell, cells_of, variants_of
+from tformer.workflows.sweep.plan import Plan
+from tformer.workflows.sweep.report import write_tables
+from tformer.workflows.sweep.resolve import check_model, start_of
+from tformer.workflows.sweep.results import INVALID, REFUSED, Result
+from tformer.workflows.sweep.table import Table, make_table
+
+PLAN_FILE = "sweep.json"
+MAX_PLAN_BYTES = 1 << 20
+
+
+class Observer(Protocol):
+    """Who is told how the sweep goes."""
+
+    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None: ...
+    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
+        """seconds: that it took now; None: it was finished before."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a plan comes to: the cells in order of their training, and those that their recipe refuses.
+
+    order: of the table's rows, and of the seeds in one: the names of all cells.
+    """
+
+    works: tuple[Work, ...]
+    invalid: tuple[Result, ...]
+    order: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
+    """Every cell's recipe, before anything is trained.
+
+    Errors: `InputError` of the first cell that its recipe refuses, unless such cells are to be left out; of a task
+    that is wrong whatever its axes say; when nothing is left.
+    """
+    works: list[Work] = []
+    invalid: list[Result] = []
+    order: list[str] = []
+    notes: dict[str, None] = {}
+    for task in plan.tasks:
+        prefix = task.name if len(plan.tasks) > 1 else ""
+        try:
+            base = start_of(task, (), max_steps=plan.max_steps)
+        except TformerError as error:
+            raise InputError(f"{_of_task(plan, task.name)}{error.message}", hint=error.hint) from None
+        notes |= dict.fromkeys(base.notes)
+        variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix)
+        seeds = range(base.recipe.seed, base.recipe.seed + plan.seeds)
+        cells = cells_of(variants, seeds=seeds)
+        order += [cell.name for variant in variants for cell in cells if cell.variant is variant]
+        for cell in cells:
+            try:
+                recipe = start_of(task, cell.variant.sets, max_steps=plan.max_steps, seed=cell.seed).recipe
+                check_model(recipe)
+            except InputError as error:
+                if not skip_invalid:
+                    shown = ", ".join(f"{key} {value}" for key, value in cell.variant.choices.items())
+                    raise InputError(
+                        f"{_of_task(plan, task.name)}{shown or 'the recipe'}: {error.message}",
+                        hint=error.hint or "--skip-invalid leaves such variants out",
+                    ) from None
+                invalid.append(_left_out(cell, error, base.recipe.training.best_metric))
+                continue
+            works.append(Work(cell, recipe, plan.max_steps))
+    if not works:
+        raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
+    return Grid(tuple(works), tuple(invalid), tuple(order), tuple(notes))
+
+
+def run_sweep(
+    plan: Plan,
+    grid: Grid,
+    out: Path,
+    *,
+    observer: Observer,
+    should_stop: Callable[[], bool],
+    interrupted: Callable[..., Interrupted],
+    tolerant: bool = False,
+) -> tuple[Table, list[Result]]:
+    """Train what is not finished yet, and write the tables and plots into `out`. Results are in the table's order.
+
+    tolerant: go on where a task's very first training is refused, which its data will do to the others as well.
+
+    Errors: `InputError` when `out` belongs to another plan, and for such a refusal; `Interrupted` once the cell that
+    ran has saved.
+    """
+    make_folders(out)
+    lock = RunLock(out)
+    try:
+        _claim(out, plan)
+        sweeper = Sweeper(out, should_stop=should_stop)
+        results, total = list(grid.invalid), len(grid.works)
+        finished = {work.cell.name: sweeper.finished(work) for work in grid.works}
+        for number, work in enumerate(grid.works, start=1):
+            result, began = finished[work.cell.name], time.monotonic()
+            if result is not None:
+                observer.ended(result, number, total, seconds=None)
+            else:
+                observer.begins(work.cell, number, total, sweeper.log(work.cell))
+                try:
+                    result = sweeper.run(work)
+                except Stopped:
+                    raise interrupted(
+                        f"interrupted: {number - 1} of {total} trainings are finished, the last one has saved",
+                        hint="run the same command again to go on",
+                    ) from None
+                observer.ended(result, number, total, seconds=time.monotonic() - began)
+            first = not any(other.task == result.task for other in results)
+            if result.status == REFUSED and first and not tolerant:
+                raise InputError(f"{result.cell}: {result.message}", hint="--skip-invalid goes on with the others")
+            results = sorted([*results, result], key=lambda one: grid.order.index(one.cell))
+            _write(plan, results, out, last=False)
+        return _write(plan, results, out, last=True), results
+    finally:
+        lock.release()
+
+
+def _write(plan: Plan, results: Sequence[Result], out: Path, *, last: bool) -> Table:
+    """Tables after every cell; the plots, which take a second, at the end."""
+    table = make_table(plan, results)
+    write_tables(plan, table, results, out)
+    if last:
+        draw(plan, results, out)
+    return table
+
+
+def _claim(out: Path, plan: Plan) -> None:
+    """The folder is this plan's from now on. Errors: it is another's, and in what they differ."""
+    file, asked = out / PLAN_FILE, json.loads(plan.model_dump_json())
+    if file.is_file():
+        stored = parse_object(read_bounded(file, max_bytes=MAX_PLAN_BYTES), name=str(file))
+        difference = _difference(stored, asked)
+        if difference is None:
+            return
+        if any((out / RUNS).iterdir()):
+            raise InputError(
+                f"{out} holds another sweep: {difference}", hint="choose another --out, or give the plan it began with"
+            )
+        remove_tree(out / CELLS)  # of refusals alone: nothing was trained there
+    elif found := sorted(entry.name for entry in out.iterdir() if entry.name != LOCK_NAME):
+        raise InputError(f"{out} is not empty (it holds {found[0]})", hint="choose another folder with --out")
+    for name in (RUNS, CELLS):
+        make_folders(out / name)
+    write_text(file, json.dumps(asked, ensure_ascii=False, indent=1) + "\n")
+
+
+def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | None:
+    """The first place where two documents differ, in words."""
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        pairs: list[tuple[str, Any, Any]] = [
+            (key, stored.get(key), asked.get(key)) for key in dict.fromkeys([*stored, *asked])
+        ]
+    elif isinstance(stored, list) and isinstance(asked, list) and len(stored) == len(asked):
+        pairs = [(str(index), one, other) for index, (one, other) in enumerate(zip(stored, asked, strict=True))]
+    else:
+        same = stored == asked and type(stored) is type(asked)
+        return None if same else f"{'.'.join(path)} is {_brief(stored)} there, {_brief(asked)} here"
+    differences = (_difference(one, other, (*path, key)) for key, one, other in pairs)
+    return next((difference for difference in differences if difference is not None), None)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _of_task(plan: Plan, name: str) -> str:
+    return f"task {name}: " if len(plan.tasks) > 1 else ""
+
+
+def _left_out(cell: Cell, error: InputError, metric: str) -> Result:
+    return Result(
+        cell=cell.name,
+        task=cell.variant.task.name,
+        choices=dict(cell.variant.choices),
+        seed=cell.seed,
+        status=INVALID,
+        message=" ".join(error.message.split()),
+        metric=metric,
+    )
