@@ -12,7 +12,7 @@ import torch
 from tests.nn.test_nn_performer import call, draw, mechanism
 from tformer.nn.attention.mechanism import Call, Reach
 from tformer.nn.attention.performer import PerformerOptions
-from tformer.nn.attention.performer_features import default_features, draw_directions
+from tformer.nn.attention.performer_features import default_features, draw_directions, mixed_seed
 from tformer.nn.step import Step
 
 
@@ -121,6 +121,12 @@ def test_a_table_follows_from_the_step_alone_and_moves_no_stream() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(layers[0].directions, layers[1].directions)
     assert not torch.equal(layers[0].directions, layers[2].directions)
+
+
+def test_seeds_of_near_places_are_unrelated() -> None:
+    seeds = {mixed_seed(seed, layer, causal) for seed in range(20) for layer in range(20) for causal in (0, 1)}
+    assert len(seeds) == 800 and all(0 <= seed < 2**63 for seed in seeds)
+    assert len({seed % 1024 for seed in seeds}) > 500
 
 
 def test_without_redraws_the_table_stays() -> None:

@@ -95,7 +95,7 @@ def weights(run: Path, step: int = 8) -> dict[str, torch.Tensor]:
 )  # fmt: skip
 def test_every_family_learns_from_a_teacher(kind: str, family: Callable[[str], Family]) -> None:
     made = family(kind)
-    teacher = made.run("--max-steps", 40)
+    teacher = made.run("--max-steps", 40, "--set", "training.best_metric=loss")
     student = made.run("--teacher", teacher, "--seed", 5, "--max-steps", 24, "--set", "teacher.alpha=0",
                        "--set", "teacher.hidden=0.1", "--set", "teacher.attention=0.1")  # fmt: skip
     logs = metrics(student, "train")

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tformer.errors import InputError
-from tformer.workflows.sweep.plan import Plan, list_plans, parse_vary, plan_of_flags, read_plan
+from tformer.workflows.sweep.flags import parse_vary, plan_of_flags
+from tformer.workflows.sweep.plan import Plan, list_plans, read_plan
 from tformer.workflows.sweep.run import resolve_plan
 
 PLAN = """\

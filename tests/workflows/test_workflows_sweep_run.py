@@ -125,6 +125,17 @@ def test_only_the_first_cell_trains_the_tokenizer(tiny_recipe: Path, tmp_path: P
     assert given == [None, first, first, first]
 
 
+def test_tasks_share_a_tokenizer_where_their_texts_are_the_same(
+    tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    same = {"config": str(tiny_recipe), "train": ("--data", "a.txt")}
+    tasks = (Task(name="one", **same), Task(name="two", **same), Task(name="three", config=str(tiny_recipe)))
+    columns = {"data.columns.text": ("a", "b")}
+    tasks = (*tasks, Task(name="columns", config=str(tiny_recipe), vary=columns))
+    sweep(Plan(tasks=tasks), tmp_path / "out", children)
+    assert ["--tokenizer" in words for words in children.commands] == [False, True, False, False, False]
+
+
 def test_cells_with_other_vocabularies_train_their_own(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
     axis = {"tokenizer.train.min_frequency": (1, 2), "model.*.norm.place": ("pre", "post")}
     sweep(Plan(tasks=(Task(config=str(tiny_recipe), vary=axis),)), tmp_path / "out", children)

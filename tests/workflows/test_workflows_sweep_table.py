@@ -74,6 +74,7 @@ def test_the_best_of_a_task_is_marked_by_what_its_metric_means() -> None:
     pairs = [result("pairs", lr, best=best, metric="bleu") for lr, best in (("0.1", 20.0), ("0.2", 10.0))]
     both = table_of([result(lr="0.1"), result(lr="0.2", best=1.0), *pairs], LM, PAIRS)
     assert [row["bleu"] for row in both] == ["", "", "*20.00*", "10.00"]
+    assert [row["loss"] for row in both] == ["2.0000", "*1.0000*", "", ""]  # measured there too, but not what decides
     assert [row["task"] for row in both] == ["lm", "lm", "pairs", "pairs"]
     assert table_of([result()])[0]["loss"] == "2.0000"  # alone, or where all are equal, none is best
     assert [row["loss"] for row in table_of([result(lr="0.1"), result(lr="0.2")])] == ["2.0000", "2.0000"]

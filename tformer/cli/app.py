@@ -21,12 +21,15 @@ from tformer.cli import (
     export,
     generate,
     import_,
+    inspect,
+    plot,
     prune,
     runs,
     sweep,
     train,
     train_tokenizer,
     viz_attention,
+    viz_pe,
 )
 from tformer.cli.common import console
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
@@ -47,8 +50,11 @@ app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command("sweep", epilog=sweep.EPILOG)(sweep.sweep)
 app.command("average", epilog=average.EPILOG)(average.average)
 app.command("prune", epilog=prune.EPILOG)(prune.prune)
+app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("import", epilog=import_.EPILOG)(import_.import_)
 app.command("export", epilog=export.EPILOG)(export.export)
+app.command("viz-pe", epilog=viz_pe.EPILOG)(viz_pe.viz_pe)
+app.command("plot", epilog=plot.EPILOG)(plot.plot)
 app.command("viz-attention", epilog=viz_attention.EPILOG)(viz_attention.viz_attention)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")

@@ -25,7 +25,8 @@ def flag_words(options: dict[str, Any]) -> list[str]:
 
 def make_plan(name: str | None, chosen: dict[str, Any], *, seeds: int | None, max_steps: int | None) -> Plan:
     """The written plan, with the seeds and steps of the command line; or the plan that the command line is."""
-    from tformer.workflows.sweep.plan import plan_of_flags, read_plan
+    from tformer.workflows.sweep.flags import plan_of_flags
+    from tformer.workflows.sweep.plan import read_plan
 
     for flag, number in (("--seeds", seeds), ("--max-steps", max_steps)):
         if number is not None and number < 1:

@@ -6,25 +6,28 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tformer.cli.common import console, examples, refuse_to_replace
-from tformer.cli.viz_attention_request import Request, command_line
+from tformer.cli.viz_attention_request import MEAN, PICTURES, Request, command_line
 from tformer.errors import visible
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
+    from tformer.viz.attention.reshape import Changes
     from tformer.viz.attention.scene import Scene
+    from tformer.viz.attention.text import Colour
     from tformer.viz.output import Output
 
 READ, SHOWN, PICTURE, MODEL = "What the model reads", "What is shown", "The picture", "Model and machine"
 STEM = "attention"
+LINEAR_UP_TO = 24  # tokens up to which a linear scale shows even weights
 
 EPILOG = examples(
     '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat on the mat." -o attention.html`',
-    '`tformer viz-attention runs/transformer-tiny-1 --text "A dog runs." --attention cross --layers 3 --heads mean -o cross.svg`',
+    '`tformer viz-attention runs/transformer-tiny-1 --text "A dog." --layers 3 --heads mean -o cross.svg`',
     '`tformer viz-attention runs/gpt-tiny-1 --text "The " --max-new-tokens 12 --format terminal`',
     '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat." --view summary --format csv`',
     "`tformer viz-attention runs/vit-mnist-1 --image three.png -o patches.png`",
@@ -59,11 +62,15 @@ def viz_attention(
     ] = None,
     prefix: Annotated[
         str | None,
-        typer.Option("--prefix", metavar="TEXT", help="Before the source, in place of the run's.", rich_help_panel=READ),
+        typer.Option(
+            "--prefix", metavar="TEXT", help="Before the source, in place of the run's.", rich_help_panel=READ
+        ),
     ] = None,
     special_tokens: Annotated[
         bool,
-        typer.Option("--special-tokens", help="A text that spells a special token means it: [MASK].", rich_help_panel=READ),
+        typer.Option(
+            "--special-tokens", help="A text that spells a special token means it: [MASK].", rich_help_panel=READ
+        ),
     ] = False,
     attention: Annotated[
         str | None,
@@ -88,22 +95,33 @@ def viz_attention(
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option("--heads", metavar="0,3-5|mean", help="Default: all; mean: of each layer's.", rich_help_panel=SHOWN),
+        typer.Option(
+            "--heads", metavar="0,3-5|mean", help="Default: all; mean: of each layer's.", rich_help_panel=SHOWN
+        ),
     ] = None,
     top_k: Annotated[
-        int, typer.Option("--top-k", metavar="K", help="Links of a token that are drawn or listed.", rich_help_panel=SHOWN)
+        int,
+        typer.Option("--top-k", metavar="K", help="Links of a token that are drawn or listed.", rich_help_panel=SHOWN),
     ] = 3,
     merge_subwords: Annotated[
         bool,
-        typer.Option("--merge-subwords", help="Tokens of a word as one: sums over keys, means over queries.", rich_help_panel=SHOWN),
+        typer.Option(
+            "--merge-subwords",
+            help="Tokens of a word as one: sums over keys, means over queries.",
+            rich_help_panel=SHOWN,
+        ),
     ] = False,
     hide_special: Annotated[
         bool,
-        typer.Option("--hide-special", help="Leave special tokens out; rows are divided by what is left.", rich_help_panel=SHOWN),
+        typer.Option(
+            "--hide-special", help="Leave special tokens out; rows are divided by what is left.", rich_help_panel=SHOWN
+        ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="A file; its suffix is the format. Default: attention.html.", rich_help_panel=PICTURE),
+        typer.Option(
+            "-o", "--output", help="A file; its suffix is the format. Default: attention.html.", rich_help_panel=PICTURE
+        ),
     ] = None,
     format_: Annotated[
         str | None, typer.Option("--format", metavar="html|png|svg|terminal|json|csv", rich_help_panel=PICTURE)
@@ -123,7 +141,9 @@ def viz_attention(
     ] = 20.0,
     checkpoint: Annotated[
         str,
-        typer.Option("--which", "--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL),
+        typer.Option(
+            "--which", "--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL
+        ),
     ] = "best",
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
 ) -> None:
@@ -152,7 +172,8 @@ def viz_attention(
         loaded.tokenizer = loaded.text_tokenizer.reading_special()
     for note in (f"looking into {loaded.path}", *loaded.notes):
         console.print(note, style="dim", markup=False)
-    scene = _scene(loaded, request, chosen, prefix, Changes(hide_special, merge_subwords))
+    changes = Changes(hide_special, merge_subwords)
+    scene = _scene(loaded, request, chosen.format, _with_prefix(loaded, text, prefix), changes)
     for note in (*scene.notes, *(scene.changes.notes() if chosen.format != "html" else [])):
         console.print(visible(note), style="dim", markup=False)
     write_output(chosen, _content(scene, request, chosen))
@@ -168,56 +189,20 @@ def _require_writable(path: Path) -> None:
         require_writable(path, option="-o")
 
 
-def _scene(loaded: Loaded, request: Request, chosen: Output, prefix: str | None, changes: object) -> Scene:
+def _scene(loaded: Loaded, request: Request, format_: str, text: str | None, changes: Changes) -> Scene:
     from tformer.viz.attention.reading import Asked
     from tformer.viz.attention.scene import make_scene
 
+    asked = Asked(text, request.text2, request.target, request.image, request.max_tokens, request.max_new_tokens)
     return make_scene(
         loaded,
-        Asked(
-            _with_prefix(loaded, request.text, prefix),
-            request.text2,
-            request.target,
-            request.image,
-            request.max_tokens,
-            request.max_new_tokens,
-        ),
-        **choose_parts(loaded, request, chosen.format),
+        asked,
+        request.chosen_in(format_, loaded),
+        rollouts=format_ == "html" or request.view_in(format_) == "rollout",
         command=command_line(),
         changes=changes,
+        **request.limits_in(format_),
     )
-
-
-def choose_parts(loaded: Loaded, request: Request, format_: str) -> dict[str, object]:
-    """Which weights are needed, and how large they may become."""
-    from tformer.viz.attention.document import BYTES_PER_WEIGHT
-    from tformer.viz.attention.weights import Chosen, check
-
-    kinds = None if request.attention is None else (request.attention,)
-    layers = request.layer_numbers()
-    if kinds is None and format_ in ("png", "svg", "terminal"):
-        known = check(loaded, Chosen(None))
-        kinds = ("cross",) if "cross" in known else known[:1]
-    chosen = Chosen(kinds, layers, request.head_numbers())  # type: ignore[arg-type]
-    if format_ == "terminal" and view_of(request, format_) == "head" and layers is None:
-        chosen = Chosen(kinds, None, chosen.heads)  # type: ignore[arg-type]
-    limits = {"html": request.max_megabytes * 1e6, **dict.fromkeys(BYTES_PER_WEIGHT, request.max_megabytes * 1e6)}
-    numbers = view_of(request, format_) in ("head", "model")
-    needed = {} if format_ not in BYTES_PER_WEIGHT else {"bytes_per_cell": BYTES_PER_WEIGHT[format_]}
-    return {
-        "chosen": chosen,
-        "rollouts": format_ == "html" or view_of(request, format_) == "rollout",
-        "max_bytes": limits.get(format_) if format_ == "html" or numbers else None,
-        **needed,
-    }
-
-
-def view_of(request: Request, format_: str) -> str:
-    """The view asked for, else the one that suits the format: pictures show all heads unless some were chosen."""
-    if request.view is not None:
-        return request.view
-    one = request.heads is not None and (request.wants_mean or len(request.head_numbers() or ()) == 1)
-    return "model" if format_ in ("png", "svg") and not one else "head"
 
 
 def _with_prefix(loaded: Loaded, text: str | None, asked: str | None) -> str | None:
@@ -233,44 +218,41 @@ def _with_prefix(loaded: Loaded, text: str | None, asked: str | None) -> str | N
 
 
 def _content(scene: Scene, request: Request, chosen: Output) -> str | bytes:
-    from tformer.viz.attention.weights import mean_of_heads
-
-    view = view_of(request, chosen.format)
-    if request.wants_mean and chosen.format != "html":
-        means = {kind: mean_of_heads(attention) for kind, attention in scene.attentions.items()}
-        scene = type(scene)(scene.reading, means, scene.rollouts, scene.model, scene.command, scene.changes)
-    [kind, *_] = scene.attentions
+    format_ = chosen.format
+    view: Any = request.view_in(format_)
     longest = max(len(side) for side in scene.reading.sides.values())
-    scale = request.scale or ("global" if longest <= LINEAR_UP_TO else "sqrt")
-    if chosen.format == "html":
+    scale: Any = request.scale or ("global" if longest <= LINEAR_UP_TO else "sqrt")
+    if format_ == "html":
         from tformer.viz.attention.page import render
 
         return render(
-            scene, view=view, scale=scale, top_k=request.top_k, max_bytes=request.max_megabytes * 1e6,
-            head="mean" if request.wants_mean else None, colours=request.colours,
-        )  # fmt: skip
-    if chosen.format in ("png", "svg"):
+            scene,
+            view=view,
+            scale=scale,
+            top_k=request.top_k,
+            max_bytes=request.max_megabytes * 1e6,
+            head=request.heads if request.heads == MEAN else None,
+            colours=request.colours,
+        )
+    if request.wants_mean(format_):
+        scene = scene.of_means()
+    [kind, *_] = scene.attentions
+    if format_ in PICTURES:
         from tformer.viz.attention.figures import draw
 
-        return draw(scene, kind, view, format_=chosen.format, scale=scale, colours=request.colours)  # type: ignore[arg-type]
-    if chosen.format == "terminal":
+        return draw(scene, kind, view, format_=format_, scale=scale, colours=request.colours)
+    if format_ == "terminal":
         from tformer.viz.attention.text import as_text
 
-        everything = request.layers is not None or request.heads is not None
-        width = shutil.get_terminal_size((100, 24)).columns
-        return as_text(scene, kind, view, scale=scale, top_k=request.top_k, width=width, colour=_colour(chosen.path),
-                       everything=everything)  # type: ignore[arg-type]  # fmt: skip
+        width, colour = shutil.get_terminal_size((100, 24)).columns, _colour(chosen.path)
+        return as_text(scene, kind, view, scale=scale, top_k=request.top_k, width=width, colour=colour)
     from tformer.viz.attention.document import as_csv, as_json
 
-    return (as_json if chosen.format == "json" else as_csv)(scene, view)  # type: ignore[arg-type]
+    return (as_json if format_ == "json" else as_csv)(scene, view)
 
 
-LINEAR_UP_TO = 24
-"""Tokens up to which a linear scale shows uniform attention."""
-
-
-def _colour(path: Path | None) -> str:
-    """What the terminal can show: nothing but letters where nobody looks, or where NO_COLOR says so."""
+def _colour(path: Path | None) -> Colour:
+    """What the terminal can show: letters alone where nobody looks, or where NO_COLOR says so."""
     if path is not None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return "none"
     return "truecolor" if os.environ.get("COLORTERM", "") in ("truecolor", "24bit") else "256"

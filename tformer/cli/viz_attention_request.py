@@ -7,20 +7,26 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tformer.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from tformer.loading import Loaded
+    from tformer.viz.attention.weights import Chosen
 
 KINDS = ("encoder", "decoder", "cross")
 VIEWS = ("head", "model", "rollout", "summary")
 SCALES = ("row", "global", "sqrt", "log")
 COLOURS = ("viridis", "cividis")
+PICTURES = ("png", "svg")
 MEAN = "mean"
 LARGEST_NUMBER = 100_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options that choose what is shown. `heads`: None: all; (): the mean of each layer's."""
+    """The options that choose what is read and shown; None where one was not given."""
 
     text: str | None
     text2: str | None
@@ -61,16 +67,48 @@ class Request:
         parse_numbers(self.layers, "--layers")
         self.head_numbers()
 
-    @property
-    def wants_mean(self) -> bool:
-        return self.heads == MEAN
-
-    def layer_numbers(self) -> tuple[int, ...] | None:
-        return parse_numbers(self.layers, "--layers")
+    def view_in(self, format_: str) -> str:
+        """The view asked for, else the one that suits: a picture shows all heads unless one was chosen."""
+        if self.view is not None:
+            return self.view
+        one = self.heads == MEAN or len(self.head_numbers() or ()) == 1
+        return "model" if format_ in PICTURES and not one else "head"
 
     def head_numbers(self) -> tuple[int, ...] | None:
         """None: all, also where their mean is wanted."""
-        return None if self.wants_mean else parse_numbers(self.heads, "--heads")
+        return None if self.heads == MEAN else parse_numbers(self.heads, "--heads")
+
+    def wants_mean(self, format_: str) -> bool:
+        """Whether each layer is shown as the mean of its heads."""
+        return self.heads == MEAN or self._is_brief(format_)
+
+    def _is_brief(self, format_: str) -> bool:
+        """Whether one matrix is enough: in a terminal, where nobody asked for more."""
+        nothing = self.layers is None and self.heads is None
+        return format_ == "terminal" and self.view_in(format_) == "head" and nothing
+
+    def chosen_in(self, format_: str, loaded: Loaded) -> Chosen:
+        """Which attentions, layers and heads are needed. A picture, and the terminal, show one kind of attention."""
+        from tformer.viz.attention.weights import Chosen, kinds_of, modules_of
+
+        kinds: Any = None if self.attention is None else (self.attention,)
+        if kinds is None and format_ in (*PICTURES, "terminal"):
+            known = kinds_of(loaded)
+            kinds = ("cross",) if "cross" in known else known[:1]
+        layers = parse_numbers(self.layers, "--layers")
+        if self._is_brief(format_):
+            layers = (len(modules_of(loaded, kinds[0])) - 1,) if kinds[0] in kinds_of(loaded) else None
+        return Chosen(kinds, layers, self.head_numbers())
+
+    def limits_in(self, format_: str) -> dict[str, Any]:
+        """What `make_scene` has to keep to: only pages, and files of numbers, grow without end."""
+        from tformer.viz.attention.document import BYTES_PER_WEIGHT
+
+        numbers = format_ in BYTES_PER_WEIGHT and self.view_in(format_) in ("head", "model")
+        if not numbers and format_ != "html":
+            return {"max_bytes": None}
+        sizes = {"bytes_per_cell": BYTES_PER_WEIGHT[format_]} if numbers else {}
+        return {"max_bytes": self.max_megabytes * 1e6, **sizes}
 
 
 def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:

@@ -20,6 +20,8 @@ DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "transformer": {"cpu": "tiny", "cuda": "tiny", "builtin": "dates"},
     "t5": {"cpu": "tiny", "cuda": "small"},
     "bart": {"cpu": "tiny", "cuda": "base"},
+    "longformer": {"cpu": "classify", "cuda": "classify"},
+    "bigbird": {"cpu": "classify", "cuda": "classify"},
     "linformer": {"cpu": "classify", "cuda": "classify"},
     "performer": {"cpu": "classify", "cuda": "classify"},
 }

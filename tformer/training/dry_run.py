@@ -29,6 +29,9 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         activation_checkpointing=recipe.training.activation_checkpointing,
         ema=recipe.training.ema_decay is not None,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
+        seq_len=recipe.seq_len,
+        target_seq_len=recipe.target_seq_len,
+        on_cpu=prepared.device.type == "cpu",
     )
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizer = prepared.material.tokenizer

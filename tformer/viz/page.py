@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -36,6 +37,7 @@ def render_page(
     data: Mapping[str, Any],
     blobs: Mapping[str, bytes] | None = None,
     notes: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> str:
     """A whole page as text.
 
@@ -45,8 +47,9 @@ def render_page(
         scripts: names of files in assets/, run in order after the shell's own.
         data: JSON for `tformer.data`; numbers that JSON lacks become null.
         blobs: bytes for `tformer.blob(name)`; names are of letters, digits, `-` and `_`.
+        without: names of the shell's own scripts that the view has no use for.
     """
-    code = [_script(name) for name in (*SHELL_SCRIPTS, *scripts)]
+    code = [_script(name) for name in _names(scripts, without)]
     hashes = " ".join(f"'sha256-{_digest(text)}'" for text in code)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -78,15 +81,28 @@ def render_page(
     return "\n".join(parts)
 
 
-def script_bytes(scripts: Sequence[str]) -> int:
+def script_bytes(scripts: Sequence[str], without: Sequence[str] = ()) -> int:
     """Size of all JavaScript in a page with these scripts of its own."""
-    return sum(len(_script(name).encode()) for name in (*SHELL_SCRIPTS, *scripts))
+    return sum(len(_script(name).encode()) for name in _names(scripts, without))
+
+
+def _names(scripts: Sequence[str], without: Sequence[str]) -> list[str]:
+    return [*(name for name in SHELL_SCRIPTS if name not in without), *scripts]
 
 
 def _script(name: str) -> str:
-    """A script without indentation and comments of their own lines; hence no literal of ours may span lines."""
+    """A script without comments on lines of their own and without idle spaces; no literal of ours spans lines."""
     lines = (line.strip() for line in _asset(name).splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("//"))
+    return "\n".join(_tight(line) for line in lines if line and not line.startswith("//"))
+
+
+def _tight(line: str) -> str:
+    """No spaces around signs, outside of strings; lines with templates, slashes or signs in a row stay as they are."""
+    if re.search(r"[`'/\\]|[-+] [-+]", line):
+        return line
+    parts = line.split('"')
+    parts[::2] = [re.sub(r" ?([][{}()=,;:?<>+*&|!-]) ?", r"\1", part) for part in parts[::2]]
+    return '"'.join(parts)
 
 
 def _asset(name: str) -> str:

@@ -13,7 +13,6 @@ Shape legend: * leading dimensions, h head_dim, m features.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Literal
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 Kernel = Literal["softmax", "relu"]
 
+MASK_64 = (1 << 64) - 1
 RELU_FLOOR = 1.0e-3  # added to relu features, so that no query sees nothing (the paper's code)
 
 
@@ -31,9 +31,14 @@ def default_features(head_dim: int) -> int:
 
 
 def mixed_seed(*parts: int) -> int:
-    """A 63-bit seed from numbers: near ones give unrelated seeds."""
-    digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    """A 63-bit seed from numbers, near ones giving unrelated seeds: SplitMix64's mixing of one after the other."""
+    state = 0
+    for part in parts:
+        state = (state ^ part) + 0x9E3779B97F4A7C15 & MASK_64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK_64
+        state ^= state >> 31
+    return state >> 1
 
 
 def draw_directions(features: int, head_dim: int, *, seed: int) -> Tensor:

@@ -30,6 +30,7 @@ from tformer.nn.attention.performer_features import Kernel, key_features, query_
 
 CHUNK = 64
 SEGMENT_ELEMENTS = 2**20  # features of a segment, over batch and heads: 4 MiB in fp32
+SEGMENT_CHUNKS = 16  # at most, however few features there are
 
 LOWEST = -1.0e30  # below any level, and yet finite
 SMALLEST = 1.0e-37  # a denominator below has lost its digits: the query sees nothing
@@ -102,7 +103,8 @@ def linear_attention(
 
 def _segments(length: int, elements_per_position: int) -> Iterator[tuple[slice, bool]]:
     """Slices of whole chunks, and whether there are several: then they are recomputed."""
-    size = max(1, SEGMENT_ELEMENTS // (elements_per_position * CHUNK)) * CHUNK
+    chunks = SEGMENT_ELEMENTS // (elements_per_position * CHUNK)
+    size = max(1, min(chunks, SEGMENT_CHUNKS)) * CHUNK
     for start in range(0, length, size):
         yield slice(start, min(start + size, length)), length > size
 

@@ -34,13 +34,12 @@ const attention = (() => {
   }
 
   const tables = new Map();
-  function table({ signed = false, largest = 1 }) {
-    const key = `${signed} ${largest}`;
+  function table({ signed = false, largest = 1, steps }) {
+    const key = `${signed} ${largest} ${steps}`;
     if (!tables.has(key)) {
       tables.set(key, Float32Array.from({ length: 256 }, (_, byte) => {
-        if (!signed) return (byte / 255) ** 2;
-        const step = (byte - 128) / 127;
-        return Math.sign(step) * step * step * largest;
+        const root = (signed ? byte - 128 : byte) / steps;
+        return Math.sign(root) * root * root * largest;
       }));
     }
     return tables.get(key);
@@ -103,7 +102,7 @@ const attention = (() => {
 
   async function rollout({ kind, changes }) {
     const [queries, keys] = [axis(kind.queries, changes), axis(kind.keys, changes)];
-    const weights = table({});
+    const weights = table({ steps: kind.rollout.steps });
     const values = Float32Array.from(await tformer.blob(kind.rollout.blob), (byte) => weights[byte]);
     const mask = await maskOf(kind.rollout.mask, queries.length, keys.length);
     return { ...reshaped({ values, mask }, queries, keys, changes), largest: kind.rollout.largest };

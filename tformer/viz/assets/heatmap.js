@@ -70,23 +70,26 @@ tformer.heatmap = (canvas, settings) => {
     for (let i = 0; i < count; i++) if (label(i).length > found.length) found = label(i);
     return found;
   };
-  // Every n-th label, n being the first round number that leaves room.
-  function chosen(count, room, needed) {
-    const steps = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000];
-    const step = steps.find((n) => (n * room) / count >= needed) || count;
-    return Array.from({ length: Math.ceil(count / step) }, (_, n) => n * step);
+  // Every n-th of the labels that are not empty, n being the first round number that leaves room.
+  function chosen(count, label, room, needed) {
+    const named = Array.from({ length: count }, (_, n) => n).filter((n) => label(n) !== "");
+    const step = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000].find((n) => (n * room) / named.length >= needed) || count;
+    return named.filter((_, n) => n % step === 0);
   }
   function layout(width, height) {
     const longestCol = longest(options.cols, options.colLabel);
     const upright = longestCol.length > 4;
     return {
       upright, longestRow: longest(options.rows, options.rowLabel), longestCol,
-      rows: chosen(options.rows, height, 15), cols: chosen(options.cols, width, upright ? 15 : 8 + 7 * longestCol.length),
+      rows: chosen(options.rows, options.rowLabel, height, 15),
+      cols: chosen(options.cols, options.colLabel, width, upright ? 15 : 8 + 7 * longestCol.length),
     };
   }
   const percent = (i, count) => `${(100 * (i + 0.5)) / count}%`;
   function label() {
     const { width, height } = canvas.getBoundingClientRect();
+    // Shown smaller than it is, a map is averaged: leaving out cells would draw patterns that are not there.
+    canvas.style.imageRendering = width < options.cols || height < options.rows ? "auto" : "pixelated";
     const plan = layout(width || 600, height || 400);
     const sizer = element("div", { style: "visibility:hidden;height:0;white-space:pre" }, plan.longestRow.slice(0, 24));
     rowTicks.replaceChildren(sizer, ...plan.rows.map((i) =>
@@ -147,7 +150,7 @@ tformer.heatmap = (canvas, settings) => {
     options = { ...options, ...changes };
     paint();
     canvas.style.aspectRatio = String(aspect());
-    wrap.style.maxWidth = `${Math.max(options.cols * options.cellSize + 90, 260)}px`;
+    wrap.style.maxWidth = `${Math.max(Math.min(options.cols * options.cellSize, 620 * aspect()) + 90, 260)}px`;
     canvas.setAttribute("aria-label", `${options.label}. ${options.rows} rows, ${options.cols} columns; arrow keys move the cursor.`);
     rowTitle.textContent = options.rowTitle ? `${options.rowTitle} ↓` : "";
     colTitle.textContent = options.colTitle ? `${options.colTitle} →` : "";

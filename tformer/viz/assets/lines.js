@@ -1,6 +1,7 @@
 // Line plots: tformer.lines(svg, options) → {redraw(changes), cursor(series, index), svg(), rows(), element}.
-// options: series = [{label, x, y, colour, dash, width, opacity, points}], xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
-//   height, label (for screen readers), legend: false, ramp = {colours, low, high, label}: a colour bar for many lines,
+// options: series = [{label, x, y, colour, dash, width, opacity, points, faint}], where faint ones are seen behind the others and
+//   no more, xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
+//   height, square, label (for screen readers), legend: false, ramp = {colours, low, high, label}: a colour bar for many lines,
 //   describe(series, index), onCursor(series, index).
 "use strict";
 tformer.lines = (svgElement, settings) => {
@@ -22,6 +23,7 @@ tformer.lines = (svgElement, settings) => {
   wrap.append(svgElement, legend, bar, readout);
 
   const shown = () => options.series.map((series, index) => ({ series, index })).filter(({ series }) => !hidden.has(series.label));
+  const pointed = () => shown().filter(({ series }) => !series.faint);
   const colourOf = (series, index) => series.colour || tformer.palette[index % tformer.palette.length];
   const dashOf = (series, index) => series.dash ?? DASHES[Math.floor(index / tformer.palette.length) % DASHES.length];
   const usable = (x, y) => Number.isFinite(x) && Number.isFinite(y) && (!options.logX || x > 0) && (!options.logY || y > 0);
@@ -95,7 +97,7 @@ tformer.lines = (svgElement, settings) => {
     box.id = clip;
     box.append(element("rect", { x: left, y: top - 2, width: w, height: h + 4 }));
     const group = element("g", { "clip-path": `url(#${clip})` });
-    for (const { series, index } of shown()) {
+    for (const { series, index } of [...shown().filter(({ series }) => series.faint), ...pointed()]) {
       let path = "", pen = false;
       for (let n = 0; n < series.x.length; n++) {
         if (!usable(series.x[n], series.y[n])) { pen = false; continue; }
@@ -128,7 +130,8 @@ tformer.lines = (svgElement, settings) => {
   function drawLegend() {
     legend.hidden = !hasLegend();
     const focused = [...legend.children].indexOf(document.activeElement);
-    legend.replaceChildren(...(hasLegend() ? options.series : []).map((series, index) => element("button", {
+    const named = options.series.map((series, index) => ({ series, index })).filter(({ series }) => !series.faint);
+    legend.replaceChildren(...(hasLegend() ? named : []).map(({ series, index }) => element("button", {
       type: "button", "aria-pressed": String(!hidden.has(series.label)), title: "Show or hide this line", dir: "auto",
       onclick: () => { if (!hidden.delete(series.label)) hidden.add(series.label); redraw(); },
     }, swatch(series, index), series.label)));
@@ -138,7 +141,7 @@ tformer.lines = (svgElement, settings) => {
     const strip = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
     const context = strip.getContext("2d");
     for (let n = 0; n < 256; n++) { context.fillStyle = tformer.colourAt(options.ramp.colours, n / 255); context.fillRect(n, 0, 1, 1); }
-    bar.replaceChildren(options.ramp.label || "", number(options.ramp.low), strip, number(options.ramp.high));
+    bar.replaceChildren(`${options.ramp.label || ""} ${number(options.ramp.low)}`, strip, number(options.ramp.high));
   }
 
   function describe(series, index) {
@@ -164,7 +167,7 @@ tformer.lines = (svgElement, settings) => {
     const box = svgElement.getBoundingClientRect();
     const [mx, my] = [event.clientX - box.left, event.clientY - box.top];
     let best = null, least = Infinity;
-    for (const { series, index } of shown()) {
+    for (const { series, index } of pointed()) {
       for (let n = 0; n < series.x.length; n++) {
         if (!usable(series.x[n], series.y[n])) continue;
         const far = 4 * Math.abs(frame.px(series.x[n]) - mx) + Math.abs(frame.py(series.y[n]) - my);
@@ -175,10 +178,10 @@ tformer.lines = (svgElement, settings) => {
   }
   svgElement.addEventListener("pointermove", follow);
   svgElement.addEventListener("pointerdown", follow);
-  svgElement.addEventListener("focus", () => { if (at === null && shown().length) cursor(shown()[0].index, 0); });
+  svgElement.addEventListener("focus", () => { if (at === null && pointed().length) cursor(pointed()[0].index, 0); });
   svgElement.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || !shown().length) return;
-    const indices = shown().map(({ index }) => index);
+    if (event.ctrlKey || event.metaKey || event.altKey || !pointed().length) return;
+    const indices = pointed().map(({ index }) => index);
     const [series, point] = at || [indices[0], 0];
     const place = Math.max(indices.indexOf(series), 0);
     const next = (by) => indices[(place + by + indices.length) % indices.length];
@@ -196,8 +199,9 @@ tformer.lines = (svgElement, settings) => {
   const ink = () => ({ grid: tformer.cssColour("grid"), soft: tformer.cssColour("soft"), line: tformer.cssColour("line") });
   function redraw(changes = {}) {
     options = { ...options, ...changes };
+    wrap.style.maxWidth = options.square ? "34rem" : "";
     const width = Math.max(Math.round(wrap.getBoundingClientRect().width) || 720, 200);
-    const height = Math.round(Math.min(options.height, Math.max(220, width * 0.8)));
+    const height = options.square ? width : Math.round(Math.min(options.height, Math.max(220, width * 0.8)));
     svgElement.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svgElement.setAttribute("aria-label", `${options.label}. ${options.series.length} lines; left and right move along a line, up and down between lines.`);
     frame = paint(svgElement, width, height, ink());
@@ -206,16 +210,13 @@ tformer.lines = (svgElement, settings) => {
     else { at = null; readout.textContent = "Point at a line, or use the arrow keys."; }
   }
   redraw();
-  let width = 0;
-  new ResizeObserver(([entry]) => {
-    if (Math.abs(entry.contentRect.width - width) > 1) { const first = width === 0; width = entry.contentRect.width; if (!first) redraw(); }
-  }).observe(wrap);
+  new ResizeObserver(([entry]) => { if (Math.abs(entry.contentRect.width - svgElement.viewBox.baseVal.width) > 1) redraw(); }).observe(wrap);
   tformer.state.onChange((keys) => { if (keys.has("theme") && svgElement.isConnected) redraw(); });
 
   // A document of its own on white ground, with its legend.
   function svg() {
-    const [width, height] = [720, 400];
-    const lines = hasLegend() ? shown() : [];
+    const [width, height] = options.square ? [560, 560] : [720, 400];
+    const lines = hasLegend() ? pointed() : [];
     const root = element("svg", { xmlns: "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif", "font-size": 12 });
     const body = element("g");
     paint(body, width, height, { grid: "#e3e6e9", soft: "#333333", line: "#777777" });
@@ -231,6 +232,7 @@ tformer.lines = (svgElement, settings) => {
     return new XMLSerializer().serializeToString(root);
   }
   const rows = () => [["line", options.xLabel || "x", options.yLabel || "y"],
-    ...options.series.flatMap((series) => Array.from(series.x, (x, n) => [series.label || "", x, series.y[n]]))];
+    ...options.series.flatMap((series) => Array.from(series.x, (x, n) => [series.label || "", x, series.y[n]]))
+      .filter((row) => Number.isFinite(row[1]) && Number.isFinite(row[2]))];
   return { redraw, cursor, svg, rows, element: wrap };
 };

@@ -37,7 +37,7 @@ def as_json(scene: Scene, view: View) -> str:
     }
     for kind in scene.attentions:
         attention = scene.shown(kind)
-        found = {"queries": _side(attention.queries), "keys": _side(attention.keys)}
+        found: dict[str, Any] = {"queries": _side(attention.queries), "keys": _side(attention.keys)}
         if view == "summary":
             rows, divergences = summarise(attention)
             found["heads"] = [asdict(row) for row in rows]
@@ -97,8 +97,8 @@ def as_csv(scene: Scene, view: View) -> str:
     if view == "summary":
         writer.writerow(("attention", *COLUMNS))
         for kind in scene.attentions:
-            for row in summarise(scene.shown(kind))[0]:
-                writer.writerow((kind, *(_plain(value) for value in asdict(row).values())))
+            for head_row in summarise(scene.shown(kind))[0]:
+                writer.writerow((kind, *(_plain(value) for value in asdict(head_row).values())))
         return stream.getvalue()
     writer.writerow(("attention", "layer", "head", "query", "query_token", "key", "key_token", "weight"))
     for kind in scene.attentions:

@@ -41,6 +41,7 @@ SMALL = 160  # cells of a small matrix's side: beyond, the largest of each block
 LABELLED = 64  # up to so many tokens each has its name
 NAME_LENGTH = 18
 SMALLEST_LOG = 1e-4
+CLOSE: dict[str, Any] = {"w_pad": 0.01, "h_pad": 0.01, "wspace": 0.02, "hspace": 0.02}
 DOTS_PER_INCH = 130
 SUMMARISED = ("entropy", "distance", "previous", "itself", "first", "special", "max")
 GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
@@ -56,7 +57,7 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
     cells = [layer.weights_HTS.size for layer in attention.layers]
     if not sum(cells):
         raise InputError("nothing is left to show: every token is special", hint="leave --hide-special out")
-    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
+    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
     with matplotlib.rc_context(defaults | SETTINGS):
         if view == "summary":
             figure = _summary(scene, attention, colours)
@@ -145,7 +146,7 @@ def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any],
     rows, columns = len(attention.layers), len(names)
     side = min(2.2, max(0.62, 9.0 / max(columns, rows)))
     figure = Figure(figsize=(columns * side + 1.3, rows * side + 1.1), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)  # type: ignore[union-attr]
+    figure.get_layout_engine().set(**CLOSE)  # type: ignore[union-attr]
     image = None
     for row, layer in enumerate(attention.layers):
         for column, head in enumerate(names):
@@ -209,7 +210,9 @@ def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figur
         image = paint(right, over_patches(scene, attention, scene.shown_rollout(attention.kind)))
         figure.colorbar(image, ax=right, shrink=0.8).ax.tick_params(labelsize=7)
         return figure
-    return _grid(attention, lambda axes, layer, matrix_TS: paint(axes, over_patches(scene, attention, matrix_TS)), "row")
+    return _grid(
+        attention, lambda axes, layer, matrix_TS: paint(axes, over_patches(scene, attention, matrix_TS)), "row"
+    )
 
 
 def over_patches(scene: Scene, attention: Attention, matrix_TS: np.ndarray) -> np.ndarray:
@@ -278,7 +281,9 @@ def _bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> None
 def _size(attention: Attention, *, few: bool) -> tuple[float, float]:
     """Inches of one matrix: room for a name each where there are few tokens."""
     cell = 0.24 if few else 0.17
-    width, height = (min(9.0 if few else 5.0, max(2.4, cell * len(side))) for side in (attention.keys, attention.queries))
+    width, height = (
+        min(9.0 if few else 5.0, max(2.4, cell * len(side))) for side in (attention.keys, attention.queries)
+    )
     return width + 1.3, height + 0.9
 
 
@@ -292,7 +297,12 @@ def _tokens(axes: Axes, attention: Attention, width: float, height: float) -> No
         step = 1 if len(side) <= LABELLED else math.ceil(len(side) / LABELLED)
         places = list(range(0, len(side), step))
         names = [_short(side, place) for place in places]
-        ticks(places, names, fontsize=font if step == 1 else 5, rotation=90 if side is attention.keys and ticks == axes.set_xticks else 0)
+        ticks(
+            places,
+            names,
+            fontsize=font if step == 1 else 5,
+            rotation=90 if side is attention.keys and ticks == axes.set_xticks else 0,
+        )
     axes.tick_params(length=0)
     axes.set_xlabel(f"{attention.keys.name} token (is looked at)", fontsize=7, color="#555555")
     axes.set_ylabel(f"{attention.queries.name} token (looks)", fontsize=7, color="#555555")

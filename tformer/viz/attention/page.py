@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from tformer.viz.attention.packing import pack, pack_mask
+from tformer.viz.attention.packing import STEPS, pack, pack_mask
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, short_name, too_large
 from tformer.viz.attention.sides import Side
-from tformer.viz.attention.summary import COLUMNS, summarise
+from tformer.viz.attention.summary import COLUMNS, Divergences, HeadSummary, summarise
 from tformer.viz.attention.weights import NAMES, Attention, Kind, Layer
 from tformer.viz.page import render_page
 
 STYLE = "attention.css"
 SCRIPTS = ("attention.js", "attention_parts.js", "attention_views.js")
-PACKED = "Weights on this page are rounded to bytes of their square roots (an error of at most √a / 255); --format json has them whole."
+WITHOUT = ("lines.js",)
+LEAST_SAVED = 0.5  # no page becomes smaller than this part by coarser steps
+
+Summaries = dict[Kind, tuple[list[HeadSummary], Divergences]]
 
 
 def render(
@@ -36,11 +39,8 @@ def render(
         view, scale, top_k, head, colours: what it shows when it is opened. `head`: "mean", or the first.
         max_bytes: InputError for a page that is larger.
     """
-    blobs: dict[str, bytes] = {}
-    kinds = [_kind(scene, attention, blobs) for attention in scene.attentions.values()]
-    sides = {name: _side(side) for name, side in scene.reading.sides.items()}
     start = {
-        "attention": "cross" if "cross" in scene.attentions else kinds[0]["kind"],
+        "attention": "cross" if "cross" in scene.attentions else next(iter(scene.attentions)),
         "view": view,
         "scale": scale,
         "top": top_k,
@@ -49,6 +49,24 @@ def render(
         "merge": scene.changes.merge_subwords,
         "hide": scene.changes.hide_special,
     }
+    summaries = {kind: summarise(attention) for kind, attention in scene.attentions.items()}
+    size = 0
+    for steps in STEPS:
+        page = _with_steps(scene, start, summaries, steps)
+        size = len(page.encode())
+        if size <= max_bytes:
+            return page
+        if size * LEAST_SAVED > max_bytes:
+            break
+    cells = sum(attention.cells for attention in scene.attentions.values())
+    raise too_large(max_bytes, f"{cells:,} weights in a page of {size / 1e6:.1f} MB")
+
+
+def _with_steps(scene: Scene, start: dict[str, Any], summaries: Summaries, steps: int) -> str:
+    """The page with weights in so many steps."""
+    blobs: dict[str, bytes] = {}
+    kinds = [_kind(scene, attention, summaries[kind], blobs, steps) for kind, attention in scene.attentions.items()]
+    sides = {name: _side(side) for name, side in scene.reading.sides.items()}
     data: dict[str, Any] = {"kinds": kinds, "sides": sides, "start": start, "notes": scene.notes}
     image = scene.reading.pixels
     if image is not None:
@@ -58,19 +76,16 @@ def render(
         data["image"] = {"height": image.shape[0], "width": image.shape[1], "rows": rows, "columns": columns,
                          "offset": offset}  # fmt: skip
     style = files("tformer.viz").joinpath("assets", STYLE).read_text(encoding="utf-8")
-    page = render_page(
+    return render_page(
         title="Attention",
         subtitle=_subtitle(scene),
         body=f"<style>\n{style}</style>\n{BODY}",
         scripts=SCRIPTS,
         data=data,
         blobs=blobs,
-        notes=_footer(scene),
+        notes=_footer(scene, steps),
+        without=WITHOUT,
     )
-    if len(page.encode()) > max_bytes:
-        cells = sum(attention.cells for attention in scene.attentions.values())
-        raise too_large(max_bytes, f"{cells:,} weights in a page of {len(page.encode()) / 1e6:.1f} MB")
-    return page
 
 
 BODY = """\
@@ -86,19 +101,26 @@ def _subtitle(scene: Scene) -> str:
     return f"{short_name(scene)}: {' → '.join(quoted)}"
 
 
-def _footer(scene: Scene) -> list[str]:
+def _footer(scene: Scene, steps: int) -> list[str]:
     model = scene.model
-    lines = [CAUTION, PACKED, f"Model: {model['name']}, step {model['step']}, sha256 {str(model['sha256'])[:16]}."]
+    packed = f"Weights on this page are rounded to {steps} steps of their square roots; --format json has them whole."
+    lines = [CAUTION, packed, f"Model: {model['name']}, step {model['step']}, sha256 {str(model['sha256'])[:16]}."]
     lines += [f"{name.capitalize()}: {text}" for name, text in scene.reading.texts.items()]
     return [*lines, *([f"Command: {scene.command}"] if scene.command else [])]
 
 
-def _kind(scene: Scene, attention: Attention, blobs: dict[str, bytes]) -> dict[str, Any]:
+def _kind(
+    scene: Scene,
+    attention: Attention,
+    summary: tuple[list[HeadSummary], Divergences],
+    blobs: dict[str, bytes],
+    steps: int,
+) -> dict[str, Any]:
     kind = attention.kind
-    rows, divergences = summarise(attention)
+    rows, divergences = summary
     blobs[f"{kind}-divergence"] = divergences.between_NN.astype("<f4").tobytes()
     masks: dict[bytes, str] = {}
-    layers = [_layer(kind, layer, attention, blobs, masks) for layer in attention.layers]
+    layers = [_layer(kind, layer, attention, blobs, masks, steps) for layer in attention.layers]
     found: dict[str, Any] = {
         "kind": kind,
         "name": NAMES[kind],
@@ -113,19 +135,19 @@ def _kind(scene: Scene, attention: Attention, blobs: dict[str, bytes]) -> dict[s
         },
     }
     if kind in scene.rollouts:
-        packed = pack(scene.rollouts[kind])
+        packed = pack(scene.rollouts[kind], steps=steps)
         blobs[f"{kind}-rollout"] = packed.data
-        found["rollout"] = {"blob": f"{kind}-rollout", "notes": scene.rollout_notes(kind),
+        found["rollout"] = {"blob": f"{kind}-rollout", "notes": scene.rollout_notes(kind), "steps": packed.steps,
                             "mask": "causal" if attention.causal else None,
                             "largest": float(scene.rollouts[kind].max())}  # fmt: skip
     return found
 
 
 def _layer(
-    kind: Kind, layer: Layer, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str]
+    kind: Kind, layer: Layer, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str], steps: int
 ) -> dict[str, Any]:
     name = f"{kind}-{layer.number}"
-    packed = pack(layer.weights_HTS, signed=layer.signed)
+    packed = pack(layer.weights_HTS, signed=layer.signed, steps=steps)
     blobs[name] = packed.data
     return {
         "number": layer.number,
@@ -133,6 +155,7 @@ def _layer(
         "pattern": layer.pattern,
         "blob": name,
         "mask": _mask(kind, layer.visible_TS, attention, blobs, masks),
+        "steps": packed.steps,
         "largest": packed.largest,
         "signed": packed.signed,
     }

@@ -147,7 +147,10 @@ def _assembled(
         (second, [template.second_type] * len(second), 1, False),
         (template.suffix, template.suffix_types, len(encoded) - 1, True),
     ]
-    ids, types, parts, special = [], [], [], []
+    ids: list[int] = []
+    types: list[int] = []
+    parts: list[int] = []
+    special: list[bool] = []
     for tokens, their_types, part, from_template in pieces:
         ids += tokens
         types += their_types

@@ -1,8 +1,8 @@
 """Fewer rows and columns: special tokens hidden, tokens of one word merged.
 
-    hidden    special rows and columns go; what is left of a row grows to the row's sum, which is one
-    merged    a word is looked at as much as all its tokens are (sum over keys), and looks where they look on average
-              (mean over queries): rows still sum to one
+hidden    special rows and columns go; what is left of a row grows to the row's sum, which is one
+merged    a word is looked at as much as all its tokens are (sum over keys), and looks where they look on average
+          (mean over queries): rows still sum to one
 """
 
 # Shapes: T queries, S keys; t and s of what is left.
@@ -111,4 +111,3 @@ def _pooling(words: Words, length: int, *, mean: bool) -> np.ndarray:
     for row, (start, stop, _) in enumerate(words):
         matrix[row, start:stop] = 1 / (stop - start) if mean else 1
     return matrix
-

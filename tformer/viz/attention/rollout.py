@@ -20,10 +20,10 @@ import numpy as np
 from tformer.viz.attention.weights import Attention, Kind
 
 HEURISTIC = (
-    "rollout through cross-attention is a heuristic: each layer keeps half of a position and takes half from the "
+    "Rollout through cross-attention is a heuristic: each layer keeps half of a position and takes half from the "
     "source; what is missing in a row came from the decoder's own tokens"
 )
-BASIC = "rollout: the product over layers of half the mean attention of the heads and half the identity"
+BASIC = "Rollout is the product over layers of half the mean attention of the heads and half the identity"
 
 
 def needs(kind: Kind) -> tuple[Kind, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from tformer.loading import Loaded
 from tformer.viz.attention.reading import Asked, Reading, read
 from tformer.viz.attention.reshape import Changes, changed, changed_matrix
 from tformer.viz.attention.rollout import BASIC, HEURISTIC, needs, rollout
-from tformer.viz.attention.weights import NAMES, Attention, Chosen, Kind, check, compute, num_cells
+from tformer.viz.attention.weights import NAMES, Attention, Chosen, Kind, check, compute, mean_of_heads, num_cells
 
 CAUTION = "Attention shows where a model looks; it is not by itself an explanation of what the model does."
 EFFECTIVE = "linformer's weights are effective ones: they may be negative, and rows need not sum to one"
@@ -54,6 +54,11 @@ class Scene:
     def shown_rollout(self, kind: Kind) -> np.ndarray:
         attention = self.attentions[kind]
         return changed_matrix(self.rollouts[kind], attention.queries, attention.keys, self.changes)
+
+    def of_means(self) -> Scene:
+        """With the mean of each layer's heads in their place."""
+        means = {kind: mean_of_heads(attention) for kind, attention in self.attentions.items()}
+        return replace(self, attentions=means)
 
     def rollout_notes(self, kind: Kind) -> list[str]:
         return [BASIC + _of(self.attentions[kind]), *([HEURISTIC] if kind == "cross" else [])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class Side:
             if alone or self.starts[place]:
                 edges.append(place)
         edges.append(len(self))
-        return [(start, stop, _joined(self.tokens[start:stop])) for start, stop in zip(edges, edges[1:], strict=False)]
+        return [(start, stop, _joined(self.tokens[start:stop])) for start, stop in pairwise(edges)]
 
 
 def side_of(

@@ -1,8 +1,8 @@
 """Who looks at whom: attention weights by taps, and which cells a pattern forbids.
 
 A forbidden cell is not one of weight zero: causal order and the patterns of sparse kinds (sliding window, BigBird) say
-what can be seen at all, and pictures hatch the rest. Linformer's weights are effective ones, softmax(...) F: they may be
-negative and need not sum to one.
+what can be seen at all, and pictures hatch the rest. Linformer's weights are effective ones, softmax(...) F: they may
+be negative and need not sum to one.
 """
 
 # Shapes: H heads, T queries, S keys.
@@ -144,9 +144,11 @@ def compute(loaded: Loaded, reading: Reading, kinds: Sequence[Kind], chosen: Cho
     with inference(loaded.model):
         found = loaded.model(**inputs, taps=taps).taps
     return {
-        kind: _attention(loaded, reading, kind, {layer: found.pop(_tap(kind, layer))[0] for layer in layers[kind]}, chosen)
+        kind: _attention(
+            loaded, reading, kind, {layer: found.pop(_tap(kind, layer))[0] for layer in layers[kind]}, chosen
+        )
         for kind in kinds
-    }  # fmt: skip
+    }
 
 
 def _tap(kind: Kind, layer: int) -> str:

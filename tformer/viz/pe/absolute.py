@@ -61,24 +61,24 @@ def distance_curve(table: Numbers) -> Numbers:
 
 
 def trace_plots(table: Numbers, sines: Numbers | None, *, encoding: str) -> list[Plot]:
-    """Values against the dimension index, a line per token: the sine dimensions alone, and with the cosines."""
-    view, tokens = VIEWS[encoding]["traces"], len(table)
-    ramp = Ramp("viridis", 0, tokens - 1, "token")
-    sets = {f"all {table.shape[1]} dimensions, {tokens} tokens": np.arange(table.shape[1], dtype=float)}
+    """Values against the dimension index, a line per token: the sine dimensions alone, and with the cosines.
+
+    With `sines` a token's line has two pieces, through its sines and through its cosines: one that jumped between
+    them at every dimension would fill the picture.
+    """
+    view, tokens, every = VIEWS[encoding]["traces"], len(table), np.arange(table.shape[1], dtype=float)
+    sets = {f"all {len(every)} dimensions, {tokens} tokens": every}
     if sines is not None:
-        sets = {f"sine dimensions alone, {tokens} tokens": sines}
-        sets[f"with the cosines, {tokens} tokens"] = np.arange(table.shape[1], dtype=float)
-    return [
-        Lines(
-            f"{view.title}: {name}",
-            view.caption,
-            "dimension",
-            "value",
-            [Line(f"token {n}", columns, row[columns.astype(int)]) for n, row in enumerate(table)],
-            ramp=ramp,
-        )
-        for name, columns in sets.items()
-    ]
+        both = np.concatenate((sines, [np.nan], np.setdiff1d(every, sines)))
+        sets = {f"sine dimensions alone, {tokens} tokens": sines, f"with the cosines, {tokens} tokens": both}
+    plots: list[Plot] = []
+    for name, columns in sets.items():
+        gap = np.isnan(columns)
+        values = np.where(gap, np.nan, table[:, np.where(gap, 0, columns).astype(int)])
+        lines = [Line(f"token {n}", columns, row) for n, row in enumerate(values)]
+        ramp = Ramp("viridis", 0, tokens - 1, "token")
+        plots.append(Lines(f"{view.title}: {name}", view.caption, "dimension", "value", lines, ramp=ramp))
+    return plots
 
 
 def traces(settings: Settings) -> list[Plot]:

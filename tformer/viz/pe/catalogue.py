@@ -27,7 +27,7 @@ VIEWS: dict[str, dict[str, View]] = {
         "traces": View(
             "Traces of the encoding, one per token",
             "Each line is one token's vector, read along the dimension index. Low dimensions differ from token to "
-            "token; high ones hardly move, so the lines meet at the right.",
+            "token; high ones hardly move: at the right all sines meet at 0, all cosines at 1.",
             50,
         ),
         "heatmap": View(

@@ -15,7 +15,7 @@ from tformer.nn.positions.alibi import alibi_slopes
 from tformer.viz.pe.absolute import distance_curve, sinusoidal_table
 from tformer.viz.pe.catalogue import VIEWS
 from tformer.viz.pe.relative import bucket_of, rope_curve
-from tformer.viz.pe.settings import Settings
+from tformer.viz.pe.settings import ALL, Settings
 from tformer.viz.pe.tables import Table
 from tformer.viz.plots import Line, Lines, Numbers, Plot
 
@@ -58,6 +58,8 @@ def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
     """Those asked for, or all that there are. Raises InputError for one that cannot be compared."""
     learned = () if table is None or table.encoding not in ("learned", "t5_bias") else (table.encoding,)
     known = (*FIXED, *learned)
+    if settings.compare in ((), ALL):
+        return known
     for kind in settings.compare:
         if kind not in known:
             needs = kind in ("learned", "t5_bias")
@@ -65,7 +67,7 @@ def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
                 f"--compare {kind}: {'its curve is learned' if needs else 'it has no curve against distance'}",
                 hint=f"name a run that has it: --run RUN (without: {', '.join(known)})" if needs else ", ".join(known),
             )
-    return settings.compare or known
+    return settings.compare
 
 
 def curves(settings: Settings, table: Table | None = None) -> list[Plot]:

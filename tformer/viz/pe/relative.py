@@ -115,7 +115,6 @@ def bias(settings: Settings) -> list[Plot]:
     view, heads = VIEWS["alibi"]["bias"], chosen_heads(settings)
     rows = settings.positions or view.positions
     matrices = {head: alibi_bias(settings, head, rows) for head in heads}
-    low = min(float(matrix.min()) for matrix in matrices.values())
     names = range(rows)
     return [
         Heat(
@@ -127,7 +126,7 @@ def bias(settings: Settings) -> list[Plot]:
             "query",
             "key",
             "viridis",
-            low,
+            None,
             0.0,
             "bias",
         )

@@ -10,6 +10,7 @@ from tformer.errors import InputError, did_you_mean
 ENCODINGS = ("sinusoidal", "learned", "rope", "alibi", "t5_bias", "shaw", "patch2d")
 NEEDS_RUN = ("learned",)  # kinds of which nothing can be shown without weights
 LAYOUTS = {"sinusoidal": ("interleaved", "halves", "fairseq"), "rope": ("halves", "interleaved")}
+ALL = ("all",)  # to compare whatever can be
 MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS = 8192, 4096, 256
 
 
@@ -69,7 +70,7 @@ def check_settings(settings: Settings) -> None:
         raise InputError(
             f"--d-model {settings.d_model}: patch2d needs a multiple of 4", hint=_even(settings.d_model, 4)
         )
-    if "rope" in (settings.encoding, *settings.compare):
+    if {"rope", *ALL} & {settings.encoding, *settings.compare}:
         _check_rope(settings)
     _check_t5(settings)
     if settings.layout is not None:
@@ -77,7 +78,7 @@ def check_settings(settings: Settings) -> None:
         if settings.layout not in known:
             expected = f"expected {' or '.join(known)}" if known else f"{settings.encoding} has no layouts"
             raise InputError(f"--layout {settings.layout}: {expected}")
-    for kind in settings.compare:
+    for kind in () if settings.compare == ALL else settings.compare:
         check_encoding(kind)
 
 

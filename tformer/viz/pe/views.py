@@ -56,20 +56,26 @@ def plots_of(settings: Settings, view: str | None, table: Table | None) -> tuple
     """
     kind = subject(settings)
     name = view_of(kind, view)
-    _check_dims(settings, kind, table)
+    check_dims(settings)
     if kind == "compare":
         return name, compare.curves(settings, table)
     if not VIEWS[kind][name].needs_run:
         return name, FIXED[kind, name](settings)
     if table is None:
-        what = f"--encoding {kind}" if kind in NEEDS_RUN else f"--view {name}"
-        raise InputError(f"{what} shows what a model has learned: name one", hint="--run RUN, a run or checkpoint")
+        raise needs_run(kind, name)
     return name, LEARNED[kind, name](settings, table)
 
 
-def _check_dims(settings: Settings, kind: str, table: Table | None) -> None:
+def needs_run(kind: str, view: str) -> InputError:
+    what = f"--encoding {kind}" if kind in NEEDS_RUN else f"--view {view}"
+    return InputError(f"{what} shows what a model has learned: name one", hint="--run RUN, a run or checkpoint")
+
+
+def check_dims(settings: Settings) -> None:
+    """Raises InputError for a dimension, pair or head that there is not."""
     if settings.dims is None:
         return
+    kind = subject(settings)
     counts = {
         "sinusoidal": ("dimension", 0, settings.d_model - 1),
         "rope": ("pair", 0, settings.head_dim // 2 - 1),

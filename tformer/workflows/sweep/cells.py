@@ -37,6 +37,9 @@ STORAGE, IN_USE = 3, 6
 
 LOG_TAIL_BYTES = 64_000
 
+TEXTS = {"train", "valid", "valid_fraction", "valid_split", "columns", "errors"}
+"""What of the data section decides which texts a tokenizer is trained on."""
+
 RUNS, CELLS = "runs", "cells"
 """Folders inside OUT."""
 
@@ -60,8 +63,8 @@ class Work:
         given = tokenizer.path is not None or tokenizer.source_path is not None
         if given or self.recipe.model.patches is not None or "--init-from" in self.cell.variant.task.train:
             return None
-        parts = [section.model_dump(mode="json") for section in (tokenizer, *data.train)]
-        return json.dumps([self.cell.variant.task.name, data_kind(self.recipe), *parts], sort_keys=True)
+        texts = data.model_dump(mode="json", include=TEXTS)
+        return json.dumps([data_kind(self.recipe), tokenizer.model_dump(mode="json"), texts], sort_keys=True)
 
 
 class Sweeper:

@@ -96,6 +96,8 @@ class Table:
             return stat.mean if metric in HIGHER_IS_BETTER else -stat.mean
 
         metric = row.metrics.get(column.key)
+        if metric is None:
+            return False  # another task's column
         own = score(row)
         rivals = [value for other in self.rows if other.task == row.task and (value := score(other)) is not None]
         return own is not None and min(rivals) < own == max(rivals)

@@ -1,0 +1,131 @@
+"""`tformer inspect`: what it prints, at any width, what it refuses, and where it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tformer.cli.inspect_text import amount, report_lines, trace_lines
+
+Cli = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--arch", "gpt"], "RUN and --arch exclude each other"),
+        (["--arch", "gpt", "--shapes", "--verify"], "--shapes and --verify exclude each other"),
+        (["--arch", "gpt", "--verify"], "--verify checks files as they are: leave --arch out"),
+        (["run", "--verify", "--set", "seed=1"], "--verify checks files as they are: leave --set out"),
+        (["run", "--text", "a"], "--text is for --shapes"),
+        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs the tokenizer of a run: leave --arch out"),
+        (["--arch", "gpt", "--depth", -1], "--depth -1: it must be at least 0"),
+        (["--arch", "gpt", "--shapes", "--depth", 2], "--depth 2: it must be at least 0, and is for the tree"),
+        (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
+        (["--arch", "gpt", "--layout", "pdf"], "--layout: found 'pdf', expected mermaid, dot or tree"),
+        (["--arch", "gpt", "-o", "x.png"], "x.png: unknown suffix, expected one of .mmd"),
+        (
+            ["--arch", "gpt", "--layout", "dot", "-o", "x.mmd"],
+            "--layout dot disagrees with x.mmd, which is for mermaid",
+        ),
+        (["--arch", "gpt", "--precision", "fp8"], "--precision: found 'fp8'"),
+        (["--arch", "gtp"], "unknown arch 'gtp'"),
+        (["--arch", "gpt", "--preset", "small", "--seq-len", 5000], "the model has 1024 learned positions"),
+        (["--arch", "vit", "--preset", "mnist", "--seq-len", 9], "an image of this model always has 49 positions"),
+        (["missing"], "missing does not exist"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(words: list[object], message: str, cli: Cli) -> None:
+    outcome = cli("inspect", *words)
+    assert outcome.code == 2 and outcome.out == "", outcome.err
+    [line] = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert message in line
+
+
+def test_a_recipe_needs_no_tokenizer(cli: Cli) -> None:
+    outcome = cli("inspect", "--arch", "gpt", "--preset", "small", "--depth", 1)
+    assert outcome.code == 0 and "124,439,808" in outcome.out and outcome.err == ""
+    assert "tied, counted once: heads.lm.weight is embedding.weight" in outcome.out
+    assert not any("qkv" in line for line in outcome.out.splitlines())
+
+
+def test_json_is_one_document(cli: Cli) -> None:
+    found = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--json").out)
+    assert found["parameters"] == 124_439_808 and found["tree"][0]["name"] == "model"
+    assert found["cache"]["bytes_per_token"] * 1024 == found["cache"]["bytes_at_length"]
+    shapes = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--shapes", "--json").out)
+    logits = [step for part in shapes["sections"] for step in part["steps"] if step["name"] == "logits"]
+    assert [(step["shape"], step["symbols"]) for step in logits] == [([1, 8, 50257], ["B", "T", "V"])]
+    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--layout", "dot", "--json").out)
+    assert {edge["kind"] for edge in drawn["edges"]} == {"flow", "residual", "tied"}
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("preset", ["gpt/small", "transformer/tiny", "vit/mnist", "electra/tiny", "gpt/gpt3-175b"])
+def test_everything_fits_into_a_terminal(preset: str, width: int) -> None:
+    from tformer.workflows.inspect import Question, read_subject, report_on, trace_shapes
+
+    arch, name = preset.split("/")
+    depth = 2 if "175b" in name else None
+    sets = ["model.decoder.num_layers=2"] if "175b" in name else []
+    subject = read_subject(Question(arch=arch, preset=name, sets=sets))
+    length = subject.source_length if arch == "vit" else 8
+    lines = list(report_lines(report_on(subject), width=width, depth=depth))
+    lines += trace_lines(trace_shapes(subject.model, source_length=length, target_length=6), width=width)
+    assert max(map(len, lines)) <= width, max(lines, key=len)
+
+
+def test_amounts_have_three_digits() -> None:
+    assert [amount(value) for value in (0, 7, 999, 999.6, 1234, 5.6e9)] == ["0", "7", "999", "1 k", "1.23 k", "5.6 G"]
+    assert amount(1_430_000_000, "B") == "1.43 GB" and amount(12, "B") == "12 B"
+
+
+def test_files_by_suffix(cli: Cli, tmp_path: Path) -> None:
+    for name, start in (("x.mmd", "flowchart BT"), ("x.dot", "digraph model {"), ("x.txt", "gpt/tiny: ")):
+        outcome = cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / name)
+        assert outcome.code == 0 and outcome.out == "" and (tmp_path / name).read_text().startswith(start)
+    assert cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / "x.json").code == 0
+    assert json.loads((tmp_path / "x.json").read_text())["arch"] == "gpt"
+
+
+def test_an_unwritable_file_is_exit_3(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / "file" / "x.txt")
+    assert outcome.code in (2, 3) and "Traceback" not in outcome.err
+    outcome = cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", "/proc/none/x.txt")
+    assert outcome.code == 3 and outcome.err.startswith("error: "), outcome.err
+
+
+def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> None:
+    outcome = cli("inspect", random_run, "--json")
+    found = json.loads(outcome.out)
+    assert found["sizes"]["vocab_size"] == 14 and not found["notes"], found["sizes"]
+    longer = json.loads(cli("inspect", random_run, "--set", "model.decoder.num_layers=3", "--json").out)
+    assert longer["parameters"] > found["parameters"]
+
+
+def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
+    outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
+    assert outcome.code == 0 and "1×2×7×7" in outcome.out and "tokens: a b c" in outcome.out, outcome.out + outcome.err
+    outcome = cli("inspect", random_run, "--shapes", "--text", "a" * 40)
+    assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
+    outcome = cli("inspect", random_run, "--shapes", "--text", "")
+    assert outcome.code == 2 and "no tokens" in outcome.err
+
+
+def test_verify_says_ok_or_what_is_wrong(cli: Cli, make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    outcome = cli("inspect", run, "--verify")
+    assert outcome.code == 0 and outcome.out.count(": ok (") == 1 and outcome.err == ""
+    [weights] = run.glob("checkpoints/*/model.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    outcome = cli("inspect", run, "--verify")
+    assert outcome.code == 2 and "model.safetensors is damaged" in outcome.out and outcome.err == "1 problem\n"
+    [verdict] = json.loads(cli("inspect", run, "--verify", "--json").out)
+    assert not verdict["ok"] and len(verdict["problems"]) == 1

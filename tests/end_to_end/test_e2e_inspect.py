@@ -1,0 +1,91 @@
+"""`tformer inspect` on what `train` leaves behind and on foreign folders; its memory estimate against a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+import torch._dynamo
+import tformer.training.session
+from tformer.cli.app import main
+def resident(key):
+    return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0
+print(json.dumps(resident("VmHWM") - before))
+"""
+
+
+@pytest.mark.parametrize("name", ["gpt2", "classifier", "t5", "bart"])
+def test_a_hugging_face_folder(cli: Cli, folders: Path, name: str) -> None:
+    report = json.loads(cli("inspect", folders / name, "--json").out)
+    assert report["parameters"] > 0 and report["flops"]["forward_per_token"] > 0
+    assert cli("inspect", folders / name, "--shapes").code == 0
+    assert cli("inspect", folders / name, "--layout", "mermaid").out.startswith("flowchart BT\n")
+    verified = cli("inspect", folders / name, "--verify")
+    assert verified.code == 0 and ": ok (" in verified.out, verified.out
+
+
+def test_a_damaged_hugging_face_folder(cli: Cli, folders: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "gpt2"
+    shutil.copytree(folders / "gpt2", copy)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    outcome = cli("inspect", copy, "--verify")
+    assert outcome.code == 2 and "Traceback" not in outcome.err and len(outcome.out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["single", "image", "electra"])
+def test_a_trained_run(cli: Cli, encoder_run: Callable[[str], Path], kind: str) -> None:
+    run = encoder_run(kind)
+    report = json.loads(cli("inspect", run, "--json").out)
+    assert report["parameters"] > 0 and ("generator_parameters" in report) == (kind == "electra")
+    assert cli("inspect", run, "--shapes").code == 0
+    verified = cli("inspect", run, "--verify")
+    assert verified.code == 0, verified.out
+
+
+def test_the_newest_run_and_a_pipe(cli_process: Callable[..., Any], translator: Path) -> None:
+    process = cli_process("inspect", cwd=translator.parents[1])
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and "parameters" in out and "\x1b" not in out, err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
+def test_memory_of_training_gpt_char_is_what_was_estimated(cli: Cli, tmp_path: Path) -> None:
+    """Within 25 % of the growth of the resident set after imports, over two steps on a CPU."""
+    text = tmp_path / "text.txt"
+    letters = "abcdefghijklmnopqrstuvwxyz ,.\n"
+    text.write_text("".join(letters[(i * i + i // 7) % len(letters)] for i in range(200_000)))
+    words = ["train", "--arch", "gpt", "--preset", "char", "--data", text, "--out", tmp_path / "run", "--device", "cpu",
+             "--max-steps", 2, "--set", "training.eval_every=2", "--set", "training.sample_every=0"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    measured = json.loads(done.stdout.splitlines()[-1])
+    asked = cli("inspect", "--arch", "gpt", "--preset", "char", "--vocab-size", 30, "--device", "cpu", "--json")
+    estimated = json.loads(asked.out)["memory"]["total_bytes"]
+    assert estimated == pytest.approx(measured, rel=0.25)

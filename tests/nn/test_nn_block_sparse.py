@@ -1,0 +1,159 @@
+"""The shared block-gather: its geometry, its groups, and that no tensor of it grows with the square of the length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.nn.sparse_cases import HEADS, assert_same, call_of, hooks_of, mechanism_of, padding, tensors
+from tformer.nn.attention import ProjectionOptions, Reach, block_sparse, block_sparse_explicit
+from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.nn.attention.block_sparse import attend_blocks, dense_pays
+from tformer.nn.attention.block_sparse_explicit import Places
+from tformer.nn.attention.block_sparse_fold import Fold
+from tformer.nn.attention.block_sparse_frame import Frame
+from tformer.nn.attention.block_sparse_globals import first_tokens, marked_tokens, put_rows
+from tformer.nn.attention.block_sparse_pattern import Pattern, band_of, runs
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
+from tformer.nn.positions.shaw import ShawOptions
+
+KINDS: dict[str, ProjectionOptions] = {
+    "window": SlidingWindowOptions(window=16, implementation="blocks"),
+    "window-global": SlidingWindowOptions(window=16, global_tokens=3, implementation="blocks"),
+    "window-dilated": SlidingWindowOptions(window=8, dilation=2, global_tokens=1, implementation="blocks"),
+    "bigbird": BigBirdOptions(block=8, random_blocks=2, implementation="blocks"),
+}
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements that any operation returned, and of bytes that storages had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage().nbytes() // leaf.element_size()
+                self.elements = max(self.elements, min(storage, leaf.numel()))
+        return found
+
+
+@pytest.mark.parametrize("options", list(KINDS.values()), ids=list(KINDS))
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_tensor_is_as_large_as_the_square_of_the_length(
+    options: ProjectionOptions, explicit: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", 2**14)
+    monkeypatch.setattr(block_sparse_explicit, "CHUNK_ELEMENTS", 2**14)
+    mechanism, largest = mechanism_of(options, causal=causal), []
+    for length in (1024, 2048):
+        inputs = tensors(length, batch=1)
+        call = call_of(length, batch=1, reach=Reach(causal, torch.ones(1, length, dtype=torch.bool)))
+        if explicit:
+            call = replace(call, hooks=hooks_of(ShawOptions(clip=4), causal=causal), dropout=0.1)
+        with Largest() as mode:
+            mechanism(*inputs, call)[0].sum().backward()
+        largest.append(mode.elements)
+    assert largest[1] < 2048 * 2048 / 4
+    assert largest[1] <= 2.1 * max(largest[0], 2**14)  # twice the length, twice the largest
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "start"), [(50, 50, 0), (3, 3, 0), (16, 16, 0), (20, 33, 13), (70, 90, 20)]
+)
+@pytest.mark.parametrize(("block", "before", "after"), [(8, 16, 16), (8, 5, 0), (4, 0, 3), (16, 64, 64)])
+def test_runs_hold_every_block_once_with_its_whole_span(
+    queries: int, keys: int, start: int, block: int, before: int, after: int
+) -> None:
+    pattern = Pattern(block, before, after, torch.zeros(block, before + block + after), start)
+    seen = {}
+    for run in runs(pattern, queries, keys):
+        for number in range(run.num_blocks):
+            low = run.low + number * block
+            assert run.first + number not in seen and low >= 0 and low + run.span <= keys
+            seen[run.first + number] = (run.width, low, low + run.span)
+    assert sorted(seen) == list(range(-(-queries // block)))
+    for number, (width, low, high) in seen.items():
+        begin = start + number * block
+        assert width == min(block, queries - number * block)
+        assert low == max(0, begin - before) and high == min(keys, begin + block + after)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_groups_of_any_size_give_the_same(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = torch.arange(-8, 16)
+    band = band_of((slots - torch.arange(8).unsqueeze(1)).abs() <= 8)
+    pattern = Pattern(8, 8, 8, band, key_valid=padding(75, "left").bool())  # type: ignore[union-attr]
+    inputs = tensors(75, kv_heads=kv_heads)
+
+    def found(size: int) -> Tensor:
+        monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", size)
+        return attend_blocks(*inputs, pattern, scale=0.3)
+
+    for size in (2000, 2**20):
+        assert_same(found(size), found(1), inputs, tolerance=2e-6)
+
+
+def test_a_query_that_may_look_nowhere_gets_zeros_and_finite_gradients() -> None:
+    mechanism, inputs = mechanism_of(KINDS["window"]), tensors(60)
+    mask = torch.zeros(2, 60)
+    mask[0, :5] = 1
+    out, _ = mechanism(*inputs, call_of(60, reach=Reach(False, mask)))
+    out.sum().backward()
+    assert torch.equal(out[1], torch.zeros_like(out[1])) and torch.equal(out[0, :, 30:], torch.zeros(HEADS, 30, 6))
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
+
+
+def test_a_fold_is_undone() -> None:
+    x = torch.arange(2 * 3 * 11 * 2.0).view(2, 3, 11, 2)
+    fold = Fold(2, 3)
+    folded = fold.heads(x)
+    assert folded.shape == (6, 3, 4, 2) and torch.equal(folded[4, :, 2], x[1, :, 7])
+    assert torch.equal(fold.back(folded, 11), x)
+    assert torch.equal(fold.slots(torch.arange(11).unsqueeze(0))[1], torch.tensor([1, 4, 7, 10]))
+    places = fold.places(Places(torch.arange(5, 11).unsqueeze(0), torch.arange(11).unsqueeze(0)), 5)
+    assert torch.equal(places.q_pos[:, -1], torch.tensor([9, 10, 0] * 2))
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_a_frame_is_undone(side: str) -> None:
+    mask = padding(22, side)
+    offset = torch.zeros(1, 1, dtype=torch.long) if mask is None else mask.argmax(1, keepdim=True)
+    frame = Frame.of(offset, mask, 22, 22, 8)
+    x = torch.randn(2, 3, 22, 2)
+    moved, back = frame.keys(x), frame.back(frame.queries(x))[:, :, -22:]
+    valid = frame.valid(mask)
+    assert moved.shape[2] == 24 and valid is not None
+    real = torch.ones(2, 22, dtype=torch.bool) if mask is None else mask.bool()
+    assert torch.equal(back[:, :, :22].transpose(1, 2)[real], x.transpose(1, 2)[real])
+    for row in range(2):
+        count = int(real[row].sum())
+        assert torch.equal(moved[row, :, :count], x[row][:, real[row]]) and valid.expand(2, -1)[row].sum() == count
+
+
+def test_global_tokens_are_the_first_real_ones_or_the_named_ones() -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 0, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+    first = first_tokens(2, mask, 6, mask.device)
+    assert first is not None and first.valid is not None
+    assert [row[keep].tolist() for row, keep in zip(first.index, first.valid, strict=True)] == [[2, 3], [0], []]
+    assert first.mask.nonzero().tolist() == [[0, 2], [0, 3], [1, 0]]
+    named = marked_tokens(torch.tensor([[1, 0, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1], [0] * 6]), mask)
+    assert named is not None and named.count == 1 and named.index[:2].tolist() == [[5], [0]]
+    assert marked_tokens(torch.zeros(3, 6), mask) is None and first_tokens(0, None, 6, mask.device) is None
+    out = put_rows(torch.zeros(3, 1, 6, 1), torch.ones(3, 1, 2, 1), first)
+    assert torch.equal(out[:, 0, :, 0].bool(), first.mask)
+
+
+def test_where_dense_pays() -> None:
+    assert dense_pays(256, 256, 10) and dense_pays(480, 480, 320)
+    assert not dense_pays(512, 512, 320) and not dense_pays(1, 100, 320)

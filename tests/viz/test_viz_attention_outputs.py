@@ -1,0 +1,147 @@
+"""The page, figures, terminal text, JSON and CSV of attention made by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.viz.attention_models import attention_of, random_attention, scene_of
+from tformer.errors import InputError
+from tformer.viz.attention.document import as_csv, as_json
+from tformer.viz.attention.figures import draw
+from tformer.viz.attention.page import SCRIPTS, WITHOUT, render
+from tformer.viz.attention.reshape import Changes
+from tformer.viz.attention.text import as_text
+from tformer.viz.page import script_bytes
+
+OPENED: dict[str, Any] = {"view": "head", "scale": "sqrt", "top_k": 3}
+HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\u202eabc", "😀", "$x^2$", "\x1b[31m"]
+
+
+def test_a_page_of_64_tokens_is_below_a_megabyte() -> None:
+    page = render(scene_of(random_attention(12, 12, 64)), **OPENED, max_bytes=20e6)
+    assert len(page.encode()) <= 1e6
+
+
+@pytest.mark.slow
+def test_a_page_of_512_tokens_is_below_20_megabytes() -> None:
+    scene = scene_of(random_attention(12, 12, 512))
+    assert len(render(scene, **OPENED, max_bytes=20e6).encode()) <= 20e6
+
+
+def test_a_page_has_less_than_60_kilobytes_of_script() -> None:
+    assert script_bytes(SCRIPTS, WITHOUT) < 60_000
+
+
+def test_a_page_that_is_too_large_is_refused_with_the_flags_that_help() -> None:
+    with pytest.raises(InputError) as caught:
+        render(scene_of(random_attention(2, 2, 16)), **OPENED, max_bytes=1000)
+    assert "do not fit into 0.001 MB" in caught.value.message
+    assert all(flag in (caught.value.hint or "") for flag in ("--layers", "--heads", "--max-tokens"))
+
+
+def test_fewer_steps_are_taken_before_a_page_is_refused_and_it_is_said() -> None:
+    scene = scene_of(random_attention(4, 8, 64), rollouts=False)
+    fine = render(scene, **OPENED, max_bytes=1e9)
+    coarse = render(scene, **OPENED, max_bytes=len(fine.encode()) - 1)
+    assert len(coarse) < len(fine) and "rounded to 255 steps" in fine and "rounded to 127 steps" in coarse
+
+
+def test_equal_attention_gives_equal_pages() -> None:
+    pages = {render(scene_of(random_attention(1, 2, 8)), **OPENED, max_bytes=1e7) for _ in range(2)}
+    assert len(pages) == 1
+
+
+def test_hostile_tokens_stay_inside_the_data() -> None:
+    page = render(scene_of(attention_of(np.full((1, 1, 6, 6), 1 / 6), HOSTILE)), **OPENED, max_bytes=1e7)
+    assert "<script>alert" not in page and "<img src" not in page and "\x1b" not in page.split("</footer>")[0]
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert data is not None and json.loads(data[1])["sides"]["encoder"]["tokens"] == HOSTILE
+
+
+def test_the_footer_says_what_was_shown_and_that_it_is_no_explanation() -> None:
+    page = render(scene_of(random_attention(1, 1, 4), command="tformer viz-attention X"), **OPENED, max_bytes=1e7)
+    for words in ("not by itself an explanation", "sha256 abababab", "tformer viz-attention X", "Text: "):
+        assert words in page
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", ["head", "model", "rollout", "summary"])
+def test_figures_are_equal_for_equal_attention(view: str) -> None:
+    scene = scene_of(random_attention(2, 2, 8, causal=True))
+    pictures = {draw(scene, "decoder", view, format_="svg", scale="sqrt") for _ in range(2)}
+    [picture] = pictures
+    assert picture.startswith(b"<?xml") and b"<dc:date>" not in picture
+    assert draw(scene, "decoder", view, format_="png", scale="row").startswith(b"\x89PNG")
+
+
+def test_figures_hatch_what_cannot_be_seen_and_survive_any_token() -> None:
+    causal = draw(scene_of(random_attention(1, 1, 8, causal=True)), "decoder", "head", format_="svg", scale="global")
+    both = draw(scene_of(random_attention(1, 1, 8)), "encoder", "head", format_="svg", scale="global")
+    assert b"<pattern" in causal and b"<pattern" not in both
+    draw(scene_of(attention_of(np.full((1, 1, 6, 6), 1 / 6), HOSTILE)), "encoder", "head", format_="png", scale="log")
+
+
+def test_more_heads_than_fit_a_figure_are_refused() -> None:
+    with pytest.raises(InputError, match="do not fit") as caught:
+        draw(scene_of(random_attention(5, 4, 4)), "encoder", "head", format_="png", scale="sqrt")
+    assert "--layers" in (caught.value.hint or "")
+
+
+# --- text and numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [5, 120])
+@pytest.mark.parametrize("view", ["head", "rollout", "summary"])
+def test_text_fits_the_terminal(view: str, tokens: int) -> None:
+    scene = scene_of(random_attention(1, 1, tokens, causal=True))
+    shown = as_text(scene, "decoder", view, scale="row", top_k=2, width=80, colour="none")
+    assert "\x1b" not in shown and "not by itself an explanation" in shown
+    body = shown.split("Attention shows")[0]
+    if view != "rollout":
+        assert max(map(len, body.splitlines())) <= 80
+    if view != "summary":
+        assert "·" in shown, "cells that cannot be seen"
+
+
+def test_text_has_colours_only_when_asked() -> None:
+    scene = scene_of(random_attention(1, 1, 5))
+    assert "\x1b[48;2;" in as_text(scene, "encoder", "head", scale="sqrt", top_k=1, width=80, colour="truecolor")
+    assert "\x1b[48;5;" in as_text(scene, "encoder", "head", scale="sqrt", top_k=1, width=80, colour="256")
+
+
+def test_control_characters_of_tokens_do_not_reach_the_terminal() -> None:
+    scene = scene_of(attention_of(np.full((1, 1, 6, 6), 1 / 6), HOSTILE))
+    shown = as_text(scene, "encoder", "head", scale="sqrt", top_k=6, width=200, colour="none")
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_csv_and_json_tell_the_same() -> None:
+    scene = scene_of(random_attention(2, 2, 4, causal=True))
+    rows = list(csv.DictReader(io.StringIO(as_csv(scene, "head"))))
+    document = json.loads(as_json(scene, "head"))
+    assert len(rows) == 2 * 2 * 4 * 4
+    for row in rows:
+        layer = document["attention"]["decoder"]["layers"][int(row["layer"])]
+        weight = layer["heads"][int(row["head"])]["weights"][int(row["query"])][int(row["key"])]
+        assert (row["weight"] == "") == (weight is None)
+        assert weight is None or float(row["weight"]) == pytest.approx(weight, abs=1e-8)
+
+
+def test_summary_and_rollout_are_exported() -> None:
+    scene = scene_of(random_attention(2, 2, 4, causal=True), changes=Changes(hide_special=True))
+    summary = json.loads(as_json(scene, "summary"))["attention"]["decoder"]
+    assert len(summary["heads"]) == 4 == len(summary["divergence"])
+    rows = list(csv.DictReader(io.StringIO(as_csv(scene, "summary"))))
+    assert [row["head"] for row in rows] == ["0", "1", "0", "1"] and rows[0]["attention"] == "decoder"
+    rolled = json.loads(as_json(scene, "rollout"))["attention"]["decoder"]
+    assert rolled["rollout"][0][1] is None and rolled["queries"]["tokens"] == [" word0", " word1"]
+    assert len(list(csv.DictReader(io.StringIO(as_csv(scene, "rollout"))))) == 4

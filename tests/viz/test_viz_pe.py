@@ -1,0 +1,153 @@
+"""Positional encodings as shown: the published formulas and numbers, and the modules that training uses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tformer.nn.positions.alibi import AlibiPositions
+from tformer.nn.positions.patch2d import Patch2dOptions, Patch2dPositions
+from tformer.nn.positions.rope import RopeOptions, RopePositions
+from tformer.nn.positions.sinusoidal import SinusoidalOptions, SinusoidalPositions
+from tformer.viz.pe import absolute, relative
+from tformer.viz.pe.settings import Settings
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
+def test_the_sinusoidal_gram_matrix_is_toeplitz(layout: str) -> None:
+    table = absolute.sinusoidal_table(Settings(layout=layout), 512)
+    gram = table @ table.T
+    for offset in range(-511, 512, 7):
+        diagonal = np.diagonal(gram, offset)
+        assert np.ptp(diagonal) < 5e-12, offset
+
+
+def test_the_table_is_the_papers_and_that_of_training() -> None:
+    settings = Settings(d_model=20, base=500.0)
+    table = absolute.sinusoidal_table(settings, 60)
+    for position in (0, 1, 17, 59):
+        for i in range(10):
+            angle = position / 500.0 ** (2 * i / 20)
+            assert table[position, 2 * i] == pytest.approx(math.sin(angle), abs=1e-14)
+            assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-14)
+    module = SinusoidalPositions(SinusoidalOptions(base=500.0), d_model=20, max_seq_len=60)
+    trained = module.embed(torch.zeros(1, 60, 20), torch.arange(60).unsqueeze(0))[0].numpy()
+    assert np.array_equal(table.astype(np.float32), trained)
+    assert 0 < absolute.fp32_error(settings, 60) < 6e-8
+
+
+def test_wavelengths_run_from_two_pi_towards_two_pi_base() -> None:
+    lengths = absolute.wavelengths(Settings(d_model=512))
+    assert lengths[0] == pytest.approx(2 * math.pi)
+    assert lengths[-1] == pytest.approx(2 * math.pi * 10000 ** (510 / 512))
+    assert np.allclose(np.diff(np.log(lengths)), math.log(10000) / 256)
+    fairseq = absolute.wavelengths(Settings(d_model=512, layout="fairseq"))
+    assert fairseq[-1] == pytest.approx(2 * math.pi * 10000)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
+def test_columns_named_sines_hold_sines(layout: str) -> None:
+    settings = Settings(d_model=12, layout=layout)
+    table = absolute.sinusoidal_table(settings, 3)
+    sines = absolute.sine_dimensions(settings).astype(int)
+    cosines = np.setdiff1d(np.arange(12), sines)
+    assert np.all(table[0, sines] == 0) and np.all(table[0, cosines] == 1)
+    assert len(sines) == 6
+
+
+def test_ropes_curve_and_the_sinusoidal_gram_curve_are_one_function() -> None:
+    """Mean cosine over the same frequencies; rope's also as the product of two all-ones vectors, turned."""
+    settings = Settings(d_model=64, heads=1)
+    curve = relative.rope_curve(settings, 200)
+    assert np.allclose(curve, absolute.distance_curve(absolute.sinusoidal_table(settings, 200)), atol=1e-12)
+    rotated = relative.rotated(settings, 200)
+    assert np.allclose(rotated @ rotated[0] / 64, curve, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_rope_depends_on_distance_only(layout: str) -> None:
+    rotated = relative.rotated(Settings(encoding="rope", d_model=48, heads=2, layout=layout), 96)
+    scores = rotated @ rotated.T
+    for offset in range(-95, 96, 5):
+        assert np.ptp(np.diagonal(scores, offset)) < 1e-4, offset
+    assert np.allclose(np.linalg.norm(rotated, axis=1), math.sqrt(24), atol=1e-5), "turning changes no length"
+
+
+def test_any_query_and_key_of_rope_meet_by_distance_only() -> None:
+    module = RopePositions(RopeOptions(), head_dim=16, max_seq_len=64)
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+
+    def score(at: int, other: int) -> float:
+        turned = module.rotate(query, key, torch.tensor([[at]]), torch.tensor([[other]]))
+        return float((turned[0] * turned[1]).sum())
+
+    for distance in (0, 3, 20):
+        scores = [score(at + distance, at) for at in range(0, 44, 4)]
+        assert max(scores) - min(scores) < 1e-5
+
+
+def test_angles_are_position_times_frequency() -> None:
+    settings = Settings(d_model=128, heads=8, base=100.0)
+    angles = relative.rope_angles(settings, 40)
+    expected = np.arange(40)[:, None] * 100.0 ** (-2 * np.arange(8) / 16)
+    assert np.allclose(np.exp(1j * angles), np.exp(1j * expected), atol=1e-12)
+    assert angles.min() >= 0 and angles.max() < 2 * math.pi
+
+
+def test_alibi_slopes_are_the_published_ones() -> None:
+    """The paper: 8 heads 1/2 ... 1/256, 16 heads 1/2^0.5 ...; 12: those of 8, then every other one of 16."""
+    eight = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    for heads, expected in ((8, eight), (16, [2 ** (-(n + 1) / 2) for n in range(16)]), (12, eight + between)):
+        [plot] = relative.slopes(Settings(encoding="alibi", heads=heads))
+        assert np.allclose(plot.lines[0].y, expected, rtol=1e-12)  # type: ignore[union-attr]
+
+
+def test_alibis_matrix_is_the_modules() -> None:
+    module = AlibiPositions(num_heads=6)
+    place = torch.arange(20).unsqueeze(0)
+    for head in (1, 4, 6):
+        shown = relative.alibi_bias(Settings(encoding="alibi", heads=6), head, 20)
+        assert np.allclose(shown, module.bias(place, place)[0, head - 1].numpy(), atol=1e-6)
+
+
+# T5, both directions, 32 buckets, maximum distance 128: the first distance of each bucket, worked out from the rule
+# 8 + floor(8 ln(d/8) / ln(128/8)), that is from d = 8 · 16^(n/8).
+FIRST_BOTH = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+# Causal: 16 + floor(16 ln(d/16) / ln(128/16)), from d = 16 · 8^(n/16).
+FIRST_CAUSAL = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+@pytest.mark.parametrize(("bidirectional", "firsts"), [(True, FIRST_BOTH), (False, FIRST_CAUSAL)])
+def test_t5_buckets_are_the_published_ones(bidirectional: bool, firsts: list[int]) -> None:
+    distances = np.arange(300.0)
+    shown = relative.bucket_of(Settings(encoding="t5_bias"), -distances, bidirectional=bidirectional)
+    expected = np.searchsorted(firsts, distances, side="right") - 1
+    assert np.array_equal(shown, expected)
+    later = relative.bucket_of(Settings(encoding="t5_bias"), distances[1:], bidirectional=bidirectional)
+    assert np.array_equal(later, expected[1:] + 16 if bidirectional else np.zeros(299))
+
+
+def test_shaws_index_is_the_clipped_distance() -> None:
+    shown = relative.shaw_index(Settings(encoding="shaw", clip=4), 12)
+    for i in range(12):
+        for j in range(12):
+            assert shown[i, j] == min(max(j - i, -4), 4) + 4
+
+
+def test_patches_know_row_and_column() -> None:
+    settings = Settings(encoding="patch2d", d_model=32, grid=5)
+    table = absolute.patch_table(settings)
+    module = Patch2dPositions(Patch2dOptions(), d_model=32, grid=(5, 5, True))
+    assert np.array_equal(table.astype(np.float32), module.table[1:].numpy())
+    assert np.allclose(table[7, :16], table[17, :16]) and np.allclose(table[7, 16:], table[9, 16:])
+    [plot] = absolute.patch_similarity(settings)
+    values = plot.values  # type: ignore[union-attr]
+    assert values.shape == (29, 29) and np.isnan(values[5]).all() and np.isnan(values[:, 11]).all()
+    for patch in range(25):
+        at = patch // 5 * 6 + patch // 5, patch % 5 * 6 + patch % 5
+        assert values[at] == pytest.approx(1.0), "a patch is most like itself"

@@ -1,0 +1,124 @@
+"""The architecture as a graph: what is joined to what, and text that the drawing programs can read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tformer.recipe.model import Model
+from tformer.workflows.inspect.drawings import to_dot, to_mermaid, to_tree
+from tformer.workflows.inspect.layout import Layout, lay_out
+
+STACK: dict[str, Any] = {"num_layers": 3, "num_heads": 4}
+
+
+def model(**sections: Any) -> Model:
+    return Model.model_validate({"d_model": 16, "vocab_size": 11, **sections})
+
+
+BOTH = model(encoder=STACK, decoder={**STACK, "norm": {"place": "post"}})
+MODELS = {
+    "decoder": model(decoder={**STACK, "positions": {"kind": "rope"}}),
+    "both": BOTH,
+    "own heads": model(encoder={**STACK, "head_dim": 4, "layers": {1: {"num_heads": 2}}}),
+    "images": model(encoder=STACK, patches={"image_size": 8, "size": 4}, heads=[{"kind": "classifier"}]),
+}
+NAMED = 'a "title" <of> #1 \\ [x]'
+
+
+def parse_mermaid(text: str) -> tuple[set[str], set[tuple[str, str]], int]:
+    """(nodes, edges, frames) of a flowchart; fails on a line that Mermaid would not take."""
+    first, *lines = text.splitlines()
+    assert first == "flowchart BT"
+    nodes: set[str] = set()
+    edges: set[tuple[str, str]] = set()
+    depth = frames = 0
+    for line in map(str.strip, lines):
+        if match := re.fullmatch(r'subgraph (\w+)\["[^"]+"\]', line):
+            depth, frames = depth + 1, frames + 1
+        elif line == "end":
+            depth -= 1
+            assert depth >= 0
+        elif match := re.fullmatch(r'(\w+) (?:-->|-\.->|==>|-\.-)(?:\|"[^"]+"\|)? (\w+)', line):
+            edges.add((match[1], match[2]))
+        elif match := re.fullmatch(r'(\w+)(?:\["[^"]+"\]|\(\["[^"]+"\]\)|\(\("[^"]+"\)\))', line):
+            assert match[1] not in nodes, "a node is drawn twice"
+            nodes.add(match[1])
+        else:
+            assert line == "direction BT", line
+    assert depth == 0
+    return nodes, edges, frames
+
+
+def parse_dot(text: str) -> tuple[set[str], set[tuple[str, str]], int]:
+    quoted = r'"((?:[^"\\]|\\.)*)"'
+    first, *lines = text.splitlines()
+    assert first == "digraph model {"
+    nodes: set[str] = set()
+    edges: set[tuple[str, str]] = set()
+    depth, frames = 1, 0
+    for line in map(str.strip, lines):
+        if re.fullmatch(rf"subgraph {quoted} {{", line):
+            depth, frames = depth + 1, frames + 1
+        elif line == "}":
+            depth -= 1
+        elif match := re.fullmatch(rf"{quoted} -> {quoted} \[label={quoted}, style=\w+(, [\w=]+)*\];", line):
+            edges.add((match[1], match[2]))
+        elif match := re.fullmatch(rf"{quoted} \[label={quoted}, shape=\w+\];", line):
+            nodes.add(match[1])
+        else:
+            assert re.fullmatch(rf"(rankdir=BT|label={quoted}|(node|edge) \[fontname={quoted}\]);", line), line
+    assert depth == 0
+    return nodes, edges, frames
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_languages_say_the_same_graph(name: str) -> None:
+    layout = lay_out(MODELS[name], title=NAMED)
+    nodes, edges, frames = parse_mermaid(to_mermaid(layout))
+    assert parse_dot(to_dot(layout)) == (nodes, edges, frames)
+    assert {end for edge in edges for end in edge} <= nodes
+    assert nodes == {node.id for node in layout.root.nodes()}
+    assert edges == {(edge.start, edge.end) for edge in layout.edges}
+    assert len(nodes) == len({*(end for edge in edges for end in edge)}), "a node stands alone"
+
+
+def edges_of(layout: Layout, kind: str) -> list[tuple[str, str]]:
+    return [(edge.start, edge.end) for edge in layout.edges if edge.kind == kind]
+
+
+def test_cross_attention_reads_the_encoder() -> None:
+    layout = lay_out(BOTH, title="both")
+    assert edges_of(layout, "cross") == [("encoder_norm", "decoder_0_cross")]
+    assert ("encoder_embedding", "decoder_embedding") in edges_of(layout, "tied")
+    assert ("decoder_embedding", "head_lm") in edges_of(layout, "tied")
+    assert not edges_of(lay_out(MODELS["decoder"], title="one"), "cross")
+
+
+def test_norms_stand_where_the_recipe_says() -> None:
+    layout = lay_out(BOTH, title="both")
+    flow = edges_of(layout, "flow")
+    assert ("encoder_0_self_norm", "encoder_0_self") in flow and ("encoder_0_self", "encoder_0_self_sum") in flow
+    assert ("decoder_0_self_sum", "decoder_0_self_norm") in flow
+    assert ("encoder_embedding", "encoder_0_self_sum") in edges_of(layout, "residual")
+
+
+def test_untied_tables_are_not_joined() -> None:
+    untied = model(encoder=STACK, decoder=STACK, tie={"source_target": False, "output": False})
+    assert not edges_of(lay_out(untied, title="untied"), "tied")
+
+
+def test_equal_layers_are_drawn_once_and_others_apart() -> None:
+    titles = [line.strip() for line in to_tree(lay_out(MODELS["own heads"], title="x")).splitlines()]
+    layers = [title.lstrip("│├└─ ") for title in titles if "layer" in title and "norm" not in title]
+    assert layers == ["layer 0", "layer 1", "layer 2"]
+    assert "layers 0-2 (× 3)" in to_tree(lay_out(MODELS["decoder"], title="x"))
+
+
+def test_the_tree_names_kinds_heads_and_ties() -> None:
+    tree = to_tree(lay_out(BOTH, title="both"))
+    for words in ("cross-attention, full, 4 heads of 4 (K, V of the encoder's output)", "16 → 64 → 16",
+                  "head: lm, 11 tokens (decoder's table)", "positions, learned"):  # fmt: skip
+        assert words in tree, tree

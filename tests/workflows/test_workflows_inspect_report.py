@@ -1,0 +1,100 @@
+"""Parameters, cache and sizes: exact numbers, tied ones once, and what was assumed said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tformer.build import build_model
+from tformer.errors import InputError
+from tformer.workflows.inspect import Question, read_subject, report_on
+from tformer.workflows.inspect.cache import cache_size
+from tformer.workflows.inspect.tree import Node, build_tree
+
+SMALL = ["model.d_model=32", "model.decoder.num_layers=3", "model.decoder.num_heads=4", "model.max_seq_len=16"]
+
+
+def node(tree: Node, *path: str) -> Node:
+    for name in path:
+        [tree] = [child for child in tree.children if child.name == name]
+    return tree
+
+
+def test_published_counts_and_ties() -> None:
+    report = report_on(read_subject(Question(arch="gpt", preset="small")))
+    assert report.parameters == report.trees[0].parameters == 124_439_808
+    assert report.tied == {"heads.lm.weight": "embedding.weight"}
+    head = node(report.trees[0], "heads", "lm")
+    assert head.parameters == 0 and head.tied == {"heads.lm.weight": "embedding.weight"} and head.flops > 0
+    layers = node(report.trees[0], "decoder", "blocks", "0-11")
+    assert layers.count == 12 and layers.parameters == 12 * sum(child.parameters for child in layers.children)
+
+
+def test_the_largest_takes_no_memory() -> None:
+    subject = read_subject(Question(arch="gpt", preset="gpt3-175b"))
+    assert all(parameter.is_meta for parameter in subject.model.parameters())
+    assert report_on(subject).parameters == 174_604_259_328
+
+
+def test_layers_that_differ_are_not_folded() -> None:
+    sets = [*SMALL, "model.decoder.head_dim=8", "model.decoder.layers={1: {num_heads: 2}}"]
+    report = report_on(read_subject(Question(arch="gpt", preset="tiny", sets=sets)))
+    assert report.heads == {"decoder": [4, 2, 4]}
+    assert [child.name for child in node(report.trees[0], "decoder", "blocks").children] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("preset", ["gpt/small", "llama/8b", "t5/small"])
+def test_cache_of_keys_and_values_is_what_decoding_allocates(preset: str) -> None:
+    arch, name = preset.split("/")
+    subject = read_subject(Question(arch=arch, preset=name))
+    found = cache_size(subject.model, torch.bfloat16)
+    assert found is not None
+    cache = subject.model.new_cache(1, 100, device="meta", dtype=torch.bfloat16)
+    held = sum((layer.keys.numel() + layer.values.numel()) * 2 for layer in cache.layers)  # type: ignore[attr-defined]
+    assert found.per_token * 100 == held and found.constant == 0
+
+
+def test_cache_of_performer_does_not_grow() -> None:
+    sets = [*SMALL, "model.decoder.attention={kind: performer, features: 24}"]
+    subject = read_subject(Question(arch="gpt", preset="tiny", sets=sets))
+    found = cache_size(subject.model, torch.bfloat16)
+    assert found is not None and found.per_token == 0 and found.at(10, 0) == found.at(10_000, 0)
+    model = build_model(subject.recipe.model).eval()
+    cache = model.new_cache(1, 8)
+    model(torch.zeros(1, 8, dtype=torch.long), cache=cache)
+    sums = [layer.sums for layer in cache.layers]  # type: ignore[attr-defined]
+    assert found.constant == sum(tensor.numel() * tensor.element_size() for part in sums for tensor in part)
+
+
+def test_an_encoder_has_no_cache_and_a_decoder_beside_one_reads_the_source() -> None:
+    assert report_on(read_subject(Question(arch="bert", preset="tiny"))).cache is None
+    both = report_on(read_subject(Question(arch="transformer", preset="tiny"))).cache
+    assert both is not None and both.per_source_token > 0
+    assert both.at(3, 5) == 3 * both.per_token + 5 * both.per_source_token
+
+
+def test_what_was_assumed_is_said() -> None:
+    assert any("96 tokens are assumed" in note for note in read_subject(Question(arch="gpt", preset="char")).notes)
+    assert read_subject(Question(arch="gpt", preset="char", vocab_size=65)).recipe.model.vocab_size == 65
+    assert any("labels: 2 are assumed" in note for note in read_subject(Question(arch="vit", preset="mnist")).notes)
+    assert not read_subject(Question(arch="gpt", preset="small")).notes
+
+
+def test_steps_and_batches_follow_the_recipe_and_the_question() -> None:
+    report = report_on(read_subject(Question(arch="gpt", preset="tiny", sets=["training.grad_accum=3"], batch_size=5)))
+    assert report.examples_per_step == 15
+    document = report.to_json()
+    assert document["flops"]["training_per_step"] == pytest.approx(15 * document["flops"]["training_per_example"])
+    assert document["memory"]["total_bytes"] == report.memory.total
+
+
+def test_lengths_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="--seq-len 2000: the model has 1024 learned positions"):
+        read_subject(Question(arch="gpt", preset="small", seq_len=2000))
+    with pytest.raises(InputError, match="an image of this model always has 49 positions"):
+        read_subject(Question(arch="vit", preset="mnist", seq_len=7))
+
+
+def test_sizes_of_a_tree_without_operations() -> None:
+    tree = build_tree(torch.nn.Linear(2, 3), {})
+    assert (tree.parameters, tree.flops, tree.children) == (9, 0.0, ())

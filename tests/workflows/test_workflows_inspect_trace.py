@@ -1,0 +1,153 @@
+"""The dimension tracker: every shape is the real one, every letter means what it says, and nothing stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tformer.build import build_model
+from tformer.model import Transformer
+from tformer.recipe.model import Model
+from tformer.workflows.inspect.symbols import check_shape, value_of
+from tformer.workflows.inspect.trace import Trace, trace_shapes
+
+STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
+B, S, T, D, V = 3, 7, 5, 16, 11
+
+
+def section(**changes: Any) -> Model:
+    return Model.model_validate({"d_model": D, "max_seq_len": 32, "vocab_size": V, **changes})
+
+
+def stack(**changes: Any) -> dict[str, Any]:
+    return {**STACK, **changes}
+
+
+DECODER = section(decoder=stack())
+POST = stack(norm={"place": "post"}, final_norm=False)
+FAMILIES = {
+    "decoder": DECODER,
+    "encoder": section(encoder=POST, embedding={"token_types": 2, "norm": True, "size": 8},
+                       heads=[{"kind": "masked_lm"}, {"kind": "next_sentence"}]),
+    "both": section(encoder=stack(), decoder=stack(num_heads=2, value_dim=4)),
+    "images": section(encoder=stack(), patches={"image_size": 8, "size": 4, "channels": 2},
+                      heads=[{"kind": "classifier", "num_labels": 3}]),
+    "gated": section(decoder=stack(num_kv_heads=2, positions={"kind": "rope"},
+                                   feedforward={"d_ff": 24, "gated": True, "activation": "silu"})),
+    "replaced": section(encoder=stack(), heads=[{"kind": "replaced_token"}]),
+    "regression": section(encoder=stack(), heads=[{"kind": "regression", "pooling": "mean"}]),
+}  # fmt: skip
+POSITIONS = ["none", "sinusoidal", "learned", "rope", "alibi", "t5_bias", "shaw"]
+ATTENTIONS = ["full", "additive", "sliding_window", "bigbird", "linformer", "performer"]
+
+
+def traced(model: Transformer) -> Trace:
+    source = S if model.max_seq_len == 32 else model.max_seq_len
+    return trace_shapes(model, batch_size=B, source_length=source, target_length=T)
+
+
+def steps(trace: Trace, title: str, part: str = "") -> dict[str, tuple[int, ...]]:
+    [found] = [section for section in trace.sections if section.title == title][:1]
+    return {step.name: step.shape for step in found.steps if step.part in (part, "")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_without_memory_are_those_of_the_real_forward_pass(family: str) -> None:
+    real, bare = (build_model(FAMILIES[family], device=device) for device in ("cpu", "meta"))
+    assert traced(bare) == traced(real)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_are_those_that_modules_and_taps_have(family: str) -> None:
+    """Seen by other means: the model's own taps and outputs, and what each module returned."""
+    model = build_model(FAMILIES[family], device="cpu").eval()
+    returned: dict[str, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(
+            lambda _, __, out, name=name: returned.update({name: tuple(out.shape)}) if torch.is_tensor(out) else None
+        )
+    trace = traced(model)
+    side = "decoder" if model.decoder is not None else "encoder"
+    attention = steps(trace, side, "self-attention")
+    assert attention["projection"] == returned[f"{side}.blocks.0.self_attention"]
+    assert attention["QKV product"] == returned[f"{side}.blocks.0.self_attention.qkv"]
+    feedforward = steps(trace, side, "feed-forward")
+    assert feedforward["up"] == returned[f"{side}.blocks.0.feedforward.up"]
+    assert feedforward["down"] == feedforward["residual"] == returned[f"{side}.blocks.0"]
+    for head in model.heads:
+        assert steps(trace, f"head {head}")["logits"] == returned[f"heads.{head}"]
+        assert steps(trace, f"head {head}")["loss"] == ()
+    length = T if family == "both" else attention["Q"][2]
+    heads = {"both": 2}.get(family, 4)
+    assert attention["weights"] == attention["scores"] == (B, heads, length, length)
+    if family == "both":
+        cross = steps(trace, "decoder", "cross-attention")
+        assert cross["weights"] == (B, 2, T, S) and cross["K"] == (B, 2, S, 8) and cross["V"] == (B, 2, S, 4)
+
+
+def test_the_way_of_a_decoder_is_told_from_ids_to_loss() -> None:
+    trace = traced(build_model(DECODER, device="meta"))
+    names = [(section.title, step.part, step.name) for section in trace.sections for step in section.steps]
+    assert [name for _, part, name in names if part == "self-attention"] == [
+        "normalised", "QKV product", "Q", "K", "V", "scores", "weights", "heads", "joined", "projection", "residual",
+    ]  # fmt: skip
+    assert [name for _, part, name in names if part == "feed-forward"] == [
+        "normalised", "up", "active", "down", "residual"
+    ]  # fmt: skip
+    assert names[0][2] == "ids" and names[-1][2] == "loss" and names[-3][2] == "logits"
+    [layers] = [section for section in trace.sections if section.layers]
+    assert layers.layers == (0, 1)
+
+
+def test_every_tensor_has_letters_and_a_meaning() -> None:
+    for family in FAMILIES.values():
+        for part in traced(build_model(family, device="meta")).sections:
+            for step in part.steps:
+                assert len(step.symbols) == len(step.shape) and step.meaning
+
+
+def test_layers_that_differ_are_told_apart() -> None:
+    own = section(decoder=stack(head_dim=4, num_layers=4, layers={2: {"num_heads": 2}}))
+    layers = [part for part in traced(build_model(own, device="meta")).sections if part.layers]
+    assert [part.layers for part in layers] == [(0, 1), (2,), (3,)]
+    assert [{step.name: step.shape for step in part.steps}["Q"][1] for part in layers] == [4, 2, 4]
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_every_position_kind_is_seen_where_it_acts(kind: str) -> None:
+    trace = traced(build_model(section(decoder=stack(positions={"kind": kind})), device="meta"))
+    found = {step.name: step for part in trace.sections for step in part.steps}
+    assert ("positions" in found) == (kind in ("sinusoidal", "learned"))
+    assert ("bias" in found) == (kind in ("alibi", "t5_bias"))
+    assert ("position scores" in found) == ("position values" in found) == (kind == "shaw")
+    assert ("turned" in found["Q"].meaning) == (kind == "rope")
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_every_attention_kind_is_followed(kind: str) -> None:
+    options = {"linformer": {"rank": 6}, "sliding_window": {"window": 4}, "bigbird": {"block": 2}}.get(kind, {})
+    encoder = section(encoder=stack(attention={"kind": kind, **options}))
+    trace = traced(build_model(encoder, device="meta"))
+    found = steps(trace, "encoder", "self-attention")
+    assert found["weights"] == (B, 4, S, S) and found["heads"] == (B, 4, S, 4)
+    if kind == "linformer":
+        assert found["scores"] == (B, 4, S, 6)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = build_model(section(decoder=stack(positions={"kind": "alibi"})), device="cpu").train()
+    before = [dict(module.__dict__) for module in model.modules()]
+    traced(model)
+    assert model.training
+    for module, was in zip(model.modules(), before, strict=True):
+        assert module.__dict__.keys() == was.keys()
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_a_wrong_letter_is_an_error() -> None:
+    assert value_of("Hh+Kh+Kv", {"H": 4, "K": 2, "h": 3, "v": 5}) == 12 + 6 + 10
+    assert value_of("3Hh", {"H": 4, "h": 3}) == 36
+    with pytest.raises(AssertionError, match="scores"):
+        check_shape((1, 2, 3), ("B", "T", "T"), {"B": 1, "T": 2}, what="scores")

@@ -1,0 +1,175 @@
+"""Attention in a terminal: matrices with their tokens and the strongest links, or the summary as a table.
+
+A cell is a coloured block; without colour a letter of RAMP. Cells that cannot be seen are dots. A matrix that is wider
+than the terminal is drawn in blocks, each with its largest weight.
+"""
+
+# Shapes: T queries, S keys.
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from tformer.errors import visible
+from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading
+from tformer.viz.attention.sides import Side
+from tformer.viz.attention.summary import summarise
+from tformer.viz.attention.weights import Attention, Kind
+from tformer.viz.colours import colour_at
+
+Colour = Literal["truecolor", "256", "none"]
+
+RAMP = " .:-=+*#%@"
+GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
+LABEL_WIDTH = 14
+LINES = 48  # of a matrix: beyond, its rows are drawn in blocks too
+LINKED = 24  # tokens whose links are listed
+RESET = "\x1b[0m"
+
+
+def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, width: int, colour: Colour) -> str:
+    """Lines of at most `width` columns, wide letters apart."""
+    attention = scene.shown(kind)
+    lines = [visible(heading(scene, kind)), ""]
+    if view == "summary":
+        lines += _summary(attention)
+    elif view == "rollout":
+        matrix_TS = scene.shown_rollout(kind)
+        seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool), 0 if attention.causal else len(attention.keys))
+        lines += ["rollout", *_matrix(matrix_TS, seen_TS, attention, scale, width, colour)]
+        lines += [*_links(matrix_TS, seen_TS, attention, top_k, width), "", *scene.rollout_notes(kind)]
+    else:
+        for layer in attention.layers:
+            for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True):
+                name = "mean of heads" if head < 0 else f"head {head}"
+                lines.append(f"layer {layer.number}, {name}")
+                lines += _matrix(matrix_TS, layer.visible_TS, attention, scale, width, colour)
+                lines += [*_links(matrix_TS, layer.visible_TS, attention, top_k, width), ""]
+    return "\n".join([*lines, *(visible(note) for note in scene.changes.notes()), CAUTION]) + "\n"
+
+
+def _matrix(
+    matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colour
+) -> list[str]:
+    rows, columns = _blocks(len(matrix_TS), LINES), _blocks(matrix_TS.shape[1], max(4, width - LABEL_WIDTH - 2))
+    shares_TS = _shares(matrix_TS, scale)
+    wide = 2 if 2 * len(columns) + LABEL_WIDTH + 2 <= width else 1
+    names = [_label(attention.keys, block[0]) for block in columns]
+    lines = _upright(names, wide) if all(len(block) == 1 for block in columns) else []
+    for row in rows:
+        cells = []
+        for block in columns:
+            own = shares_TS[row[0] : row[-1] + 1, block[0] : block[-1] + 1]
+            seen = seen_TS[row[0] : row[-1] + 1, block[0] : block[-1] + 1]
+            cells.append(_cell(float(own[seen].max()) if seen.any() else None, wide, colour))
+        lines.append(_padded(_label(attention.queries, row[0])) + "  " + "".join(cells))
+    largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
+    ramp = "".join(_cell(step / 9, 1, colour) for step in range(10))
+    top = "the largest of each row" if scale == "row" else f"{_top(matrix_TS, scale):.3g}"
+    hidden = "" if seen_TS.all() else f", {_cell(None, 1, colour)} cannot be seen"
+    lines.append(" " * (LABEL_WIDTH + 2) + f"0 {ramp} {top}{hidden}; largest {largest:.3f}")
+    return lines
+
+
+def _top(matrix_TS: np.ndarray, scale: str) -> float:
+    return float(np.abs(matrix_TS).max()) if scale == "global" else 1.0
+
+
+def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
+    """Of the colour scale's way, 0 to 1."""
+    sizes = np.abs(matrix_TS)
+    if scale == "row":
+        most = sizes.max(axis=1, keepdims=True)
+        return sizes / np.where(most > 0, most, 1)
+    if scale == "sqrt":
+        return np.sqrt(sizes)
+    if scale == "log":
+        return np.clip(1 + np.log10(np.maximum(sizes, 1e-4)) / 4, 0, 1)
+    return sizes / (float(sizes.max()) or 1.0)
+
+
+def _cell(share: float | None, wide: int, colour: Colour) -> str:
+    if share is None:
+        return "·" * wide
+    if colour == "none":
+        return RAMP[min(int(share * len(RAMP)), len(RAMP) - 1)] * wide
+    red, green, blue = colour_at("viridis", share)
+    if colour == "truecolor":
+        return f"\x1b[48;2;{red};{green};{blue}m{' ' * wide}{RESET}"
+    steps = [round(part / 255 * 5) for part in (red, green, blue)]
+    return f"\x1b[48;5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}m{' ' * wide}{RESET}"
+
+
+def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top_k: int, width: int) -> list[str]:
+    """The keys that each query looks at most."""
+    lines = [""]
+    for row in range(min(len(matrix_TS), LINKED)):
+        keys = np.flatnonzero(seen_TS[row])
+        best = keys[np.argsort(-matrix_TS[row, keys], kind="stable")][:top_k]
+        found = "  ".join(f"{_label(attention.keys, key)} {matrix_TS[row, key]:.3f}" for key in best)
+        lines.append(f"{_padded(_label(attention.queries, row))}  {found}"[: max(width, 40)])
+    if len(matrix_TS) > LINKED:
+        lines.append(f"... and {len(matrix_TS) - LINKED} more tokens (--format csv has all)")
+    return lines
+
+
+def _summary(attention: Attention) -> list[str]:
+    rows, divergences = summarise(attention)
+    names = [name for name in MEASURES if any(getattr(row, name) is not None for row in rows)]
+    heads = {"entropy": "entropy", "nearest_divergence": "its bits", "nearest": "alike", "special": "special"}
+    columns = [heads.get(name, name) for name in names]
+    table = [columns, *([_number(getattr(row, name)) for name in names] for row in rows)]
+    sizes = [max(len(line[place]) for line in table) for place in range(len(names))]
+    lines = ["  ".join(f"{cell:>{size}}" for cell, size in zip(line, sizes, strict=True)) for line in table]
+    if divergences.rows < divergences.of:
+        lines.append(f"divergence: from {divergences.rows} of {divergences.of} tokens")
+    return [*lines, ""]
+
+
+def _number(value: object) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else "mean" if value == -1 else str(value)
+
+
+def _label(side: Side, place: int) -> str:
+    return visible(side.tokens[place].translate(GLYPHS))
+
+
+def _padded(text: str) -> str:
+    """Cut or filled to LABEL_WIDTH columns; letters of East Asian scripts take two."""
+    kept, used = "", 0
+    for letter in text:
+        size = _columns(letter)
+        if used + size > LABEL_WIDTH:
+            kept, used = kept[:-1] + "…", LABEL_WIDTH
+            break
+        kept, used = kept + letter, used + size
+    return " " * max(0, LABEL_WIDTH - used) + kept
+
+
+def _columns(letter: str) -> int:
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _upright(names: Sequence[str], wide: int) -> list[str]:
+    """Names of columns, letters one below the other."""
+    height = min(8, max(map(len, names), default=0))
+    lines = []
+    for depth in range(height):
+        letters = [name[depth] if depth < len(name) else " " for name in names]
+        lines.append(" " * (LABEL_WIDTH + 2) + "".join(letter + " " * (wide - _columns(letter)) for letter in letters))
+    return lines
+
+
+def _blocks(count: int, room: int) -> list[list[int]]:
+    """Places in at most `room` runs of one size."""
+    size = max(1, math.ceil(count / room))
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]

@@ -1,0 +1,171 @@
+"""Plots as one picture, PNG or SVG, for papers and READMEs: equal plots give equal bytes.
+
+Heat maps are images (a mesh would be fifty times the file), and so are very many lines inside an SVG; words stay text.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tformer.errors import visible
+from tformer.viz.colours import PALETTE, colour_at, colour_table
+from tformer.viz.plots import Heat, Lines, Plot, Ramp
+
+PANEL = (5.4, 3.9)  # inches
+DOTS_PER_INCH = 110
+MANY_POINTS = 20_000  # of all lines together: beyond, an SVG holds them as an image
+MAX_NAMES = 24  # words along an axis
+
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
+SETTINGS: dict[str, Any] = {
+    "svg.hashsalt": "tformer",
+    "svg.fonttype": "none",  # text as text: small files, and words that can be searched
+    "text.parse_math": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+}
+
+
+def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: str, captions: bool = True) -> bytes:
+    """All plots in one picture, each with its title, and beneath them what to see.
+
+    Args:
+        plots: at least one; up to two stand side by side.
+        heading: a line above all, for example the sizes.
+        captions: False leaves the sentences out, for a paper that has its own.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
+    columns = 1 if len(plots) == 1 else 3 if len(plots) == 3 else 2
+    rows = math.ceil(len(plots) / columns)
+    sentences = dict.fromkeys(plot.caption for plot in plots) if captions else {}
+    words = "\n".join(textwrap.fill(sentence, 85 * columns + 5) for sentence in sentences)
+    width, below = PANEL[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
+    height = PANEL[1] * rows + 0.35 + below
+    with matplotlib.rc_context(defaults | SETTINGS):
+        figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+        figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (below + 0.3) / height))  # type: ignore[union-attr]
+        figure.text(0.5, 1 - 0.12 / height, visible(heading), ha="center", va="top", fontsize=10.5, weight="bold")
+        if words:
+            figure.text(0.02, below / height - 0.02, words, va="top", ha="left", fontsize=8.5, color="#444444")
+        for number, plot in enumerate(plots):
+            axes = figure.add_subplot(rows, columns, number + 1)
+            axes.set_title(visible(plot.title), fontsize=9.5)
+            if isinstance(plot, Heat):
+                _heat(figure, axes, plot)
+            else:
+                _lines(figure, axes, plot)
+        stream = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
+            figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else {})
+    return stream.getvalue()
+
+
+def _map(name: str) -> Any:
+    from matplotlib.colors import ListedColormap
+
+    table = np.frombuffer(colour_table(name), np.uint8).reshape(256, 3) / 255
+    return ListedColormap(table, name=name).with_extremes(bad=(0, 0, 0, 0))
+
+
+def _heat(figure: Any, axes: Any, plot: Heat) -> None:
+    low, high = plot.limits
+    rows, columns = plot.values.shape
+    image = axes.imshow(
+        plot.values, cmap=_map(plot.colours), vmin=low, vmax=high, aspect="auto" if _oblong(plot) else "equal",
+        interpolation="nearest", extent=_extent(plot),
+    )  # fmt: skip
+    for axis, names, count in ((axes.xaxis, plot.columns, columns), (axes.yaxis, plot.rows, rows)):
+        if not _counts(names):
+            shown = [at for at in range(count) if str(names[at])]
+            shown = shown[:: math.ceil(len(shown) / MAX_NAMES) or 1]
+            axis.set_ticks(shown, [visible(str(names[at])) for at in shown])
+    axes.set_xlabel(plot.column_label)
+    axes.set_ylabel(plot.row_label)
+    axes.set_facecolor("white")
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, aspect=30)
+    bar.set_label(plot.value_label)
+    bar.outline.set_visible(False)
+
+
+def _oblong(plot: Heat) -> bool:
+    rows, columns = plot.values.shape
+    return not 0.6 < columns / rows < 1.7
+
+
+def _counts(names: Sequence[Any]) -> bool:
+    return isinstance(names, range) or all(isinstance(name, int) for name in names)
+
+
+def _extent(plot: Heat) -> tuple[float, float, float, float]:
+    """Where the image lies, so that the axes show the numbers that rows and columns are called by."""
+    rows, columns = plot.values.shape
+    left, top = (int(names[0]) if _counts(names) else 0 for names in (plot.columns, plot.rows))
+    return left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5
+
+
+def _lines(figure: Any, axes: Any, plot: Lines) -> None:
+    if plot.ramp is not None:
+        _ramped(figure, axes, plot, plot.ramp)
+    else:
+        for number, line in enumerate(plot.lines):
+            style = DASHES[number // len(PALETTE) % len(DASHES)]
+            marker = "o" if plot.points else None
+            axes.plot(
+                line.x, line.y, color=line_colour(plot, number), linestyle=style, linewidth=1.6, marker=marker,
+                markersize=3, label=visible(line.label),
+            )  # fmt: skip
+    if plot.log_x:
+        axes.set_xscale("log")
+    if plot.log_y:
+        axes.set_yscale("log")
+    for axis, logarithmic in ((axes.xaxis, plot.log_x), (axes.yaxis, plot.log_y)):
+        if logarithmic:  # 1,000 and 0.01: no powers of ten to decode
+            axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    if plot.square:
+        axes.set_aspect("equal")
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
+    axes.grid(True, color="#e0e0e0", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+    if plot.ramp is None and len(plot.lines) > 1:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.8)
+
+
+def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp) -> None:
+    """Many lines as one collection: as lines of their own they would take seconds to lay out."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import Normalize
+
+    pieces = [np.column_stack((line.x, line.y)) for line in plot.lines]
+    colours = [line_colour(plot, number) for number in range(len(pieces))]
+    width = 1.6 if plot.points else 0.4 if len(pieces) > 100 else 0.7
+    rasterized = sum(map(len, pieces)) > MANY_POINTS
+    axes.add_collection(LineCollection(pieces, colors=colours, linewidths=width, rasterized=rasterized))
+    if plot.points:
+        for piece, colour in zip(pieces, colours, strict=True):
+            axes.plot(piece[:, 0], piece[:, 1], "o", color=colour, markersize=3)
+    axes.autoscale_view()
+    scale = ScalarMappable(Normalize(ramp.low, ramp.high), _map(ramp.colours))
+    figure.colorbar(scale, ax=axes, shrink=0.85, aspect=30).set_label(ramp.label)
+
+
+def line_colour(plot: Lines, number: int) -> str:
+    """Of a line: the ramp's, or the next of the palette."""
+    if plot.ramp is None:
+        return PALETTE[number % len(PALETTE)]
+    red, green, blue = colour_at(plot.ramp.colours, number / max(len(plot.lines) - 1, 1))
+    return f"#{red:02x}{green:02x}{blue:02x}"

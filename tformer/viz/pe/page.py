@@ -1,0 +1,124 @@
+"""The explorer: one page with every kind of encoding, its sizes under sliders, drawn by the page's own script.
+
+Fixed encodings are computed in the browser, in double precision, and checked there against values of the training
+modules that the page carries; what a run has learned is embedded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tformer.errors import InputError
+from tformer.viz.page import render_page
+from tformer.viz.pe.absolute import fp32_error
+from tformer.viz.pe.catalogue import VIEWS, view_of
+from tformer.viz.pe.compare import kinds_compared, similarity_curve
+from tformer.viz.pe.reference import reference_cases
+from tformer.viz.pe.settings import LAYOUTS, Settings
+from tformer.viz.pe.tables import RANDOM, Table
+from tformer.viz.pe.views import check_dims, needs_run, subject
+from tformer.viz.plots import Numbers
+
+SCRIPTS = ("pe_maths.js", "pe_views.js", "pe.js")
+MAX_TABLE_BYTES = 16 << 20  # of a learned table in fp32
+ERROR_ROWS = 2048
+
+BODY = """<section class="controls" id="controls" aria-label="What to show"></section>
+<section aria-labelledby="view-title">
+<h2 id="view-title"></h2>
+<p class="caption" id="caption"></p>
+<p class="caption" id="status"></p>
+<div class="panels" id="panels"></div>
+<details id="numbers"><summary>The numbers as a table</summary><div id="table"></div></details>
+</section>
+<p class="help" id="agreement" role="status"></p>"""
+
+ABOUT = {
+    "sinusoidal": "Sines and cosines of geometrically spaced wavelengths, added to the embeddings (arXiv 1706.03762).",
+    "learned": "A learned vector per position, added to the embeddings (GPT, BERT, BART).",
+    "rope": "Pairs of query and key coordinates turn by an angle that grows with the position (arXiv 2104.09864).",
+    "alibi": "Each head subtracts a slope times the distance from its scores (arXiv 2108.12409).",
+    "t5_bias": "A learned bias per head and bucket of relative distance, added to the scores (arXiv 1910.10683).",
+    "shaw": "A learned vector per clipped distance, on keys and values (arXiv 1803.02155).",
+    "patch2d": "Sines and cosines of a patch's column and row, for images (arXiv 2111.06377).",
+    "compare": "How much a pair of tokens keeps of its affinity as it moves apart, by position alone.",
+}
+
+
+def check_view(settings: Settings, view: str | None, table: Table | None) -> str:
+    """The view at which the page opens. Raises InputError where `plots_of` would, without computing anything."""
+    kind = subject(settings)
+    name = view_of(kind, view)
+    if kind != "compare" and VIEWS[kind][name].needs_run and table is None:
+        raise needs_run(kind, name)
+    check_dims(settings)
+    kinds_compared(settings, table)
+    return name
+
+
+def explorer(settings: Settings, view: str, table: Table | None, *, command: str) -> str:
+    """The page, opened at a kind and a view.
+
+    Raises:
+        InputError: the learned table is larger than a page should be; names what makes it smaller.
+    """
+    learned, blobs = (None, {}) if table is None else _learned(settings, table)
+    sizes = {name: value for name, value in asdict(settings).items() if name not in ("compare", "positions", "dims")}
+    data = {
+        "kind": subject(settings),
+        "view": view,
+        "settings": {**sizes, "layout": settings.layout_used, "positions": settings.positions},
+        "dims": settings.dims,
+        "compare": kinds_compared(settings, table),
+        "views": {kind: {name: asdict(one) for name, one in views.items()} for kind, views in VIEWS.items()},
+        "about": ABOUT,
+        "layouts": LAYOUTS,
+        "reference": reference_cases(settings),
+        "fp32": {"error": fp32_error(settings, ERROR_ROWS), "rows": ERROR_ROWS},
+        "learned": learned,
+    }
+    subtitle = "How a Transformer knows where a token stands" + (f": {table.note}" if table is not None else "")
+    return render_page(
+        title="Positional encodings",
+        subtitle=subtitle,
+        body=BODY,
+        scripts=SCRIPTS,
+        data=data,
+        blobs=blobs,
+        notes=(f"Command: {command}",),
+    )
+
+
+def _learned(settings: Settings, table: Table) -> tuple[dict[str, Any], dict[str, bytes]]:
+    found: dict[str, Any] = {"kind": table.encoding, "name": table.name, "note": None if table.trained else RANDOM}
+    blobs: dict[str, bytes] = {}
+
+    def embed(name: str, numbers: Numbers) -> None:
+        raw = np.ascontiguousarray(numbers, dtype="<f4").tobytes()
+        if len(raw) > MAX_TABLE_BYTES:
+            raise InputError(
+                f"the learned table of {numbers.shape[0]:,} x {numbers.shape[1]:,} numbers takes {len(raw) >> 20} MiB, "
+                f"a page holds {MAX_TABLE_BYTES >> 20}",
+                hint="show fewer: --positions 1024",
+            )
+        blobs[name] = raw
+        found[name] = list(numbers.shape)
+
+    if table.weight is not None:
+        weight = table.weight[: settings.positions] if settings.positions else table.weight
+        embed("weight", weight)
+        shown = Table(table.encoding, table.name, weight=weight)
+        found["path"] = np.round(shown.path(), 6).tolist()
+        curve = similarity_curve(shown.similarity(min(len(weight), 1024)), 512)
+        found["curves"] = {"learned": np.round(curve / curve.max(), 6).tolist()}
+    if table.bias is not None:
+        embed("bias", table.bias)
+        found["bidirectional"] = table.bidirectional
+    for name in ("keys", "values"):
+        numbers = getattr(table, name)
+        if numbers is not None:
+            embed(name, numbers)
+    return found, blobs
