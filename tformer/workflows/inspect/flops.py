@@ -45,7 +45,7 @@ def module_flops(model: Transformer, section: Model, *, source_length: int, targ
     """{name of a module: operations of one example in the forward pass}, of every module that multiplies itself."""
     lengths = {"encoder": source_length, "decoder": target_length if model.encoder is not None else source_length}
     last = lengths["decoder" if model.decoder is not None else "encoder"]
-    found = {name: flops for name, flops in _products(model, lengths, last)}
+    found = dict(_products(model, lengths, last))
     for side in stack_sides(section):
         found |= dict(_attentions(model, section, side, lengths))
     return found
@@ -70,9 +70,7 @@ def _products(model: Transformer, lengths: dict[str, int], last: int) -> Iterato
             yield name, 2.0 * module.weight.numel() * (module.seq_len - (module.cls is not None))
 
 
-def _attentions(
-    model: Transformer, section: Model, side: str, lengths: dict[str, int]
-) -> Iterator[tuple[str, float]]:
+def _attentions(model: Transformer, section: Model, side: str, lengths: dict[str, int]) -> Iterator[tuple[str, float]]:
     stack, length = getattr(model, side), lengths[side]
     layers = layer_sections(getattr(section, side), path=f"model.{side}")
     for number, (layer, sizes) in enumerate(zip(layers, layer_sizes(section, side), strict=True)):
@@ -93,19 +91,15 @@ def _attentions(
 def flops_of(subject: Subject) -> Flops:
     """Of the model, with ELECTRA's generator where there is one."""
     recipe = subject.recipe
-    total = _model_flops(subject.model, recipe.model, subject, labelled=_labelled_share(recipe, is_main=True))
+    total = _model_flops(subject.model, recipe.model, subject, labelled=labelled_share(recipe, is_main=True))
     if subject.generator is None or recipe.generator is None:
         return total
-    beside = _model_flops(
-        subject.generator, recipe.generator, subject, labelled=_labelled_share(recipe, is_main=False)
-    )
+    beside = _model_flops(subject.generator, recipe.generator, subject, labelled=labelled_share(recipe, is_main=False))
     return Flops(total.forward + beside.forward, total.training + beside.training)
 
 
 def _model_flops(model: Transformer, section: Model, subject: Subject, *, labelled: float) -> Flops:
-    parts = module_flops(
-        model, section, source_length=subject.source_length, target_length=subject.target_length
-    )
+    parts = module_flops(model, section, source_length=subject.source_length, target_length=subject.target_length)
     vocabulary = tuple(f"{HEADS}{name}" for name, head in model.heads.items() if isinstance(head, VocabularyHead))
     heads = sum(flops for name, flops in parts.items() if vocabulary and name.startswith(vocabulary))
     forward = sum(parts.values())
@@ -117,7 +111,7 @@ def _model_flops(model: Transformer, section: Model, subject: Subject, *, labell
     return Flops(forward, training)
 
 
-def _labelled_share(recipe: Recipe, *, is_main: bool) -> float:
+def labelled_share(recipe: Recipe, *, is_main: bool) -> float:
     """The share of positions whose words are predicted in training: those that were masked, or all."""
     kind = MaskedLmOptions if is_main else ReplacedTokenOptions
     shares = [options.mask_share for options in recipe.objectives if isinstance(options, kind)]

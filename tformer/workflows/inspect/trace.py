@@ -25,9 +25,8 @@ from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.heads import PooledHead, VocabularyHead
 from tformer.nn.output import Output
 from tformer.workflows.inspect.symbols import check_shape
-from tformer.workflows.inspect.watch import Watch, watch_embedding, watch_head, watch_stack
-
-LAYER_PARTS = ("self-attention", "cross-attention", "feed-forward")
+from tformer.workflows.inspect.watch import Watch, watch_embedding, watch_head
+from tformer.workflows.inspect.watch_layers import watch_stack
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,225 @@
+"""From runs to what is drawn: which metrics, along which axis, how smooth. Every format draws these same panels.
+
+Smoothing is an exponential average without its bias to zero, as in Adam (1412.6980):
+    m_t = w m_{t-1} + (1 - w) y_t,    shown: m_t / (1 - w^t)
+It is for what training logs every few steps and measures; validation and the learning rate are drawn as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tformer.errors import InputError, did_you_mean
+from tformer.viz.colours import PALETTE
+from tformer.viz.plot.records import SPLITS, Run, Track
+from tformer.viz.plots import Numbers
+
+Axis = Literal["step", "tokens", "time"]
+AXES: tuple[Axis, ...] = ("step", "tokens", "time")
+ALL = "all"
+FIRST = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "accuracy")
+LAST = ("lr", "tokens_per_second", "grad_norm", "peak_share")  # of the training, not of the model; these have no best
+WORDS = {
+    "lr": "learning rate",
+    "tokens_per_second": "tokens per second",
+    "grad_norm": "gradient norm",
+    "peak_share": "share of the machine's peak",
+}
+LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error")  # in a metric's name; of all others more is better
+MARKED_POINTS = 60  # up to so many values, each has a mark: a single one would be invisible
+UNITS = (("hours", 3600.0, 7200.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A metric, and the splits it is wanted of."""
+
+    metric: str
+    splits: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line.
+
+    Attributes:
+        label: run and split, as far as they tell lines apart.
+        x: [n] along the axis. y: [n] as drawn. raw: [n] as logged, where that differs from y.
+        colour, dash: numbers in the palette and among the styles of lines; past their ends both begin again.
+    """
+
+    label: str
+    run: Run
+    split: str
+    x: Numbers
+    y: Numbers
+    raw: Numbers | None
+    colour: int
+    dash: int
+
+    @property
+    def marked(self) -> bool:
+        return int(np.isfinite(self.y).sum()) <= MARKED_POINTS
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All series of one metric."""
+
+    metric: str
+    series: Sequence[Series]
+
+
+def label_of(metric: str) -> str:
+    """A metric in words."""
+    return WORDS.get(metric, metric.replace("_", " "))
+
+
+def better(metric: str) -> Literal["lower", "higher"] | None:
+    """Which end of a metric is the best; None where there is none."""
+    if metric in LAST:
+        return None
+    return "lower" if any(word in metric for word in LOWER_IS_BETTER) else "higher"
+
+
+def is_noisy(metric: str, split: str) -> bool:
+    """Whether smoothing is for it: the learning rate is what the schedule says, and validation comes seldom."""
+    return split == "train" and metric != "lr"
+
+
+def metrics_of(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
+    """{metric: the splits that any run has it of}: those of the model first, those of the training last."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for split, track in run.tracks.items():
+            for metric in track.values:
+                found.setdefault(metric, {})[split] = None
+
+    def rank(metric: str) -> tuple[int, int, str]:
+        if metric in FIRST:
+            return 0, FIRST.index(metric), metric
+        return (2, LAST.index(metric), metric) if metric in LAST else (1, 0, metric)
+
+    return {metric: tuple(found[metric]) for metric in sorted(found, key=rank)}
+
+
+def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[Choice]:
+    """The metrics named: `loss` of every split, `valid.loss` of one, `all`; by default the loss.
+
+    Raises:
+        InputError: one that no run has.
+    """
+    offered = metrics_of(runs)
+    if ALL in asked:
+        return [Choice(metric, splits) for metric, splits in offered.items()]
+    if not asked:
+        metric = next(iter(offered))  # the loss, where there is one
+        return [Choice(metric, offered[metric])]
+    chosen: dict[str, dict[str, None]] = {}
+    for word in asked:
+        split, _, metric = word.partition(".")
+        if word in offered:
+            chosen.setdefault(word, {}).update(dict.fromkeys(offered[word]))
+        elif split in offered.get(metric, ()):
+            chosen.setdefault(metric, {})[split] = None
+        else:
+            known = [*offered, *(f"{split}.{metric}" for metric, splits in offered.items() for split in splits)]
+            raise InputError(
+                f"--metric {word}: {'no run has it' if len(runs) > 1 else f'{runs[0].name} has no such metric'}, "
+                f"expected one of {', '.join(offered)}, or {ALL}",
+                hint=did_you_mean(word, known).partition(" (known")[0] if _near(word, known) else None,
+            )
+    return [Choice(metric, tuple(splits)) for metric, splits in chosen.items()]
+
+
+def _near(word: str, known: Sequence[str]) -> bool:
+    return did_you_mean(word, known).startswith("did you mean")
+
+
+def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smooth: float) -> list[Panel]:
+    """One panel for each choice, with a line for each run and split that has the metric.
+
+    Args:
+        smooth: weight of what came before, 0 <= smooth < 1; 0: as logged.
+
+    Raises:
+        InputError: no run tells where it stood on the axis.
+    """
+    unit = time_unit(runs)[1]
+    wanted = list(dict.fromkeys(split for choice in choices for split in choice.splits))
+    splits = [*(split for split in SPLITS if split in wanted), *(split for split in wanted if split not in SPLITS)]
+    panels = []
+    for choice in choices:
+        lines = []
+        for number, run in enumerate(runs):
+            for split, track in run.tracks.items():
+                if split not in choice.splits or choice.metric not in track.values:
+                    continue
+                raw = track.values[choice.metric]
+                smoothed = smooth_values(raw, smooth) if smooth > 0 and is_noisy(choice.metric, split) else None
+                colour, dash = _style(number, split, splits, len(runs))
+                place = place_on(track, x)
+                lines.append(
+                    Series(
+                        label=_label(run, split, alone=len(runs) == 1, several=len(splits) > 1),
+                        run=run,
+                        split=split,
+                        x=place / unit if x == "time" else place,
+                        y=raw if smoothed is None else smoothed,
+                        raw=None if smoothed is None else raw,
+                        colour=colour,
+                        dash=dash,
+                    )
+                )
+        panels.append(Panel(choice.metric, lines))
+    if not any(np.isfinite(series.x).any() for panel in panels for series in panel.series):
+        raise InputError(
+            f"--x {x}: no run logged its {'seconds' if x == 'time' else x}", hint="--x step is always there"
+        )
+    return panels
+
+
+def place_on(track: Track, x: Axis) -> Numbers:
+    """Steps, tokens or seconds of each record, [n]."""
+    return {"step": track.step, "tokens": track.tokens, "time": track.seconds}[x]
+
+
+def axis_label(runs: Sequence[Run], x: Axis) -> str:
+    """What stands under the axis."""
+    return f"training time ({time_unit(runs)[0]})" if x == "time" else x
+
+
+def time_unit(runs: Iterable[Run]) -> tuple[str, float]:
+    """The unit that suits the longest run, and its seconds."""
+    ends = [track.seconds for run in runs for track in run.tracks.values()]
+    longest = max((float(seconds[np.isfinite(seconds)].max(initial=0.0)) for seconds in ends), default=0.0)
+    return next((name, seconds) for name, seconds, least in UNITS if longest >= least)
+
+
+def _style(run: int, split: str, splits: Sequence[str], runs: int) -> tuple[int, int]:
+    """(colour, dash): one run's splits differ in colour, each its own; several runs do, and their splits in dashes."""
+    if runs == 1:
+        return (SPLITS.index(split) if split in SPLITS else len(SPLITS) + splits.index(split)), 0
+    return run, splits.index(split) + 2 * (run // len(PALETTE))
+
+
+def smooth_values(values: Numbers, weight: float) -> Numbers:
+    """The debiased exponential average of each value and those before it, [n]; NaN stays, and counts for nothing."""
+    smoothed = np.full(len(values), np.nan)
+    mean, left = 0.0, 1.0
+    for n, value in enumerate(values.tolist()):
+        if value == value:
+            mean, left = weight * mean + (1 - weight) * value, left * weight
+            smoothed[n] = mean / (1 - left)
+    return smoothed
+
+
+def _label(run: Run, split: str, *, alone: bool, several: bool) -> str:
+    """A run on its own is known: only the split is told."""
+    if alone:
+        return split
+    return f"{run.name} · {split}" if several else run.name

@@ -1,0 +1,27 @@
+"""What a model is: its modules and their cost, the shape of every tensor on its way, its plan, whether it is whole."""
+
+from __future__ import annotations
+
+from tformer.workflows.inspect.drawings import DRAWINGS
+from tformer.workflows.inspect.layout import Layout, lay_out
+from tformer.workflows.inspect.report import Report, report_on
+from tformer.workflows.inspect.subject import Question, Subject, read_subject
+from tformer.workflows.inspect.trace import Trace, trace_shapes
+from tformer.workflows.inspect.tree import Node
+from tformer.workflows.inspect.verify import Verdict, verify
+
+__all__ = [
+    "DRAWINGS",
+    "Layout",
+    "Node",
+    "Question",
+    "Report",
+    "Subject",
+    "Trace",
+    "Verdict",
+    "lay_out",
+    "read_subject",
+    "report_on",
+    "trace_shapes",
+    "verify",
+]

@@ -1,0 +1,212 @@
+"""The architecture as a graph: stacks, blocks, what flows between them, and which matrices are one.
+
+Layers whose sections of the recipe are equal are drawn once, with their number. `mermaid.py` and `dot.py` write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+from tformer.build import Sizes, layer_sizes, resolve_sizes
+from tformer.nn.attention import CROSS_ATTENTION
+from tformer.recipe.layers import layer_sections
+from tformer.recipe.model import Model
+from tformer.recipe.model import Stack as StackSection
+
+Kind = Literal["data", "module", "sum"]
+EdgeKind = Literal["flow", "residual", "cross", "tied"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """`lines` of text; data is what goes in and comes out, a sum is where a residual joins."""
+
+    id: str
+    lines: tuple[str, ...]
+    kind: Kind = "module"
+
+
+@dataclass(frozen=True)
+class Edge:
+    start: str
+    end: str
+    label: str = ""
+    kind: EdgeKind = "flow"
+
+
+@dataclass
+class Group:
+    """A frame: nodes and frames in the order of the flow."""
+
+    id: str
+    title: str
+    members: list[Node | Group] = field(default_factory=list)
+
+    def nodes(self) -> Iterator[Node]:
+        for member in self.members:
+            if isinstance(member, Group):
+                yield from member.nodes()
+            else:
+                yield member
+
+
+@dataclass(frozen=True)
+class Layout:
+    root: Group
+    edges: tuple[Edge, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "nodes": [{"id": node.id, "text": list(node.lines), "kind": node.kind} for node in self.root.nodes()],
+            "edges": [{"from": e.start, "to": e.end, "label": e.label, "kind": e.kind} for e in self.edges],
+        }
+
+
+def lay_out(model: Model, *, title: str) -> Layout:
+    """The graph of a `model` section whose sizes of vocabularies are decided."""
+    drawing = _Drawing(model, title)
+    return Layout(drawing.root, tuple(drawing.edges))
+
+
+class _Drawing:
+    def __init__(self, model: Model, title: str) -> None:
+        self.model = model
+        self.root, self.edges = Group("model", title), []  # type: tuple[Group, list[Edge]]
+        both = model.encoder is not None and model.decoder is not None
+        memory = None
+        embeddings = []
+        if model.encoder is not None:
+            memory = self._side("encoder", model.encoder, memory=None)
+            embeddings.append("encoder_embedding")
+        last = memory
+        if model.decoder is not None:
+            last = self._side("decoder", model.decoder, memory=memory if both else None)
+            embeddings.append("decoder_embedding")
+        if both and model.tie.source_target and model.patches is None and model.target_vocab_size is None:
+            self._edge("encoder_embedding", "decoder_embedding", "one table", "tied")
+        assert last is not None
+        self._heads(last, embeddings[-1], is_text=model.patches is None or model.decoder is not None)
+
+    def _add(self, group: Group, id_: str, *lines: str, kind: Kind = "module") -> str:
+        group.members.append(Node(id_, lines, kind))
+        return id_
+
+    def _edge(self, start: str, end: str, label: str = "", kind: EdgeKind = "flow") -> None:
+        self.edges.append(Edge(start, end, label, kind))
+
+    def _side(self, side: str, section: StackSection, *, memory: str | None) -> str:
+        """One stack from its input to its last node, which is returned."""
+        sizes = resolve_sizes(self.model, side)
+        group = Group(side, side)
+        self.root.members.append(group)
+        at = self._input(group, side, section, sizes)
+        layers = layer_sections(section, path=f"model.{side}")
+        number = 0
+        for layer, alike in groupby(zip(layers, layer_sizes(self.model, side), strict=True), key=lambda pair: pair):
+            count = len(list(alike))
+            at = self._layer(group, side, layer, number, count, at, memory)
+            number += count
+        if section.final_norm:
+            end = self._add(group, f"{side}_norm", section.norm.kind, "final")
+            self._edge(at, end)
+            at = end
+        return at
+
+    def _input(self, group: Group, side: str, section: StackSection, sizes: Sizes) -> str:
+        model, first = self.model, side == "encoder" or self.model.encoder is None
+        if model.patches is not None and first:
+            p = model.patches
+            text = (f"{p.channels} × {p.image_size} × {p.image_size}",)
+            given = self._add(group, f"{side}_input", "image", *text, kind="data")
+            embedding = self._add(group, f"{side}_embedding", "patch embedding",
+                                  f"{p.size} × {p.size} → {sizes.d_model}")  # fmt: skip
+        else:
+            rows = model.vocab_size if first or model.target_vocab_size is None else model.target_vocab_size
+            name = {"encoder": "source tokens", "decoder": "target tokens"}[side]
+            both = model.encoder is not None and model.decoder is not None
+            given = self._add(group, f"{side}_input", name if both else "tokens", kind="data")
+            width = model.embedding.size or sizes.d_model
+            wider = () if width == sizes.d_model else (f"{width} → {sizes.d_model}",)
+            embedding = self._add(group, f"{side}_embedding", "token embedding", f"{rows:,} × {width}", *wider)
+        self._edge(given, embedding)
+        kind = section.positions.kind
+        if kind in ("sinusoidal", "learned", "patch2d"):
+            positions = self._add(group, f"{side}_positions", "positions", kind, kind="data")
+            self._edge(positions, embedding, "added")
+        return embedding
+
+    def _layer(
+        self,
+        group: Group,
+        side: str,
+        layer: tuple[StackSection, Sizes],
+        number: int,
+        count: int,
+        at: str,
+        memory: str | None,
+    ) -> str:
+        section, sizes = layer
+        which = f"layer {number}" if count == 1 else f"layers {number}-{number + count - 1} (× {count})"
+        block = Group(f"{side}_{number}", which)
+        group.members.append(block)
+        causal = "causal self-attention" if side == "decoder" else "self-attention"
+        heads = self._heads_of(section, sizes)
+        at = self._part(block, "self", at, section, causal, *_attention_lines(section), heads)
+        if memory is not None:
+            kind = section.attention.kind if section.attention.kind in CROSS_ATTENTION else "full"
+            at = self._part(block, "cross", at, section, "cross-attention", kind, heads)
+            self._edge(memory, f"{block.id}_cross", "K, V", "cross")
+        wide = section.feedforward
+        d_ff = wide.d_ff or 4 * sizes.d_model
+        gated = "gated " if wide.gated else ""
+        return self._part(block, "ff", at, section, "feed-forward",
+                          f"{sizes.d_model} → {d_ff} → {sizes.d_model}", f"{gated}{wide.activation}")  # fmt: skip
+
+    def _heads_of(self, section: StackSection, sizes: Sizes) -> str:
+        shared = "" if sizes.num_kv_heads == sizes.num_heads else f", {sizes.num_kv_heads} kv"
+        return f"{sizes.num_heads} heads of {sizes.head_dim}{shared}"
+
+    def _part(self, block: Group, name: str, at: str, section: StackSection, *lines: str) -> str:
+        """norm, function and sum, or function, sum and norm; the node that the next part starts from."""
+        id_ = f"{block.id}_{name}"
+        before, after = f"{id_}_norm", f"{id_}_sum"
+        if section.norm.place == "pre":
+            self._add(block, before, section.norm.kind)
+            self._edge(at, before)
+        self._add(block, id_, *lines)
+        self._edge(before if section.norm.place == "pre" else at, id_, "Q" if name == "cross" else "")
+        self._add(block, after, "+", kind="sum")
+        self._edge(id_, after)
+        self._edge(at, after, "", "residual")
+        if section.norm.place == "pre":
+            return after
+        self._add(block, before, section.norm.kind)
+        self._edge(after, before)
+        return before
+
+    def _heads(self, last: str, embedding: str, *, is_text: bool) -> None:
+        for head in self.model.heads:
+            rows = self.model.target_vocab_size or self.model.vocab_size
+            sizes = {"lm": f"{rows:,} tokens", "masked_lm": f"{rows:,} tokens"} if rows is not None else {}
+            labels = getattr(head, "num_labels", None)
+            text = sizes.get(head.kind, f"{labels} labels" if labels else "")
+            id_ = self._add(self.root, f"head_{head.kind}", f"head: {head.kind}", *([text] if text else []))
+            self._edge(last, id_)
+            if head.kind in sizes and self.model.tie.output and is_text:
+                self._edge(embedding, id_, "tied", "tied")
+
+
+def _attention_lines(section: StackSection) -> list[str]:
+    """The kind of attention, with the number that it is known by, and positions that act in it."""
+    options = section.attention
+    told = options.kind
+    for key in ("window", "rank", "features", "block"):
+        value = getattr(options, key, None)
+        if value is not None:
+            told += f", {key} {value}"
+            break
+    inside = section.positions.kind in ("rope", "alibi", "t5_bias", "shaw")
+    return [f"{told}, {section.positions.kind}" if inside else told]

@@ -1,0 +1,224 @@
+"""Is what lies on disk whole? Of a checkpoint, of every checkpoint of a run, or of a Hugging Face folder:
+
+manifest there and true (sizes, SHA-256), texts readable, recipe valid and buildable, tokenizer the one that was trained
+with and no larger than its table, tensors named and shaped as the model's, every number finite.
+
+Nothing stops at the first problem: each is one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tformer.build import build_model
+from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from tformer.checkpoint.atomic import MANIFEST
+from tformer.checkpoint.bounded_json import PICKLE_SUFFIXES
+from tformer.checkpoint.catalog import BEST, LATEST, read_pointer
+from tformer.checkpoint.differences import differences
+from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
+from tformer.checkpoint.run import CHECKPOINTS, is_run
+from tformer.errors import InputError, Interrupted
+from tformer.interop.importing import is_foreign, open_checkpoint
+from tformer.recipe.load import recipe_from_yaml
+from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.roles import with_roles
+from tformer.tokenizer import Tokenizer
+
+ShouldStop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found in one folder. Without problems: how much was read."""
+
+    path: Path
+    problems: tuple[str, ...]
+    tensors: int = 0
+    bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": str(self.path), "ok": not self.problems, "problems": list(self.problems),
+                "tensors": self.tensors, "bytes": self.bytes}  # fmt: skip
+
+
+def verify(path: str | Path | None, *, should_stop: ShouldStop = lambda: False) -> list[Verdict]:
+    """One verdict for each checkpoint that `path` (None: the newest run) holds, and one for the run itself.
+
+    Raises:
+        InputError: nothing there, or nothing that could be verified.
+        Interrupted: `should_stop` said so.
+    """
+    folder = newest_checkpoint(which="latest").parents[1] if path is None else Path(path)
+    if is_foreign(folder):
+        return [_verdict(folder, lambda: open_checkpoint(folder), should_stop)]
+    if is_run(folder):
+        return _verify_run(folder, should_stop)
+    if folder.name == CHECKPOINTS and folder.is_dir():
+        return _verify_run(folder.parent, should_stop)
+    if (folder / MANIFEST).is_file() or (folder / FILE_NAMES["recipe"]).is_file():
+        return [_verify_folder(folder, should_stop)]
+    return [_verify_folder(open_checkpoint(folder).path, should_stop)]  # a pointer, or its complaint
+
+
+def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
+    steps = sorted(
+        entry for entry in (run / CHECKPOINTS).iterdir() if entry.is_dir() and entry.name.startswith("step-")
+    )
+    verdicts = [_verify_folder(step, should_stop) for step in steps]
+    problems = [] if steps else ["the run has no checkpoint yet"]
+    for name in (LATEST, BEST):
+        pointer = run / CHECKPOINTS / name
+        if pointer.exists() and read_pointer(pointer) not in {step.name for step in steps}:
+            problems.append(f"{CHECKPOINTS}/{name} points at no checkpoint of the run")
+    recipe = run / FILE_NAMES["recipe"]
+    if recipe.is_file():
+        problems += _problems_of(lambda: recipe_from_yaml(recipe.read_text(encoding="utf-8"), name=recipe.name))
+    return [*verdicts, *([Verdict(run, tuple(problems))] if problems else [])]
+
+
+def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
+    """Of a checkpoint of ours: every file first, and what the files say only where all are as they were written."""
+    problems: list[str] = []
+    try:
+        manifest = read_manifest(folder)
+    except InputError as error:
+        return Verdict(folder, (_short(error.message, folder),))
+    for record in manifest.files:
+        problems += _file_problems(folder / record.name, record, should_stop)
+    if problems:
+        return Verdict(folder, tuple(problems))
+    return _verdict(folder, lambda: read_checkpoint(folder, verify=False), should_stop)
+
+
+def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> Iterator[str]:
+    if path.suffix in PICKLE_SUFFIXES:
+        yield f"{path.name} is a pickle"
+        return
+    try:
+        size = path.stat().st_size
+        if size != record.size:
+            yield f"{path.name} has {size:,} bytes, the manifest says {record.size:,}"
+            return
+        digest = hashlib.sha256()
+        with open(path, "rb") as stream:
+            while part := stream.read(16 << 20):
+                if should_stop():
+                    raise Interrupted("verification interrupted", signal_number=2)
+                digest.update(part)
+    except OSError as error:
+        yield f"{path.name} cannot be read: {error.strerror}"
+        return
+    if digest.hexdigest() != record.sha256:
+        yield f"{path.name} is damaged: sha256 {digest.hexdigest()[:16]}..., the manifest says {record.sha256[:16]}..."
+
+
+def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: ShouldStop) -> Verdict:
+    """What the parts say, and whether they belong together."""
+    try:
+        checkpoint = opened()
+        recipe = recipe_from_yaml(checkpoint.recipe_text, name=FILE_NAMES["recipe"])
+    except InputError as error:
+        return Verdict(folder, (_short(error.message, folder),))
+    problems = [*_tokenizer_problems(checkpoint, recipe)]
+    counts = {"tensors": 0, "bytes": 0}
+    for role in ("weights", "ema", "generator", "optimizer"):
+        if checkpoint.has(role):
+            if should_stop():
+                raise Interrupted("verification interrupted", signal_number=2)
+            problems += _tensor_problems(checkpoint, recipe, role, counts)
+    return Verdict(folder, tuple(_short(problem, folder) for problem in problems), **counts)
+
+
+def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]:
+    if checkpoint.tokenizer_json is None:
+        if recipe.model.patches is None:
+            yield "a model of text without its tokenizer.json"
+        return
+    rows = (recipe.model.vocab_size, recipe.model.target_vocab_size)
+    given = (
+        ("tokenizer", checkpoint.tokenizer_json, checkpoint.tokenizer_sha256, rows[0], "embedding.weight"),
+        ("target tokenizer", checkpoint.target_tokenizer_json, checkpoint.target_tokenizer_sha256, rows[1],
+         "decoder_embedding.weight"),
+    )  # fmt: skip
+    found: list[Tokenizer] = []
+    for name, text, recorded, known_rows, table in given:
+        if text is None:
+            continue
+        try:
+            tokenizer = Tokenizer.from_json(text)
+        except InputError as error:
+            yield f"{name}: {error.message}"
+            continue
+        found.append(tokenizer)
+        if recorded is not None and tokenizer.sha256 != recorded:
+            yield f"{name} is not the one that the model was trained with: its sha256 is {tokenizer.sha256[:16]}..."
+        spec = checkpoint.weight_specs().get(table)
+        most = spec.shape[0] if spec is not None else known_rows
+        if most is not None and tokenizer.vocab_size > most:
+            yield f"{name} has {tokenizer.vocab_size:,} ids, the model's table only {most:,} rows"
+    if found:
+        yield from _problems_of(
+            lambda: with_roles(recipe.tokenizer.special_ids, found[0], found[1] if len(found) > 1 else None)
+        )
+
+
+def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: dict[str, int]) -> Iterator[str]:
+    checkpoint.notes.clear()
+    read = {"weights": checkpoint.weights, "ema": checkpoint.ema, "generator": checkpoint.generator,
+            "optimizer": checkpoint.optimizer}[role]  # fmt: skip
+    try:
+        tensors = read() or {}
+        model = recipe.generator if role == "generator" else recipe.model
+        state = {} if model is None else _state_of(model, recipe, checkpoint)
+    except InputError as error:
+        yield f"{role}: {error.message}"
+        return
+    yield from checkpoint.notes  # NaN and infinity
+    counts["tensors"] += len(tensors)
+    counts["bytes"] += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if role == "weights":
+        problems = differences(state, tensors, aliases=checkpoint.tied)
+    elif role == "optimizer":
+        parameters = _parameters(recipe, checkpoint)
+        strays = sorted({name.rpartition(".")[0] for name in tensors} - parameters)
+        problems = [f"state of {strays[0]} and {len(strays) - 1} more, which are no parameters"] if strays else []
+    else:  # averages leave out what is not trained, a generator what it shares
+        problems = differences({name: state[name] for name in state.keys() & tensors.keys()}, tensors, aliases={})
+    yield from (f"{role} and recipe disagree: {problem}" for problem in problems)
+
+
+def _state_of(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    """Names and shapes that a model has by its recipe."""
+    specs = checkpoint.weight_specs()
+    rows = {key: specs[table].shape[0] if table in specs else None
+            for key, table in (("vocab_size", "embedding.weight"), ("target_vocab_size", "decoder_embedding.weight"))
+            }  # fmt: skip
+    return build_model(model, num_labels=len(recipe.data.labels) or None, device="meta", **rows).state_dict()
+
+
+def _parameters(recipe: Recipe, checkpoint: Checkpoint) -> set[str]:
+    names = set(_state_of(recipe.model, recipe, checkpoint))
+    if recipe.generator is not None:
+        names |= {f"generator.{name}" for name in _state_of(recipe.generator, recipe, checkpoint)}
+    return names
+
+
+def _problems_of(work: Callable[[], object]) -> list[str]:
+    try:
+        work()
+    except InputError as error:
+        return [error.message]
+    return []
+
+
+def _short(message: str, folder: Path) -> str:
+    """A message in one line, without the folder that it will stand behind."""
+    return " ".join(message.replace(f"{folder}/", "").replace(f"{folder}: ", "").split())
