@@ -44,7 +44,7 @@ def test_licence_and_changelog() -> None:
     assert "## " in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_wheel_holds_the_presets(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_presets_and_the_pages_assets(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -52,6 +52,8 @@ def test_the_wheel_holds_the_presets(tmp_path: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     for preset in (ROOT / "configs").rglob("*.yaml"):
         assert f"tformer/configs/{preset.relative_to(ROOT / 'configs').as_posix()}" in inside
+    for asset in (ROOT / "tformer" / "viz" / "assets").iterdir():
+        assert f"tformer/viz/assets/{asset.name}" in inside
     # An installed copy, far from any checkout, finds them.
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
@@ -64,6 +66,15 @@ def test_the_wheel_holds_the_presets(tmp_path: Path) -> None:
         text=True,
     )
     assert "char-cpu" in shown.stdout and "llama" in shown.stdout
+    page = "from tformer.viz.page import *; print(render_page(title='', subtitle='', body='', scripts=(), data={}))"
+    paged = subprocess.run(
+        [sys.executable, "-c", page],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed), "PATH": "", "PYTHONIOENCODING": "utf-8"},
+        check=True,
+        capture_output=True,
+    )
+    assert paged.stdout.startswith(b"<!doctype html>") and b"tformer.heatmap=" in paged.stdout
 
 
 def test_the_readme_has_two_commands_of_one_line_each() -> None:

@@ -33,6 +33,7 @@ Cli = Callable[..., Any]
             "--layout dot disagrees with x.mmd, which is for mermaid",
         ),
         (["--arch", "gpt", "--precision", "fp8"], "--precision: found 'fp8'"),
+        (["--arch", "gpt", "--device", "tpu"], "--device: found 'tpu', expected auto, cpu or cuda"),
         (["--arch", "gtp"], "unknown arch 'gtp'"),
         (["--arch", "gpt", "--preset", "small", "--seq-len", 5000], "the model has 1024 learned positions"),
         (["--arch", "vit", "--preset", "mnist", "--seq-len", 9], "an image of this model always has 49 positions"),
@@ -103,7 +104,7 @@ def test_an_unwritable_file_is_exit_3(cli: Cli, tmp_path: Path) -> None:
 def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--json")
     found = json.loads(outcome.out)
-    assert found["sizes"]["vocab_size"] == 14 and not found["notes"], found["sizes"]
+    assert found["sizes"]["vocab_size"] == 16 and not found["notes"], found["sizes"]
     longer = json.loads(cli("inspect", random_run, "--set", "model.decoder.num_layers=3", "--json").out)
     assert longer["parameters"] > found["parameters"]
 

@@ -41,7 +41,7 @@ def test_a_page_holds_all_three_attentions_of_a_translator(translator: Path, cli
     assert outcome.out == "" and "wrote" in outcome.err
     text = page.read_text(encoding="utf-8")
     assert all(f'"kind":"{kind}"' in text for kind in ("encoder", "decoder", "cross"))
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched from anywhere"
+    assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched from anywhere"
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("csv", b"attention,layer")])
@@ -93,7 +93,7 @@ def test_options_of_the_picture_change_it(translator: Path, cli: Cli, tmp_path: 
 def test_images_are_laid_under_the_attention_of_their_patches(
     encoder_run: Callable[[str], Path], cli: Cli, tmp_path: Path
 ) -> None:
-    run = encoder_run("images")
+    run = encoder_run("image")
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(tmp_path / "x.png")
     for name in ("a.html", "a.png"):
         show(cli, run, "--image", tmp_path / "x.png", "-o", tmp_path / name)
@@ -101,6 +101,20 @@ def test_images_are_laid_under_the_attention_of_their_patches(
     found = json.loads(show(cli, run, "--image", tmp_path / "x.png", "--format", "json").out)
     assert found["attention"]["encoder"]["keys"]["tokens"][-4:] == ["0,0", "0,1", "1,0", "1,1"]
     assert "of images" in refusal(cli("viz-attention", run, "--text", "a"))
+
+
+def test_a_folder_of_the_ecosystem_shows_what_the_run_shows(
+    trained: Callable[[str], Path], cli: Cli, tmp_path: Path
+) -> None:
+    run = trained("pairs")
+    assert cli("export", run, "--out", tmp_path / "hf").code == 0
+    shown = [
+        json.loads(show(cli, where, "--text", "the tool", "--text2", "a cat", "--format", "json").out)["attention"]
+        for where in (run, tmp_path / "hf")
+    ]
+    matrices = [np.array(one["encoder"]["layers"][1]["heads"][1]["weights"]) for one in shown]
+    assert shown[0]["encoder"]["queries"] == shown[1]["encoder"]["queries"]
+    np.testing.assert_allclose(matrices[0], matrices[1], atol=1e-6)
 
 
 def test_mistakes_are_one_line(translator: Path, decoder: Path, cli: Cli, tmp_path: Path) -> None:

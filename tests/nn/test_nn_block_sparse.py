@@ -93,7 +93,7 @@ def test_runs_hold_every_block_once_with_its_whole_span(
 def test_groups_of_any_size_give_the_same(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = torch.arange(-8, 16)
     band = band_of((slots - torch.arange(8).unsqueeze(1)).abs() <= 8)
-    pattern = Pattern(8, 8, 8, band, key_valid=padding(75, "left").bool())  # type: ignore[union-attr]
+    pattern = Pattern(8, 8, 8, band, key_valid=padding(75, "left").bool(), padded=True)  # type: ignore[union-attr]
     inputs = tensors(75, kv_heads=kv_heads)
 
     def found(size: int) -> Tensor:

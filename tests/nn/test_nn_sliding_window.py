@@ -24,7 +24,7 @@ from tests.nn.sparse_cases import (
     tensors,
 )
 from tformer.nn.attention import Reach, block_sparse, block_sparse_explicit
-from tformer.nn.attention.block_sparse_flex import attend_flex
+from tformer.nn.attention.block_sparse_flex import attend_flex, check_flex
 from tformer.nn.attention.sliding_window import (
     SlidingWindowAttention,
     SlidingWindowOptions,
@@ -315,9 +315,16 @@ def test_flex_has_the_same_pattern(causal: bool) -> None:
     torch.testing.assert_close(found, naive(q, k, v, plain_mask(options, reach, 2, 40, 40)), atol=1e-5, rtol=0)
 
 
-def test_flex_is_refused_on_a_cpu() -> None:
-    with pytest.raises(ValueError, match=r"^implementation: flex needs a CUDA device, found cpu"):
-        make(implementation="flex")(*tensors(30), call_of(30))
+def test_a_model_with_flex_runs_without_cuda_by_blocks() -> None:
+    found, _ = make(implementation="flex")(*tensors(30), call_of(30))
+    expected, _ = make(implementation="blocks")(*tensors(30), call_of(30))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("change", [{"dropout": 0.1}, {"hooks": hooks_of(AlibiOptions(), causal=False)}])
+def test_flex_knows_no_dropout_and_no_bias(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^implementation: flex knows no dropout and no position bias"):
+        check_flex(replace(call_of(30), **change))
 
 
 @pytest.mark.parametrize(("values", "words"), [

@@ -8,9 +8,13 @@ import pytest
 
 from tformer.build import build_model, layer_sizes
 from tformer.errors import InputError
+from tformer.nn.attention import FullAttentionOptions
+from tformer.nn.attention.performer import PerformerOptions
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.drophead import DropHeadSchedule
 from tformer.nn.layerdrop import LayerDropOptions
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.checks import check_recipe
 from tformer.recipe.layers import layer_sections
 from tformer.recipe.model import Model, Stack
 from tformer.recipe.schema_json import json_schema
@@ -105,9 +109,48 @@ def test_layers_override_heads_where_their_size_is_given() -> None:
     assert [block.self_attention.out.weight.shape[1] for block in built.decoder.layers] == [24, 30, 24]
 
 
+def test_a_layer_of_another_attention_kind_keeps_what_both_kinds_have() -> None:
+    stack = {"attention": {"kind": "sliding_window", "window": 8, "qkv_bias": False}}
+    layers = sections(**stack, layers={1: {"attention": {"kind": "full"}}, 2: {"attention": {"window": 16}}})
+    assert layers[1].attention == FullAttentionOptions(qkv_bias=False)
+    assert layers[2].attention == SlidingWindowOptions(window=16, qkv_bias=False)
+    layers = sections(layers={0: {"attention": {"kind": "performer", "features": 8}}})
+    assert layers[0].attention == PerformerOptions(features=8)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (
+            {"layers": {1: {"attention": {"kind": "performer"}}}},
+            r"data\.document_mask: found true, expected false with model\.decoder\.attention\.kind performer",
+        ),
+        (
+            {"attention": {"kind": "sliding_window", "implementation": "flex"}, "attention_dropout": 0.1},
+            r"implementation: found flex, expected auto or blocks with model\.decoder\.attention_dropout 0\.1",
+        ),
+        (
+            {"attention": {"kind": "bigbird", "implementation": "flex"}, "positions": {"kind": "alibi"}},
+            r"implementation: found flex, expected auto or blocks with model\.decoder\.positions\.kind alibi",
+        ),
+    ],
+)
+def test_what_an_attention_kind_cannot_do_is_refused_before_training(decoder: dict[str, Any], message: str) -> None:
+    recipe = load_recipe(preset="gpt/tiny", sets=["data.document_mask=true"]).recipe
+    model = recipe.model.model_dump()
+    model["decoder"] |= {"attention_dropout": 0.0, **decoder}
+    with pytest.raises(InputError, match=message):
+        check_recipe(recipe.model_copy(update={"model": Model.model_validate(model)}))
+
+
 @pytest.mark.parametrize(
     ("stack", "message"),
     [
+        (
+            {"layers": {1: {"attention": {"kind": "full", "window": 8}}}},
+            r"layers\.1\.attention\.window: unknown option",
+        ),
+        ({"layers": {1: {"attention": {"kind": "fulll"}}}}, r"layers\.1\.attention.*fulll"),
         ({"layers": {1: {"num_heads": 5}}}, r"decoder\.layers\.1\.num_heads: the size of a head must be given"),
         (
             {"head_dim": 8, "positions": {"kind": "alibi"}, "layers": {1: {"num_heads": 5}}},

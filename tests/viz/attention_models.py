@@ -28,7 +28,7 @@ model:
   embedding: {token_types: 2}
   encoder: {num_layers: 3, num_heads: 2, feedforward: {d_ff: 16}}
   heads: [{kind: masked_lm}]
-  init: {std: 0.5}
+  init: {std: 0.3}
 """
 DECODER = """
 schema: 1
@@ -37,18 +37,18 @@ model:
   max_seq_len: 32
   decoder: {num_layers: 2, num_heads: 4, num_kv_heads: 2, positions: {kind: rope}, feedforward: {d_ff: 16}}
   heads: [{kind: lm}]
-  init: {std: 0.5}
+  init: {std: 0.3}
 """
 SEQ2SEQ = """
 schema: 1
 model:
   d_model: 16
-  max_seq_len: 32
+  max_seq_len: 48
   encoder: {num_layers: 2, num_heads: 2, feedforward: {d_ff: 16}}
   decoder: {num_layers: 3, num_heads: 4, feedforward: {d_ff: 16}}
   tie: {source_target: true, output: true}
   heads: [{kind: lm}]
-  init: {std: 0.5}
+  init: {std: 0.3}
 generation: {beam_size: 2, max_new_tokens: 8}
 """
 IMAGES = """
@@ -58,7 +58,7 @@ model:
   patches: {image_size: 8, size: 4, channels: 1, cls: true}
   encoder: {num_layers: 2, num_heads: 2, feedforward: {d_ff: 16}}
   heads: [{kind: classifier, pooler: false}]
-data: {labels: [a, b]}
+data: {labels: [a, b], image_mean: [0.5], image_std: [0.5]}
 """
 
 

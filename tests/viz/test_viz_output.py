@@ -56,7 +56,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_refusal_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot write /proc/none/a.html"):
+    with pytest.raises(StorageError, match=r"cannot write /proc/none/a\.html"):
         write_output(Output("html", Path("/proc/none/a.html")), "x")
     target = tmp_path / "a.html"
     target.mkdir()

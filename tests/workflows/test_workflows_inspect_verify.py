@@ -15,7 +15,7 @@ from tformer.build import build_model
 from tformer.checkpoint import RunDirectory, save_checkpoint
 from tformer.errors import InputError
 from tformer.recipe.load import recipe_from_yaml
-from tformer.tokenizer import TokenizerOptions, train_tokenizer
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.workflows.inspect import Verdict, verify
 
 RECIPE = """
@@ -27,10 +27,8 @@ Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 def make_run(folder: Path, *, recipe: str = RECIPE, letters: str = LETTERS, change: Change = lambda w: w) -> Path:
     """A run of two checkpoints, the weights of which went through `change`."""
-    tokenizer = train_tokenizer(
-        lambda: iter([letters]), TokenizerOptions(model="char", template="none", min_frequency=1)
-    )
-    built = build_model(recipe_from_yaml(RECIPE, name="x").model, vocab_size=len(set(LETTERS)))
+    tokenizer, first = (_tokenizer(text) for text in (letters, LETTERS))
+    built = build_model(recipe_from_yaml(RECIPE, name="x").model, vocab_size=first.vocab_size)
     run = RunDirectory.create(folder / "run", arch="gpt", preset="tiny")
     for step in (1, 2):
         weights = change({name: tensor.clone() for name, tensor in built.state_dict().items()})
@@ -38,6 +36,11 @@ def make_run(folder: Path, *, recipe: str = RECIPE, letters: str = LETTERS, chan
                         tokenizer_sha256=tokenizer.sha256, trainer={"step": step})  # fmt: skip
     run.close()
     return run.path
+
+
+def _tokenizer(letters: str) -> Tokenizer:
+    options = TokenizerOptions(model="char", template="none", min_frequency=1)
+    return train_tokenizer(lambda: iter([letters]), options)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tformer.checkpoint import read_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load
 from tformer.workflows.prune import Plan, prune
-from tformer.workflows.prune.quality import only_layers
+from tformer.workflows.prune.quality import cost, only_layers
 
 BASE = "num_layers: 4, num_heads: 3"
 OVERRIDES = "layers: {1: {feedforward: {d_ff: 20}}, 2: {attention: {scale: 0.3}, dropout: 0.2}, 3: {norm: {eps: 0.1}}}"
@@ -179,6 +179,16 @@ def test_what_stands_at_out_stays(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(InputError, match="full exists already"):
         pruned(full, full, Plan(drop_layers=(0,)))
+
+
+def test_the_cost_is_that_of_each_layers_own_attention(tmp_path: Path) -> None:
+    stack = "num_layers: 3, num_heads: 3, attention: {kind: sliding_window, window: 4}"
+    texts = {"windows": stack, "mixed": f"{stack}, layers: {{1: {{attention: {{kind: full}}}}}}"}
+    costs = {}
+    for name, text in texts.items():
+        loaded = load(make(tmp_path / name, recipe_text(decoder=text)))
+        costs[name] = cost(loaded.model, loaded.recipe)["flops_per_token"]
+    assert costs["mixed"] - costs["windows"] == 4 * 12 * (16 - 5)  # 4 H h for every key more: all 16, not 4 and one
 
 
 def test_an_interruption_writes_nothing(tmp_path: Path) -> None:

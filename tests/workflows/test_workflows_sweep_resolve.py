@@ -46,6 +46,12 @@ def test_a_variant_that_the_recipe_refuses_is_told_before_anything_is_trained(
     assert words in caught.value.message and "\n" not in caught.value.message
 
 
+def test_a_grid_without_end_is_refused_at_once(tiny_recipe: Path) -> None:
+    task = Task(config=str(tiny_recipe), vary={"model.decoder.dropout": (0.0, 0.1)})
+    with pytest.raises(InputError, match="make 200,000,000 trainings, expected at most 10,000"):
+        resolve_plan(Plan(tasks=(task,), seeds=10**8))
+
+
 def test_such_variants_can_be_left_out_and_are_named(tiny_recipe: Path) -> None:
     grid = resolve_plan(plan(tiny_recipe, {"model.decoder.num_heads": [2, 3]}), skip_invalid=True)
     assert [work.cell.name for work in grid.works] == ["num_heads-2-seed1337", "num_heads-2-seed1338"]

@@ -251,6 +251,30 @@ def test_a_folder_keeps_to_its_plan(tiny_recipe: Path, tmp_path: Path, children:
             sweep(other, tmp_path / "out", children)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"cell": ', '{"cell": 3}'])
+def test_a_damaged_result_is_named_and_its_cell_comes_back_without_it(
+    text: str, tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    sweep(plan(tiny_recipe), tmp_path / "out", children)
+    damaged = tmp_path / "out" / "cells" / "pre-seed1337.json"
+    damaged.write_text(text)
+    with pytest.raises(InputError, match=r"pre-seed1337.json is damaged"):
+        sweep(plan(tiny_recipe), tmp_path / "out", children)
+    damaged.unlink()
+    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert [result.status for result in results] == ["done", "done"]
+
+
+@pytest.mark.parametrize("name", ["runs", "cells"])
+def test_a_folder_that_was_cleared_is_filled_again(
+    name: str, tiny_recipe: Path, tmp_path: Path, children: Children
+) -> None:
+    sweep(plan(tiny_recipe), tmp_path / "out", children)
+    shutil.rmtree(tmp_path / "out" / name)
+    results, _ = sweep(plan(tiny_recipe), tmp_path / "out", children)
+    assert [result.status for result in results] == ["done", "done"]
+
+
 def test_a_folder_with_something_else_is_refused(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")

@@ -117,6 +117,8 @@ def inspect(
     check_counts(batch_size, seq_len, vocab_size, num_labels)
     if precision not in ("auto", "fp32", "bf16", "fp16"):
         raise InputError(f"--precision: found '{precision}', expected auto, fp32, bf16 or fp16")
+    if device not in ("auto", "cpu") and device.partition(":")[0] != "cuda":
+        raise InputError(f"--device: found '{device}', expected auto, cpu or cuda")
     if verify:
         _verify(run, output, as_json)
         return

@@ -32,7 +32,7 @@ def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[s
     for tree in report.trees:
         yield from tree_lines(tree, width=width, depth=depth, tokens=subject.tokens)
     if any("(× " in row for tree in report.trees for row in tree_lines(tree, width=width, depth=depth, tokens=1)):
-        yield "inside (× n): the numbers of one of the n"
+        yield "beneath (× n): numbers of one of the n"
     for alias, owner in report.tied.items():
         yield from textwrap.wrap(f"tied, counted once: {alias} is {owner}", width, subsequent_indent="  ")
     for side, heads in report.heads.items():
@@ -89,7 +89,7 @@ def _cost_lines(report: Report, width: int) -> Iterator[str]:
     subject, flops, memory = report.subject, report.flops, report.memory
     lengths = f"{subject.source_length:,}"
     if subject.has_both:
-        lengths += f" + {subject.target_length:,}"
+        lengths = f"({lengths} + {subject.target_length:,})"
     many = f"{report.examples_per_step:,} × {lengths}"
     unit = "image" if subject.recipe.model.patches is not None else "example"
     rows = [

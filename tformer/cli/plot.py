@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -204,6 +204,6 @@ def _content(
         return draw_text(panels, title=title or "", x_label=label, width=width, colour=colour, log_x=log_x, log_y=log_y)
     from tformer.viz.plot.figure import draw_figure
 
-    kind = "png" if chosen.format == "png" else "svg"
+    kind: Literal["png", "svg"] = "png" if chosen.format == "png" else "svg"
     heading = title if title is not None else (runs[0].name if len(runs) == 1 else "")
     return draw_figure(panels, kind, title=heading, x_label=label, log_x=log_x, log_y=log_y)

@@ -22,6 +22,8 @@ from tformer.nn.feedforward import FeedForward
 from tformer.nn.positions.base import Positions
 from tformer.nn.taps import TapSink
 
+NO_LIMITS = Reach()
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -44,7 +46,7 @@ class Sight:
     is_causal: bool = False
     memory: Tensor | None = None
     prepared: Any = None
-    reach: Reach = Reach()
+    reach: Reach = NO_LIMITS
 
 
 class Block(nn.Module):

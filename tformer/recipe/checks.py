@@ -11,9 +11,14 @@ from operator import attrgetter
 
 from tformer.nn.attention import ONE_DOCUMENT
 from tformer.nn.heads import ClassifierHeadOptions, RegressionHeadOptions
+from tformer.recipe.layers import layer_sections
+from tformer.recipe.model import Stack
 from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, Teacher
+
+SCORED_POSITIONS = ("alibi", "t5_bias", "shaw")
+"""Kinds that change the score of a query and a key, or what its value adds."""
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -33,6 +38,7 @@ def contradictions(recipe: Recipe) -> Iterator[Problem]:
     yield from _odd_vocabularies(recipe)
     yield from _unmet_needs(recipe)
     yield from _mixed_documents(recipe)
+    yield from _unfit_implementation(recipe)
     yield from _unfit_teaching(recipe)
 
 
@@ -141,11 +147,33 @@ def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
     """Documents packed into one row and to be kept apart, by attention that cannot."""
     if not recipe.data.document_mask or recipe.data.packing == "none":
         return
+    for side, layer in _layers(recipe):
+        if layer.attention.kind in ONE_DOCUMENT:
+            text = f"found true, expected false with model.{side}.attention.kind {layer.attention.kind}"
+            yield Problem(("data", "document_mask"), text, "it mixes all of a row: data.packing=none keeps them apart")
+            return
+
+
+def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
+    """FlexAttention, where something has to happen to single scores or weights."""
+    for side, layer in _layers(recipe):
+        if getattr(layer.attention, "implementation", None) != "flex":
+            continue
+        text, kind = f"found flex, expected auto or blocks with model.{side}", layer.positions.kind
+        unfit = f"attention_dropout {layer.attention_dropout:g}" if layer.attention_dropout else ""
+        unfit = f"positions.kind {kind}" if kind in SCORED_POSITIONS else unfit
+        if unfit:
+            yield Problem(("model", side, "attention", "implementation"), f"{text}.{unfit}")
+            return
+
+
+def _layers(recipe: Recipe) -> Iterator[tuple[str, Stack]]:
+    """Every layer's own section, with the name of its stack."""
     for side in ("encoder", "decoder"):
         stack = getattr(recipe.model, side)
-        if stack is not None and stack.attention.kind in ONE_DOCUMENT:
-            text = f"found true, expected false with model.{side}.attention.kind {stack.attention.kind}"
-            yield Problem(("data", "document_mask"), text, "it mixes all of a row: data.packing=none keeps them apart")
+        if stack is not None:
+            for layer in layer_sections(stack, path=f"model.{side}"):
+                yield side, layer
 
 
 def _unfit_teaching(recipe: Recipe) -> Iterator[Problem]:

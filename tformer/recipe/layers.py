@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from tformer.errors import InputError, did_you_mean
+from tformer.nn.attention import AttentionOptions
 from tformer.recipe.model import Stack
 
 PER_LAYER = frozenset(
@@ -24,6 +26,7 @@ PER_LAYER = frozenset(
 )
 NUMBER_OR_OPTIONS = ("layerdrop", "drophead")
 PER_HEAD_POSITIONS = ("alibi", "t5_bias")  # one bias for each head, the same module for all layers
+ATTENTION_KEYS = {options.kind: {field.name for field in fields(options)} for options in get_args(AttentionOptions)}
 
 
 def layer_sections(section: Stack, *, path: str) -> list[Stack]:
@@ -81,10 +84,13 @@ def _merged(section: Stack, overrides: dict[str, Any], place: str) -> Stack:
             continue
         if not isinstance(override, dict):
             raise InputError(f"{place}.{key}: expected a mapping of options, found {override!r}")
+        known = values[key].keys()
+        if key == "attention" and override.get("kind") in ATTENTION_KEYS:
+            known = ATTENTION_KEYS[override["kind"]]  # a layer of another kind keeps what both kinds have
         for option in override:
-            if option not in values[key]:
-                raise InputError(f"{place}.{key}.{option}: unknown option", hint=did_you_mean(option, values[key]))
-        values[key] = {**values[key], **override}
+            if option not in known:
+                raise InputError(f"{place}.{key}.{option}: unknown option", hint=did_you_mean(option, known))
+        values[key] = {option: value for option, value in (values[key] | override).items() if option in known}
     try:
         return Stack.model_validate(values)
     except ValidationError as error:

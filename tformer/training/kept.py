@@ -90,7 +90,7 @@ def _attention_values(layer: Stack, sizes: Sizes, shape: Shape, max_seq_len: int
     """Numbers a token of self-attention: input, Q K V, joined heads, dropout of the output."""
     q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     v, heads = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
-    values = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
+    values: float = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
     values += (q + k) * (layer.attention.qk_norm + (layer.positions.kind == "rope"))
     if isinstance(layer.attention, LinformerOptions):
         values += layer.attention.rank * (k + v) / max_seq_len

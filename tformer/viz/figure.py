@@ -20,7 +20,8 @@ from tformer.viz.plots import Heat, Lines, Plot, Ramp
 
 PANEL = (5.4, 3.9)  # inches
 DOTS_PER_INCH = 110
-MANY_POINTS = 20_000  # of all lines together: beyond, an SVG holds them as an image
+MANY_LINES = 100  # beyond, lines become an image, in an SVG too
+PAINTED = (1400, 1050)  # pixels of it: more than it is shown with, so that edges are smooth
 MAX_NAMES = 24  # words along an axis
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
@@ -43,6 +44,7 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
     columns = 1 if len(plots) == 1 else 3 if len(plots) == 3 else 2
@@ -52,8 +54,8 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
     width, below = PANEL[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
     height = PANEL[1] * rows + 0.35 + below
     with matplotlib.rc_context(defaults | SETTINGS):
-        figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
-        figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (below + 0.3) / height))  # type: ignore[union-attr]
+        layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - (below + 0.3) / height))
+        figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
         figure.text(0.5, 1 - 0.12 / height, visible(heading), ha="center", va="top", fontsize=10.5, weight="bold")
         if words:
             figure.text(0.02, below / height - 0.02, words, va="top", ha="left", fontsize=8.5, color="#444444")
@@ -63,7 +65,8 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
             if isinstance(plot, Heat):
                 _heat(figure, axes, plot)
             else:
-                _lines(figure, axes, plot)
+                beside = plots[number + 1] if (number + 1) % columns and number + 1 < len(plots) else None
+                _lines(figure, axes, plot, bar=not (isinstance(beside, Lines) and beside.ramp == plot.ramp))
         stream = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
@@ -114,9 +117,10 @@ def _extent(plot: Heat) -> tuple[float, float, float, float]:
     return left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5
 
 
-def _lines(figure: Any, axes: Any, plot: Lines) -> None:
+def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
+    """`bar`: False where the plot to the right has the same colour bar."""
     if plot.ramp is not None:
-        _ramped(figure, axes, plot, plot.ramp)
+        _ramped(figure, axes, plot, plot.ramp, bar=bar)
     else:
         for number, line in enumerate(plot.lines):
             style = DASHES[number // len(PALETTE) % len(DASHES)]
@@ -144,23 +148,48 @@ def _lines(figure: Any, axes: Any, plot: Lines) -> None:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.8)
 
 
-def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp) -> None:
-    """Many lines as one collection: as lines of their own they would take seconds to lay out."""
+def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp, *, bar: bool) -> None:
+    """Many lines as one collection, very many as an image: as lines of their own they would take seconds."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.collections import LineCollection
     from matplotlib.colors import Normalize
 
     pieces = [np.column_stack((line.x, line.y)) for line in plot.lines]
     colours = [line_colour(plot, number) for number in range(len(pieces))]
-    width = 1.6 if plot.points else 0.4 if len(pieces) > 100 else 0.7
-    rasterized = sum(map(len, pieces)) > MANY_POINTS
-    axes.add_collection(LineCollection(pieces, colors=colours, linewidths=width, rasterized=rasterized))
+    if len(pieces) > MANY_LINES and not (plot.log_x or plot.log_y):
+        image, extent = _painted(pieces, colours)
+        axes.imshow(image, extent=extent, aspect="auto", interpolation="antialiased", zorder=2)
+        axes.set_ylim(extent[2] - 0.03 * (extent[3] - extent[2]), extent[3] + 0.03 * (extent[3] - extent[2]))
+    else:
+        axes.add_collection(LineCollection(pieces, colors=colours, linewidths=1.6 if plot.points else 0.7))
+        axes.autoscale_view()
     if plot.points:
         for piece, colour in zip(pieces, colours, strict=True):
             axes.plot(piece[:, 0], piece[:, 1], "o", color=colour, markersize=3)
-    axes.autoscale_view()
+    if not bar:
+        return
     scale = ScalarMappable(Normalize(ramp.low, ramp.high), _map(ramp.colours))
     figure.colorbar(scale, ax=axes, shrink=0.85, aspect=30).set_label(ramp.label)
+
+
+def _painted(pieces: Sequence[Any], colours: Sequence[str]) -> tuple[Any, tuple[float, float, float, float]]:
+    """An image of lines over nothing, and where it lies: left, right, bottom, top. A gap (NaN) ends a stroke."""
+    from PIL import Image, ImageDraw
+
+    points = np.concatenate(pieces)
+    low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
+    margin = 0.01 * (high - low)
+    low, high = low - margin, high + margin
+    image = Image.new("RGBA", PAINTED)
+    draw = ImageDraw.Draw(image)
+    scale = (np.array(PAINTED) - 1) / (high - low)
+    for piece, colour in zip(pieces, colours, strict=True):
+        place = (piece - low) * scale
+        place[:, 1] = PAINTED[1] - 1 - place[:, 1]
+        ends = np.flatnonzero(np.isnan(place).any(axis=1))
+        for stroke in np.split(place, ends):
+            draw.line(stroke[~np.isnan(stroke).any(axis=1)].ravel().tolist(), fill=colour)
+    return np.asarray(image), (low[0], high[0], low[1], high[1])
 
 
 def line_colour(plot: Lines, number: int) -> str:

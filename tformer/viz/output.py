@@ -95,7 +95,7 @@ def _replace(target: Path, content: bytes) -> None:
 
 def _by_suffix(output: Path, offered: Sequence[str], default: str) -> str:
     suffix = output.suffix.lower()
-    kind = SUFFIXES.get(suffix)
+    kind = SUFFIXES.get(suffix, "")
     if kind in offered:
         return kind
     found = f"has the suffix {suffix}" if suffix else "has no suffix"

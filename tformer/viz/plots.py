@@ -80,9 +80,11 @@ class Heat:
     @property
     def limits(self) -> tuple[float, float]:
         finite = self.values[np.isfinite(self.values)]
-        low = self.minimum if self.minimum is not None else float(finite.min(initial=0.0))
-        high = self.maximum if self.maximum is not None else float(finite.max(initial=1.0))
-        return low, high
+        ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        return (
+            ends[0] if self.minimum is None else self.minimum,
+            ends[1] if self.maximum is None else self.maximum,
+        )
 
 
 Plot = Lines | Heat

@@ -55,13 +55,14 @@ def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
     share = (cells - low) / ((high - low) or 1.0)
     lines = []
     for top in range(0, len(cells), per_line):
-        label = names[row_starts[top]][:margin].rjust(margin) if top % (2 * per_line) == 0 else " " * margin
+        thinned = len(cells) > 8 and top % (2 * per_line)  # a label every other line
+        label = "" if thinned else names[row_starts[top]][:margin]
         if colour == "none":
             body = "".join(_shade(value) for value in share[top])
         else:
             below = share[top + 1] if top + 1 < len(cells) else np.full(cells.shape[1], np.nan)
             body = _half_blocks(share[top], below, plot.colours, colour)
-        lines.append(f"{label} {body}")
+        lines.append(f"{label.rjust(margin)} {body}")
     ends = f"{visible(str(plot.columns[0]))} … {visible(str(plot.columns[-1]))}"
     lines.append(" " * (margin + 1) + f"{plot.column_label} {ends}; rows: {plot.row_label}")
     lines.append(" " * (margin + 1) + _scale(low, high, plot.colours, colour))

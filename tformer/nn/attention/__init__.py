@@ -11,12 +11,7 @@ from tformer.nn.attention.performer import PerformerAttention, PerformerOptions
 from tformer.nn.attention.sliding_window import SlidingWindowAttention, SlidingWindowOptions
 
 AttentionOptions = (
-    FullAttentionOptions
-    | AdditiveOptions
-    | SlidingWindowOptions
-    | BigBirdOptions
-    | LinformerOptions
-    | PerformerOptions
+    FullAttentionOptions | AdditiveOptions | SlidingWindowOptions | BigBirdOptions | LinformerOptions | PerformerOptions
 )
 
 ATTENTION: dict[str, MechanismMaker] = {

@@ -42,7 +42,8 @@ class BigBirdOptions(ProjectionOptions):
     global_blocks: int = 1  # so many first and so many last blocks see all and are seen by all (causal: first only)
     random_blocks: int = 3  # further blocks per block of queries, drawn once for every layer
     seed: int = 0  # of that draw
-    implementation: Literal["auto", "blocks", "flex"] = "auto"  # blocks: also where dense is quicker; flex: CUDA only
+    # blocks: also where dense is quicker; flex: FlexAttention on CUDA, elsewhere blocks
+    implementation: Literal["auto", "blocks", "flex"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,8 +132,8 @@ class BigBirdAttention(Mechanism):
         layout = layout_of(options, call.reach, num_keys, q_BHTh.device, layer=self.layer)
         if num_queries < num_keys and num_queries <= options.block:
             return self._step(q_BHTh, k_BKSh, v_BKSv, call, layout), None
-        if options.implementation == "flex":
-            check_flex(q_BHTh, call)
+        if options.implementation == "flex" and q_BHTh.is_cuda:
+            check_flex(call)
             rule = layout.rule(-(-num_keys // options.block), start=num_keys - num_queries)
             return attend_flex(q_BHTh, k_BKSh, v_BKSv, rule, reach=call.reach, scale=call.scale), None
         return self._blocks(q_BHTh, k_BKSh, v_BKSv, call, layout), None
@@ -182,6 +183,7 @@ class BigBirdAttention(Mechanism):
             _pattern(layout, frame.start, slots[:, frame.start :: layout.block] // layout.block),
             key_valid=real,
             documents=documents,
+            padded=reach.key_mask is not None,
         )
         places, shared = Places(frame.query_places(call.q_pos), k_pos), None
         tokens = layout.global_tokens(slots, num_keys)

@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tformer.nn.attention.block_sparse_explicit import Places, attend_blocks_explicit
-from tformer.nn.attention.block_sparse_pattern import Group, Pattern, part_masks, runs
+from tformer.nn.attention.block_sparse_pattern import Group, Pattern, band_of, part_masks, runs
 from tformer.nn.attention.masks import MASKED_SCORE
 from tformer.nn.attention.mechanism import Call
 
-GROUP_ELEMENTS = 2**19  # scores of a group on a CPU, 2 MiB in fp32: they stay in its caches
+GROUP_ELEMENTS = 2**19  # scores of a group on a CPU, for each thread, 2 MiB in fp32: they stay in its caches
 ENOUGH_BLOCKS = 4  # of one head, to be a group by themselves on a CPU: the keys of several heads would be copied
 DENSE_LENGTH = 256  # inputs up to this long are attended to densely: less than blocks cost, as measured
 DENSE_RATIO = 1.5  # and so are those of at most so many times the keys that a block reads
@@ -55,7 +55,7 @@ def groups(pattern: Pattern, tensors: _Tensors) -> Iterator[Group]:
     """All blocks of all examples and heads, cut into groups of at most about GROUP_ELEMENTS scores."""
     batch, num_kv_heads = tensors.k_BKSh.shape[:2]
     on_cpu = tensors.q_BHTh.device.type == "cpu"
-    budget = GROUP_ELEMENTS if on_cpu else DEVICE_GROUP_ELEMENTS
+    budget = GROUP_ELEMENTS * torch.get_num_threads() if on_cpu else DEVICE_GROUP_ELEMENTS
     shared = 0 if tensors.shared_k_BKRh is None else tensors.shared_k_BKRh.shape[2]
     for run in runs(pattern, tensors.q_BHTh.shape[2], tensors.k_BKSh.shape[2]):
         keys = run.span + shared + pattern.random_keys
@@ -184,10 +184,11 @@ def _weights(q_MGwh: Tensor, keys: _Parts, group: Group, pattern: Pattern, per_h
     start = 0
     for size, mask in zip((keys.span.shape[1], *_sizes(keys)), masks, strict=True):
         if mask is not None:  # [b or 1, n, w or 1, keys]
-            split[..., start : start + size].masked_fill_(~mask[:, None, :, None], MASKED_SCORE)
+            # Added: a fill by a mask that is broadcast costs more than the softmax.
+            split[..., start : start + size].add_(band_of(mask).to(scores.dtype)[:, None, :, None])
         start += size
     weights = scores.softmax(dim=-1)
-    if pattern.key_valid is not None and any(mask is not None for mask in masks):
+    if pattern.padded and any(mask is not None for mask in masks):
         dead = scores.amax(dim=-1, keepdim=True) <= MASKED_SCORE / 2  # a query that may look nowhere
         weights = weights.masked_fill_(dead, 0.0)
     return weights

@@ -30,6 +30,7 @@ class Pattern:
     documents: [B, S]; only slots of the query's own document may be seen.
     slots, shared_slots: [B or 1, S] and [B or 1, R]; shared keys of a later slot than the query's are not seen.
     shared_valid: bool [B or 1, R]. shared_documents: [B, R].
+    padded: whether there may be queries that see nothing at all; their weights are zeros.
     random: long [B or 1, N, r], blocks of w keys that a block of queries reads too; random_valid: bool, the same shape.
     """
 
@@ -47,6 +48,7 @@ class Pattern:
     num_shared: int = 0
     random: Tensor | None = None
     random_valid: Tensor | None = None
+    padded: bool = False
 
     @property
     def random_keys(self) -> int:
@@ -214,5 +216,5 @@ def _random_slots(x_bS: Tensor, index_bnr: Tensor, block: int) -> Tensor:
 
 
 def band_of(allowed: Tensor) -> Tensor:
-    """A band from bool [w, before + w + after]."""
+    """What is added to scores so that only those where bool [*] is True count: a band, or any other mask."""
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, MASKED_SCORE)

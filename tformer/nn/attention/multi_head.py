@@ -127,7 +127,8 @@ class MultiHeadAttention(nn.Module):
         memory: [B, S, memory_dim], cross-attention only; not read again once a CrossCache holds its keys and values.
         q_pos: long [B or 1, T]; k_pos: [B or 1, S] of ALL keys, the cached ones first; None: the queries' own.
         mask, is_causal: from `masks.make_mask`; with fewer rows in a CrossCache than in x, of the cache's rows and the
-        same for all queries. reach: what they were made of, for kinds that read no dense mask. positions: the hooks of self-attention; cross-attention uses none.
+        same for all queries. reach: what they were made of, for kinds that read no dense mask.
+        positions: the hooks of self-attention; cross-attention uses none.
         prepared: what `positions.prepare` made of q_pos for all layers; None: it is made here.
         taps: this layer's scope; provides `weights` [B, H, T, S].
         """

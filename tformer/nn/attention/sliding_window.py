@@ -59,7 +59,8 @@ class SlidingWindowOptions(ProjectionOptions):
     dilation: int = 1  # gap between the keys in sight
     global_tokens: int = 0  # so many first tokens see all and are seen by all
     global_projections: bool = False  # queries, keys and values of global tokens have matrices of their own
-    implementation: Literal["auto", "blocks", "flex"] = "auto"  # blocks: also where dense is quicker; flex: CUDA only
+    # blocks: also where dense is quicker; flex: FlexAttention on CUDA, elsewhere blocks
+    implementation: Literal["auto", "blocks", "flex"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,7 +166,7 @@ class SlidingWindowAttention(Mechanism):
             out, weights = self._dense(q_BHTh, k_BKSh, v_BKSv, call)
         elif num_queries < num_keys and num_queries <= self.block:
             out = self._step(q_BHTh, k_BKSh, v_BKSv, call, tokens)
-        elif options.implementation == "flex":
+        elif options.implementation == "flex" and q_BHTh.is_cuda:
             out = self._flex(q_BHTh, k_BKSh, v_BKSv, call, tokens)
         else:
             out = self._blocks(q_BHTh, k_BKSh, v_BKSv, call, tokens)
@@ -254,6 +255,7 @@ class SlidingWindowAttention(Mechanism):
             self._pattern(start, reach.causal, q_BHTh.device),
             key_valid=None if reach.key_mask is None else reach.key_mask.bool(),
             documents=reach.document_ids,
+            padded=reach.key_mask is not None,
         )
         places, shared = Places(call.q_pos, call.k_pos[:, low:]), None
         if tokens is not None:
@@ -285,7 +287,7 @@ class SlidingWindowAttention(Mechanism):
         return Pattern(self.block, half, after, band, start)
 
     def _flex(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, tokens: GlobalTokens | None) -> Tensor:
-        check_flex(q_BHTh, call)
+        check_flex(call)
         rule = flex_rule(self.options, tokens, start=k_BKSh.shape[2] - q_BHTh.shape[2])
         return attend_flex(q_BHTh, k_BKSh, v_BKSv, rule, reach=call.reach, scale=call.scale)
 

@@ -117,7 +117,9 @@ Object.assign(attention, (() => {
   function patchMatrix(found, query) {
     const { rows, columns } = picture;
     const side = { labels: [], groups: [], special: [] };
-    return { rows, cols: columns, values: patchRow(found, query), mask: null, signed: found.signed, queries: side, keys: side };
+    const values = patchRow(found, query);
+    const largest = values.reduce((most, value) => Math.max(most, value), 0) || 1;
+    return { rows, cols: columns, values, largest, mask: null, signed: found.signed, queries: side, keys: side };
   }
 
   async function overlay(canvas, patches, opacity, colours) {

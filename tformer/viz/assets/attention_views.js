@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { data, element, state } = tformer;
-  const host = document.getElementById("view");
+  const host = document.getElementById("stage");
   const { MEAN, settings } = attention;
   const start = data.start;
   let turn = 0; // of drawing: a later one makes an earlier one stop
@@ -45,7 +45,7 @@
       options: [...layer.heads.map((one) => [String(one), one]), ...(layer.heads.length > 1 ? [[MEAN, "mean of heads"]] : [])],
     });
     controls.layer.element.hidden = controls.head.element.hidden = view !== "head";
-    controls.top.element.hidden = view === "model" || view === "summary";
+    for (const id of ["top", "overlay", "from"]) if (controls[id]) controls[id].element.hidden = view === "model" || view === "summary";
     return { kind, layer, head };
   }
 
@@ -188,7 +188,7 @@
     const { kind } = now;
     const most = Math.max(...kind.layers.map((layer) => layer.heads.length));
     const names = [...new Set(kind.layers.flatMap((layer) => layer.heads))].sort((a, b) => a - b);
-    place.append(...heading(`All heads of the ${kind.name}`, data.image ? "Each picture: where the class token (else the mean of all patches) looks. Enter or a click opens the head."
+    place.append(...heading(`All heads of the ${kind.name}`, data.image ? "Each picture: where the class token (else the mean of all patches) looks, brightest at its most. Enter or a click opens the head."
       : "Each picture is one head: rows look, columns are looked at. Enter or a click opens it; arrows move between them."));
     const grid = element("div", { class: "grid", style: `grid-template-columns: max-content repeat(${most}, minmax(1.9rem, ${most > 6 ? "6rem" : "10rem"}))` });
     place.append(element("div", { class: "heads", role: "group", "aria-label": "heads" }, grid));
@@ -220,7 +220,7 @@
         let found = await attention.matrix({ ...now, layer, head });
         if (data.image) found = attention.patchMatrix(found, data.image.offset && !now.changes.hide ? 0 : -1);
         canvas.style.setProperty("--aspect", Math.min(Math.max(found.cols / found.rows, 0.5), 2));
-        attention.thumbnail(canvas, found, data.image ? { ...now, scale: "sqrt" } : now);
+        attention.thumbnail(canvas, found, data.image ? { ...now, scale: "global" } : now);
       }
       await new Promise((resolve) => setTimeout(resolve)); // the page stays alive between layers
       if (isLate()) return;

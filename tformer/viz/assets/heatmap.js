@@ -74,7 +74,8 @@ tformer.heatmap = (canvas, settings) => {
   function chosen(count, label, room, needed) {
     const named = Array.from({ length: count }, (_, n) => n).filter((n) => label(n) !== "");
     const step = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000].find((n) => (n * room) / named.length >= needed) || count;
-    return named.filter((_, n) => n % step === 0);
+    const counts = named.every((n) => Number.isInteger(Number(label(n)))); // then the round ones, wherever they begin
+    return named.filter((n, place) => (counts ? Number(label(n)) : place) % step === 0);
   }
   function layout(width, height) {
     const longestCol = longest(options.cols, options.colLabel);

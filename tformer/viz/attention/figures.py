@@ -15,36 +15,39 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, PowerNorm
+from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from tformer.errors import InputError, visible
+from tformer.viz.attention.figure_parts import (
+    Scale,
+    add_bar,
+    blocks_of,
+    colour_map,
+    head_name,
+    name_tokens,
+    norm_of,
+    paint_matrix,
+    size_of,
+)
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading
-from tformer.viz.attention.sides import Side
 from tformer.viz.attention.summary import summarise
 from tformer.viz.attention.weights import Attention, Kind, Layer
-from tformer.viz.colours import colour_table
 from tformer.viz.curves import METADATA, SETTINGS
 
-Scale = Literal["global", "row", "sqrt", "log"]
-
 MAX_PANELS = 16
-SMALL = 160  # cells of a small matrix's side: beyond, the largest of each block
-LABELLED = 64  # up to so many tokens each has its name
-NAME_LENGTH = 18
-SMALLEST_LOG = 1e-4
 CLOSE: dict[str, Any] = {"w_pad": 0.01, "h_pad": 0.01, "wspace": 0.02, "hspace": 0.02}
 DOTS_PER_INCH = 130
+NOTE_LETTERS = 20  # of an inch
 SUMMARISED = ("entropy", "distance", "previous", "itself", "first", "special", "max")
-GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
 def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, colours: str = "viridis") -> bytes:
@@ -71,7 +74,10 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
             figure = _heads(attention, scale, colours)
         figure.suptitle(visible(heading(scene, kind)), fontsize=12)
         if view == "rollout":
-            figure.supxlabel("\n".join(scene.rollout_notes(kind)), fontsize=6.5, color="#555555")
+            note = "\n".join(
+                textwrap.wrap(". ".join(scene.rollout_notes(kind)), round(NOTE_LETTERS * figure.get_figwidth()))
+            )
+            figure.supxlabel(note, fontsize=6.5, color="#555555")
         else:
             figure.supxlabel(CAUTION, fontsize=6.5, color="#555555")
         return _bytes(figure, format_)
@@ -102,39 +108,39 @@ def _heads(attention: Attention, scale: Scale, colours: str) -> Figure:
         )
     columns = min(len(panels), 4 if len(panels) > 4 else 2)
     rows = math.ceil(len(panels) / columns)
-    width, height = _size(attention, few=len(panels) == 1)
+    width, height = size_of(attention, few=len(panels) == 1)
     figure = Figure(figsize=(columns * width, rows * height + 0.6), layout="constrained")
-    norm = _norm(scale, attention.layers)
+    norm = norm_of(scale, attention.layers)
     image = None
     for number, (layer, head, matrix_TS) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
-        image = _matrix(axes, matrix_TS, layer.visible_TS, scale, norm, colours)
-        _tokens(axes, attention, width, height)
-        axes.set_title(_name(layer, head), fontsize=9)
-    _bar(figure, image, scale, figure.axes)
+        image = paint_matrix(axes, matrix_TS, layer.visible_TS, scale, norm, colours)
+        name_tokens(axes, attention, width, height)
+        axes.set_title(head_name(layer, head), fontsize=9)
+    add_bar(figure, image, scale, figure.axes)
     return figure
 
 
 def _rollout(scene: Scene, attention: Attention, scale: Scale, colours: str) -> Figure:
     matrix_TS = scene.shown_rollout(attention.kind)
-    width, height = _size(attention, few=True)
+    width, height = size_of(attention, few=True)
     figure = Figure(figsize=(width, height + 0.6), layout="constrained")
     axes = figure.add_subplot()
     seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else np.ones(matrix_TS.shape, bool)
     norm = PowerNorm(0.5, 0, 1) if scale == "sqrt" else Normalize(0, float(matrix_TS.max()) or 1.0)
-    image = _matrix(axes, matrix_TS, seen_TS, scale, norm, colours)
-    _tokens(axes, attention, width, height)
+    image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm, colours)
+    name_tokens(axes, attention, width, height)
     axes.set_title("attention rollout", fontsize=9)
-    _bar(figure, image, scale, [axes])
+    add_bar(figure, image, scale, [axes])
     return figure
 
 
 def _model(attention: Attention, scale: Scale, colours: str) -> Figure:
-    norm = _norm(scale, attention.layers)
+    norm = norm_of(scale, attention.layers)
     return _grid(
         attention,
-        lambda axes, layer, matrix_TS: _matrix(
-            axes, _blocks(matrix_TS), _blocks(layer.visible_TS), scale, norm, colours, equal=False
+        lambda axes, layer, matrix_TS: paint_matrix(
+            axes, blocks_of(matrix_TS), blocks_of(layer.visible_TS), scale, norm, colours, equal=False
         ),
         scale,
     )
@@ -161,7 +167,7 @@ def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any],
                 axes.set_title("mean" if head < 0 else f"head {head}" if columns <= 8 else str(head), fontsize=8)
             if column == 0:
                 axes.set_ylabel(f"layer {layer.number}" if rows <= 8 else str(layer.number), fontsize=8)
-    _bar(figure, image, scale, figure.axes)
+    add_bar(figure, image, scale, figure.axes)
     return figure
 
 
@@ -179,7 +185,7 @@ def _summary(scene: Scene, attention: Attention, colours: str) -> Figure:
             values[layers.index(row.layer), heads.index(row.head)] = getattr(row, name)
         axes = figure.add_subplot(lines, columns, number + 1)
         top = None if name == "distance" else 1.0
-        image = axes.imshow(values, cmap=_map(colours), vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+        image = axes.imshow(values, cmap=colour_map(colours), vmin=0, vmax=top, aspect="auto", interpolation="nearest")
         axes.set_title(MEASURES[name], fontsize=9)
         axes.set_xlabel("head", fontsize=8)
         axes.set_ylabel("layer", fontsize=8)
@@ -199,8 +205,10 @@ def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figur
         axes.imshow(pixels, extent=(0, side, side, 0), interpolation="nearest")
         axes.set_xticks([])
         axes.set_yticks([])
-        return axes.imshow(map_YX, cmap=_map(colours), alpha=0.6, extent=(0, side, side, 0), interpolation="nearest",
-                           vmin=0, vmax=float(map_YX.max()) or 1.0)  # fmt: skip
+        shares_YX = map_YX / (float(map_YX.max()) or 1.0)
+        extent = (0, side, side, 0)
+        table = colour_map(colours)
+        return axes.imshow(shares_YX, cmap=table, alpha=0.6, extent=extent, interpolation="nearest", vmin=0, vmax=1)
 
     if view == "rollout":
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
@@ -208,7 +216,7 @@ def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figur
         left.imshow(pixels, interpolation="nearest")
         left.set_axis_off()
         image = paint(right, over_patches(scene, attention, scene.shown_rollout(attention.kind)))
-        figure.colorbar(image, ax=right, shrink=0.8).ax.tick_params(labelsize=7)
+        add_bar(figure, image, "row", [right])
         return figure
     return _grid(
         attention, lambda axes, layer, matrix_TS: paint(axes, over_patches(scene, attention, matrix_TS)), "row"
@@ -221,107 +229,3 @@ def over_patches(scene: Scene, attention: Attention, matrix_TS: np.ndarray) -> n
     row_S = matrix_TS[0] if has_cls else matrix_TS.mean(axis=0)
     rows, columns = scene.reading.grid
     return row_S[int(has_cls) :].reshape(rows, columns)
-
-
-# --- parts -----------------------------------------------------------------------------------------------------------
-
-
-def _matrix(
-    axes: Axes, matrix_TS: np.ndarray, seen_TS: np.ndarray, scale: Scale, norm: Normalize, colours: str,
-    *, equal: bool = True,
-) -> Any:  # fmt: skip
-    if scale == "row":
-        most = np.abs(matrix_TS).max(axis=1, keepdims=True)
-        matrix_TS = matrix_TS / np.where(most > 0, most, 1)
-    signed = float(matrix_TS.min(initial=0.0)) < -1e-6
-    if scale == "log" and not signed:
-        matrix_TS = np.maximum(matrix_TS, SMALLEST_LOG)
-    if not seen_TS.all():
-        axes.add_patch(
-            Rectangle((0, 0), 1, 1, transform=axes.transAxes, facecolor="white", edgecolor="#b9bfc6", hatch="//////",
-                      linewidth=0, zorder=0)
-        )  # fmt: skip
-    axes.spines[:].set_color("#b9bfc6")
-    return axes.imshow(
-        np.ma.masked_where(~seen_TS, matrix_TS),
-        cmap=_map("RdBu_r" if signed else colours),
-        norm=norm,
-        aspect="equal" if equal else "auto",
-        interpolation="nearest",
-        zorder=1,
-    )
-
-
-def _norm(scale: Scale, layers: Sequence[Layer]) -> Normalize:
-    if any(layer.signed for layer in layers):
-        most = max(float(np.abs(layer.weights_HTS).max()) for layer in layers)
-        return Normalize(-most, most)
-    if scale == "sqrt":
-        return PowerNorm(0.5, 0, 1)
-    if scale == "log":
-        return LogNorm(SMALLEST_LOG, 1)
-    if scale == "row":
-        return Normalize(0, 1)
-    return Normalize(0, max(float(layer.weights_HTS.max()) for layer in layers) or 1.0)
-
-
-def _map(name: str) -> Colormap:
-    table = np.frombuffer(colour_table(name), dtype=np.uint8).reshape(256, 3) / 255
-    return ListedColormap(table, name=name).with_extremes(bad=(0, 0, 0, 0))
-
-
-def _bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> None:
-    if image is None:
-        return
-    bar = figure.colorbar(image, ax=list(axes), shrink=0.7, pad=0.02, aspect=30)
-    bar.ax.tick_params(labelsize=7)
-    bar.set_label("share of the row's largest" if scale == "row" else "weight", fontsize=8)
-
-
-def _size(attention: Attention, *, few: bool) -> tuple[float, float]:
-    """Inches of one matrix: room for a name each where there are few tokens."""
-    cell = 0.24 if few else 0.17
-    width, height = (
-        min(9.0 if few else 5.0, max(2.4, cell * len(side))) for side in (attention.keys, attention.queries)
-    )
-    return width + 1.3, height + 0.9
-
-
-def _tokens(axes: Axes, attention: Attention, width: float, height: float) -> None:
-    for side, size, ticks in (
-        (attention.keys, width, axes.set_xticks),
-        (attention.queries, height, axes.set_yticks),
-    ):
-        room = (size - 1.1) / len(side) * 72  # points for a name
-        font = min(8.0, max(3.5, room * 0.9))
-        step = 1 if len(side) <= LABELLED else math.ceil(len(side) / LABELLED)
-        places = list(range(0, len(side), step))
-        names = [_short(side, place) for place in places]
-        ticks(
-            places,
-            names,
-            fontsize=font if step == 1 else 5,
-            rotation=90 if side is attention.keys and ticks == axes.set_xticks else 0,
-        )
-    axes.tick_params(length=0)
-    axes.set_xlabel(f"{attention.keys.name} token (is looked at)", fontsize=7, color="#555555")
-    axes.set_ylabel(f"{attention.queries.name} token (looks)", fontsize=7, color="#555555")
-
-
-def _short(side: Side, place: int) -> str:
-    text = visible(side.tokens[place].translate(GLYPHS))
-    return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…"
-
-
-def _name(layer: Layer, head: int) -> str:
-    return f"layer {layer.number}, " + ("mean of heads" if head < 0 else f"head {head}")
-
-
-def _blocks(matrix_TS: np.ndarray) -> np.ndarray:
-    """At most SMALL a side: the largest of each block, so that no thin line is lost."""
-    for axis in (0, 1):
-        size = matrix_TS.shape[axis]
-        if size > SMALL:
-            edges = np.linspace(0, size, SMALL + 1).astype(int)[:-1]
-            matrix_TS = np.maximum.reduceat(matrix_TS, edges, axis=axis)
-    return matrix_TS

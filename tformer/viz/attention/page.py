@@ -91,7 +91,7 @@ def _with_steps(scene: Scene, start: dict[str, Any], summaries: Summaries, steps
 BODY = """\
 <div id="controls" class="controls" role="group" aria-label="What is shown"></div>
 <div id="notes"></div>
-<section id="view" aria-label="Attention"></section>
+<section id="stage" aria-label="Attention"></section>
 """
 
 

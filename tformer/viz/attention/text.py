@@ -70,7 +70,7 @@ def _matrix(
         lines.append(_padded(_label(attention.queries, row[0])) + "  " + "".join(cells))
     largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
     ramp = "".join(_cell(step / 9, 1, colour) for step in range(10))
-    top = "the largest of each row" if scale == "row" else f"{_top(matrix_TS, scale):.3g}"
+    top = "row's largest" if scale == "row" else f"{_top(matrix_TS, scale):.3g}"
     hidden = "" if seen_TS.all() else f", {_cell(None, 1, colour)} cannot be seen"
     lines.append(" " * (LABEL_WIDTH + 2) + f"0 {ramp} {top}{hidden}; largest {largest:.3f}")
     return lines

@@ -67,17 +67,17 @@ def trace_plots(table: Numbers, sines: Numbers | None, *, encoding: str) -> list
     them at every dimension would fill the picture.
     """
     view, tokens, every = VIEWS[encoding]["traces"], len(table), np.arange(table.shape[1], dtype=float)
-    sets = {f"all {len(every)} dimensions, {tokens} tokens": every}
+    sets = {f"All {len(every)} dimensions, {tokens} tokens": every}
     if sines is not None:
         both = np.concatenate((sines, [np.nan], np.setdiff1d(every, sines)))
-        sets = {f"sine dimensions alone, {tokens} tokens": sines, f"with the cosines, {tokens} tokens": both}
+        sets = {f"Sine dimensions alone, {tokens} tokens": sines, f"With the cosines, {tokens} tokens": both}
     plots: list[Plot] = []
     for name, columns in sets.items():
         gap = np.isnan(columns)
         values = np.where(gap, np.nan, table[:, np.where(gap, 0, columns).astype(int)])
         lines = [Line(f"token {n}", columns, row) for n, row in enumerate(values)]
         ramp = Ramp("viridis", 0, tokens - 1, "token")
-        plots.append(Lines(f"{view.title}: {name}", view.caption, "dimension", "value", lines, ramp=ramp))
+        plots.append(Lines(name, view.caption, "dimension", "value", lines, ramp=ramp))
     return plots
 
 

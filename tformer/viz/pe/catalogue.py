@@ -165,8 +165,8 @@ VIEWS: dict[str, dict[str, View]] = {
     "patch2d": {
         "similarity": View(
             "Similarity of each patch with all others",
-            "One small map per patch, at its own place: how similar every patch's vector is to this one's. Row "
-            "and column add up, so each map shows a cross.",
+            "One small map per patch, at its own place: how similar every patch's vector is to this one's. Row and "
+            "column add up, so a patch stays closest to those of its own row and its own column.",
         ),
         "heatmap": View(
             "Patch × dimension",

@@ -29,9 +29,9 @@ ERROR_ROWS = 2048
 BODY = """<section class="controls" id="controls" aria-label="What to show"></section>
 <section aria-labelledby="view-title">
 <h2 id="view-title"></h2>
-<p class="caption" id="caption"></p>
 <p class="caption" id="status"></p>
 <div class="panels" id="panels"></div>
+<p class="caption" id="caption"></p>
 <details id="numbers"><summary>The numbers as a table</summary><div id="table"></div></details>
 </section>
 <p class="help" id="agreement" role="status"></p>"""

@@ -16,13 +16,14 @@ import numpy as np
 
 from tformer.errors import visible
 from tformer.viz.colours import PALETTE
-from tformer.viz.figure import DASHES, DOTS_PER_INCH, MANY_POINTS, SETTINGS
+from tformer.viz.figure import DASHES, DOTS_PER_INCH, SETTINGS
 from tformer.viz.plot.series import Panel, Series, label_of
 from tformer.viz.plot.ticks import plain, ticks
 
 ONE, SEVERAL = (8.0, 4.4), (5.4, 3.4)  # inches of a panel
 MARKS = ("o", "s", "^", "D", "v")
 FAINT = 0.25
+MANY_POINTS = 20_000  # of a panel: beyond, an SVG holds its lines as an image
 
 
 def draw_figure(
@@ -83,9 +84,10 @@ def _panel(axes: Any, panel: Panel, entries: dict[str, Any], *, log: tuple[bool,
         )
         entries.setdefault(series.label, line)
     for axis, logarithmic, set_scale in zip("xy", log, (axes.set_xscale, axes.set_yscale), strict=True):
-        if logarithmic:
+        positive = logarithmic and bool((_finite(panel.series, axis) > 0).any())  # else there is no scale for it
+        if positive:
             set_scale("log", nonpositive="mask")
-        _set_ticks(axes, axis, _finite(panel.series, axis), log=logarithmic)
+        _set_ticks(axes, axis, log=positive)
     axes.grid(True, color="#e0e0e0", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -100,11 +102,9 @@ def _finite(series: Sequence[Series], axis: str) -> Any:
     return values[np.isfinite(values)]
 
 
-def _set_ticks(axes: Any, axis: str, values: Any, *, log: bool) -> None:
+def _set_ticks(axes: Any, axis: str, *, log: bool) -> None:
     axes.margins(x=0.02, y=0.05)
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
-    if log and not (values > 0).any():
-        return  # nothing to show, and no scale for it
     places = ticks(low, high, log=log, most=7)
     set_ticks = axes.set_xticks if axis == "x" else axes.set_yticks
     set_ticks(places, [plain(place) for place in places])

@@ -165,18 +165,31 @@ def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, lab
 
 def _legend(panel: Panel, width: int, colour: Colour, letters: bool) -> list[str]:
     """A line for each series: its sign, its name, the last value and, where there is one, the best."""
-    names = [visible(series.label) for series in panel.series]
-    longest = min(max(map(len, names)), max(width - 34, 8))
+    values = [_last_and_best(panel.metric, series) for series in panel.series]
+    room = max(width - 4 - max(map(len, values)), 8)
+    names = [_shortened(visible(series.label), room) for series in panel.series]
+    longest = max(map(len, names))
     lines = []
-    for number, (series, name) in enumerate(zip(panel.series, names, strict=True)):
+    for number, (name, words) in enumerate(zip(names, values, strict=True)):
         mark = LETTERS[number % len(LETTERS)] if letters else "━━"
         if colour != "none":
             mark = f"{_code(panel.series, number, colour)}{mark}{RESET}"
-        short = name if len(name) <= longest else f"…{name[len(name) - longest + 1 :]}"
-        values = series.raw if series.raw is not None else series.y
-        there = values[np.isfinite(values)]
-        words = f"{mark} {short:<{longest}}  last {plain(float(there[-1]))}"
-        if (end := better(panel.metric)) is not None:
-            words += f"  best {plain(float(there.min() if end == 'lower' else there.max()))}"
-        lines.append(words)
+        lines.append(f"{mark} {name:<{longest}} {words}")
     return lines
+
+
+def _last_and_best(metric: str, series: Series) -> str:
+    values = series.raw if series.raw is not None else series.y
+    there = values[np.isfinite(values)]
+    words = f" last {plain(float(there[-1]))}"
+    if (end := better(metric)) is not None:
+        words += f"  best {plain(float(there.min() if end == 'lower' else there.max()))}"
+    return words
+
+
+def _shortened(name: str, room: int) -> str:
+    """Without its middle, for names differ at both ends."""
+    if len(name) <= room:
+        return name
+    tail = (room - 1) // 2
+    return f"{name[: room - 1 - tail]}…{name[len(name) - tail :]}"

@@ -23,7 +23,7 @@ from tformer.nn.embedding import PatchEmbedding
 from tformer.nn.heads import PooledHead, VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.shaw import ShawPositions
-from tformer.objectives import MaskedLmOptions, ReplacedTokenOptions
+from tformer.objectives.options import MaskedLmOptions, ReplacedTokenOptions
 from tformer.recipe.layers import layer_sections
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe

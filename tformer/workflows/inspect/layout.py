@@ -202,7 +202,7 @@ class _Drawing:
 def _attention_lines(section: StackSection) -> list[str]:
     """The kind of attention, with the number that it is known by, and positions that act in it."""
     options = section.attention
-    told = options.kind
+    told: str = options.kind
     for key in ("window", "rank", "features", "block"):
         value = getattr(options, key, None)
         if value is not None:

@@ -63,11 +63,18 @@ def after(stack: ExitStack, module: nn.Module | None, look: Callable[[Any], None
         stack.callback(module.register_forward_hook(lambda _, __, output: look(output)).remove)
 
 
-def around(stack: ExitStack, module: nn.Module, method: str, look: Callable[[Any, Any], None]) -> None:
-    """`look(arguments, result)` whenever a method that is no `forward` has run."""
+def around(
+    stack: ExitStack,
+    module: nn.Module,
+    method: str,
+    look: Callable[[Any, Any], None],
+    first: Callable[[Any], None] = lambda arguments: None,
+) -> None:
+    """`look(arguments, result)` whenever a method that is no `forward` has run, `first(arguments)` before it does."""
     inner = getattr(module, method)
 
     def run(*arguments: Any, **named: Any) -> Any:
+        first(arguments)
         result = inner(*arguments, **named)
         look(arguments, result)
         return result
@@ -115,16 +122,22 @@ def watch_embedding(
         watch.listener = None
         see("input", output, ("B", at, "D"), "what enters the first layer")
 
+    def see_numbers(arguments: Any) -> None:
+        see("position", arguments[1], ("1", at), "the number of each position")
+
+    def see_sum(_: Any, result: Tensor) -> None:
+        see("sum", result, ("B", at, e), f"with the {kind_of(positions)} vector of each position added")
+
     before(stack, embedding, begin)
     if positions.has_embed:
         if isinstance(positions, TabledPositions):
             around(
-                stack, positions, "rows", lambda _, out: see("positions", out, ("1", at, e), "a vector of waves each")
+                stack,
+                positions,
+                "rows",
+                lambda _, out: see("positions", out, ("1", at, e), "the waves of each position"),
             )
-        around(stack, positions, "embed", lambda args, out: (
-            see("position", args[1], ("1", at), "the number of each position"),
-            see("sum", out, ("B", at, e), f"with the {kind_of(positions)} vector of each position added"),
-        ))  # fmt: skip
+        around(stack, positions, "embed", see_sum, see_numbers)
     after(stack, embedding.norm, lambda out: see("normalised", out, ("B", at, e), "each vector normalised"))
     after(stack, embedding.project, lambda out: see("widened", out, ("B", at, "D"), "projected to the model's width"))
     after(stack, embedding, end)

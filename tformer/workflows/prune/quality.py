@@ -20,8 +20,8 @@ from tformer.nn.stack import Stack
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import matmul_parameters
+from tformer.training.flops import attention_flops_per_token
 from tformer.training.loop import HIGHER_IS_BETTER
-from tformer.workflows.prune.importance import attention_modules
 from tformer.workflows.prune.search import Score
 
 
@@ -121,14 +121,12 @@ def only_layers(stack: Stack, kept: Sequence[int]) -> Iterator[None]:
 
 
 def cost(model: Transformer, recipe: Recipe) -> dict[str, float]:
-    """Parameters, and forward FLOPs per token at the training length: 2 N + 4 H h keys in every attention.
+    """Parameters, and forward FLOPs per token at the training length: 2 N, and what each layer's attention costs.
 
-    Of an encoder-decoder a token passes through one of the stacks: half of the sum.
+    Of an encoder-decoder a token passes through one of the stacks: half of the products.
     """
-    length, flops = recipe.seq_len, 2.0 * matmul_parameters(model)
-    for name, attention in attention_modules(model).items():
-        section = getattr(recipe.model, name.partition(".")[0])
-        keys = length if attention.is_cross else section.attention.keys_per_query(length)
-        flops += 4.0 * attention.num_heads * attention.head_dim * keys
-    both = model.encoder is not None and model.decoder is not None
-    return {"parameters": model.num_parameters(), "flops_per_token": flops / 2 if both else flops}
+    products = 2.0 * matmul_parameters(model)
+    if model.encoder is not None and model.decoder is not None:
+        products /= 2
+    attention = attention_flops_per_token(recipe.model, source_length=recipe.seq_len, target_length=recipe.seq_len)
+    return {"parameters": model.num_parameters(), "flops_per_token": products + attention}

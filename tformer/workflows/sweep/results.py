@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from tformer.checkpoint.atomic import write_text
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
 from tformer.checkpoint.logs import finite
 from tformer.checkpoint.run import RunDirectory
+from tformer.errors import InputError
 
 MAX_RESULT_BYTES = 16 << 20
 MAX_POINTS = 400
@@ -61,13 +64,22 @@ class Result:
         write_text(path, json.dumps(finite(asdict(self)), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
+STORED = TypeAdapter(Result)
+
+
 def load_result(path: Path) -> Result | None:
     """The result on file; None where there is none. Errors: `InputError` for a damaged file."""
     if not path.is_file():
         return None
     document = parse_object(read_bounded(path, max_bytes=MAX_RESULT_BYTES), name=str(path))
     known = {entry.name for entry in fields(Result)}
-    return Result(**{key: value for key, value in document.items() if key in known})
+    text = json.dumps({key: value for key, value in document.items() if key in known})
+    try:
+        return STORED.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path} is damaged: {key}: {first['msg']}", hint="delete it: its run is read again") from None
 
 
 def read_run(result: Result, run: Path) -> None:

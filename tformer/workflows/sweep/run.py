@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tformer.workflows.sweep.table import Table, make_table
 
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20
+MAX_TRAININGS = 10_000
 
 
 class Observer(Protocol):
@@ -56,8 +58,11 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
     """Every cell's recipe, before anything is trained.
 
     Errors: `InputError` of the first cell that its recipe refuses, unless such cells are to be left out; of a task
-    that is wrong whatever its axes say; when nothing is left.
+    that is wrong whatever its axes say; when nothing is left, or too much to begin with.
     """
+    total = plan.seeds * sum(math.prod(map(len, task.vary.values())) for task in plan.tasks)
+    if total > MAX_TRAININGS:
+        raise InputError(f"these axes and seeds make {total:,} trainings, expected at most {MAX_TRAININGS:,}")
     works: list[Work] = []
     invalid: list[Result] = []
     order: list[str] = []
@@ -155,6 +160,8 @@ def _claim(out: Path, plan: Plan) -> None:
     if file.is_file():
         stored = parse_object(read_bounded(file, max_bytes=MAX_PLAN_BYTES), name=str(file))
         difference = _difference(stored, asked)
+        for name in (RUNS, CELLS):  # somebody may have cleared them away
+            make_folders(out / name)
         if difference is None:
             return
         if any((out / RUNS).iterdir()):
