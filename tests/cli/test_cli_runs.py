@@ -70,6 +70,9 @@ def test_runs_side_by_side_or_below_one_another(home: Path) -> None:
     assert narrow[index + 1 : index + 3] == ["  a: 8", "  b: 16"]
     equal = list(compare_lines(compare_runs([home / "a", make_run(home / "c")])))
     assert equal[1] == "the recipes are equal"
+    (home / "c" / "recipe.yaml").write_text("]")
+    damaged = list(compare_lines(compare_runs([home / "a", home / "c"])))
+    assert damaged[1] == "no difference found: 1 of 2 recipes cannot be read"
 
 
 def test_figures_are_short_and_plain() -> None:

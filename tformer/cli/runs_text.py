@@ -149,7 +149,11 @@ def compare_lines(comparison: Comparison, *, width: int | None = None) -> Iterat
         ["size", *(size(run.size_bytes) for run in runs)],
     ]
     heading = ["", *map(as_cell, comparison.names)]
-    sections = [recipe, results] if recipe else [[["the recipes are equal", *("" for _ in runs)]], results]
+    unread = sum(run.recipe is None for run in runs)
+    equal = (
+        f"no difference found: {unread} of {len(runs)} recipes cannot be read" if unread else "the recipes are equal"
+    )
+    sections = [recipe or [[equal, *("" for _ in runs)]], results]
     table = _aligned([heading, *(row for section in sections for row in section)])
     if width is None or max(map(len, table)) <= width:
         yield from table[: 1 + len(sections[0])]

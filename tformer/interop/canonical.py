@@ -18,6 +18,11 @@ OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop"
 # Features of tformer's that no class has: (dotted path, value). They are named before anything else is compared.
 NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.embedding\.fixnorm", True),
+    (r"model\.(encoder|decoder)\.attention\.kind", "additive"),
+    (r"model\.(encoder|decoder)\.attention\.kind", "sliding_window"),
+    (r"model\.(encoder|decoder)\.attention\.kind", "bigbird"),
+    (r"model\.(encoder|decoder)\.attention\.kind", "linformer"),
+    (r"model\.(encoder|decoder)\.attention\.kind", "performer"),
     (r"model\.(encoder|decoder)\.norm\.kind", "scalenorm"),
     (r"model\.(encoder|decoder)\.norm\.kind", "batchnorm"),
     (r"model\.(encoder|decoder)\.norm\.kind", "groupnorm"),

@@ -339,5 +339,5 @@ def attend_sparse(
 
 
 def dense_pays(num_queries: int, num_keys: int, keys_of_block: int) -> bool:
-    """Whether scores of all keys, masked, cost less than blocks: in short inputs, and where a block reads most of them."""
+    """Whether scores of all keys, masked, cost less than blocks: in short inputs, and where a block reads most."""
     return num_queries == num_keys and num_keys <= max(DENSE_LENGTH, DENSE_RATIO * keys_of_block)

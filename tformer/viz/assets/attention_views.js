@@ -46,6 +46,7 @@
     });
     controls.layer.element.hidden = controls.head.element.hidden = view !== "head";
     for (const id of ["top", "overlay", "from"]) if (controls[id]) controls[id].element.hidden = view === "model" || view === "summary";
+    for (const id of ["scale", "hide", "merge"]) if (controls[id]) controls[id].element.hidden = view === "summary";
     return { kind, layer, head };
   }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.viz.attention.packing import STEPS, pack, pack_mask
+from tformer.viz.attention.packing import COARSEST, FINEST, fewer_steps, pack, pack_mask
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, short_name, too_large
 from tformer.viz.attention.sides import Side
 from tformer.viz.attention.summary import COLUMNS, Divergences, HeadSummary, summarise
@@ -18,7 +18,7 @@ from tformer.viz.page import render_page
 STYLE = "attention.css"
 SCRIPTS = ("attention.js", "attention_parts.js", "attention_views.js")
 WITHOUT = ("lines.js",)
-LEAST_SAVED = 0.5  # no page becomes smaller than this part by coarser steps
+AIM = 0.98  # of the limit, when a page is made smaller
 
 Summaries = dict[Kind, tuple[list[HeadSummary], Divergences]]
 
@@ -50,15 +50,16 @@ def render(
         "hide": scene.changes.hide_special,
     }
     summaries = {kind: summarise(attention) for kind, attention in scene.attentions.items()}
-    size = 0
-    for steps in STEPS:
+    cells = sum(attention.cells for attention in scene.attentions.values())
+    steps = FINEST
+    while True:
         page = _with_steps(scene, start, summaries, steps)
         size = len(page.encode())
         if size <= max_bytes:
             return page
-        if size * LEAST_SAVED > max_bytes:
+        steps = fewer_steps(steps, too_many_bytes=size - AIM * max_bytes, cells=cells)
+        if steps < COARSEST:
             break
-    cells = sum(attention.cells for attention in scene.attentions.values())
     raise too_large(max_bytes, f"{cells:,} weights in a page of {size / 1e6:.1f} MB")
 
 
