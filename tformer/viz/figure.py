@@ -21,7 +21,7 @@ from tformer.viz.plots import Heat, Lines, Plot, Ramp
 PANEL = (5.4, 3.9)  # inches
 DOTS_PER_INCH = 110
 MANY_LINES = 100  # beyond, lines become an image, in an SVG too
-PAINTED = (1400, 1050)  # pixels of it: more than it is shown with, so that edges are smooth
+PAINTED = (1600, 1200)  # pixels that it is drawn with; it is kept with half of them a side, for smooth edges
 MAX_NAMES = 24  # words along an axis
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
@@ -67,6 +67,8 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
             else:
                 beside = plots[number + 1] if (number + 1) % columns and number + 1 < len(plots) else None
                 _lines(figure, axes, plot, bar=not (isinstance(beside, Lines) and beside.ramp == plot.ramp))
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # done once: kept, it would draw everything a second time
         stream = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
@@ -189,7 +191,8 @@ def _painted(pieces: Sequence[Any], colours: Sequence[str]) -> tuple[Any, tuple[
         ends = np.flatnonzero(np.isnan(place).any(axis=1))
         for stroke in np.split(place, ends):
             draw.line(stroke[~np.isnan(stroke).any(axis=1)].ravel().tolist(), fill=colour)
-    return np.asarray(image), (low[0], high[0], low[1], high[1])
+    # Premultiplied, so that nothing around a line does not darken its edge.
+    return np.asarray(image.convert("RGBa").reduce(2).convert("RGBA")), (low[0], high[0], low[1], high[1])
 
 
 def line_colour(plot: Lines, number: int) -> str:

@@ -120,9 +120,10 @@ const attention = (() => {
       return { value: (i, j) => values[i * cols + j] / most[i], share: undefined, min: 0, max: 1, colours, barLabel: "share of the row's largest" };
     }
     const value = (i, j) => values[i * cols + j];
-    if (scale === "sqrt") return { value, share: Math.sqrt, min: 0, max: 1, colours, barLabel: "weight, √ scale" };
+    const most = found.largest || kind.largest;
+    if (scale === "sqrt") return { value, share: (a) => Math.sqrt(a / most), min: 0, max: most, colours, barLabel: "weight, √ scale" };
     if (scale === "log") return { value, share: (a) => (a > 0 ? 1 + Math.log10(a) / 4 : 0), min: 1e-4, max: 1, colours, barLabel: "weight, log scale" };
-    return { value, share: undefined, min: 0, max: found.largest || kind.largest, colours, barLabel: "weight" };
+    return { value, share: undefined, min: 0, max: most, colours, barLabel: "weight" };
   }
 
   // The keys that a row looks at most: [[key, weight]], forbidden ones left out.

@@ -61,13 +61,12 @@ def norm_of(scale: Scale, layers: Sequence[Layer]) -> Normalize:
     if any(layer.signed for layer in layers):
         most = max(float(np.abs(layer.weights_HTS).max()) for layer in layers)
         return Normalize(-most, most)
-    if scale == "sqrt":
-        return PowerNorm(0.5, 0, 1)
     if scale == "log":
         return LogNorm(SMALLEST_LOG, 1)
     if scale == "row":
         return Normalize(0, 1)
-    return Normalize(0, max(float(layer.weights_HTS.max()) for layer in layers) or 1.0)
+    most = max(float(layer.weights_HTS.max()) for layer in layers) or 1.0
+    return PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(0, most)
 
 
 def colour_map(name: str) -> Colormap:

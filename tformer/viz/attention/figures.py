@@ -127,7 +127,8 @@ def _rollout(scene: Scene, attention: Attention, scale: Scale, colours: str) -> 
     figure = Figure(figsize=(width, height + 0.6), layout="constrained")
     axes = figure.add_subplot()
     seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else np.ones(matrix_TS.shape, bool)
-    norm = PowerNorm(0.5, 0, 1) if scale == "sqrt" else Normalize(0, float(matrix_TS.max()) or 1.0)
+    most = float(matrix_TS.max()) or 1.0
+    norm = PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(0, most)
     image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm, colours)
     name_tokens(axes, attention, width, height)
     axes.set_title("attention rollout", fontsize=9)

@@ -77,7 +77,7 @@ def _matrix(
 
 
 def _top(matrix_TS: np.ndarray, scale: str) -> float:
-    return float(np.abs(matrix_TS).max()) if scale == "global" else 1.0
+    return float(np.abs(matrix_TS).max()) if scale in ("global", "sqrt") else 1.0
 
 
 def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
@@ -86,11 +86,10 @@ def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
     if scale == "row":
         most = sizes.max(axis=1, keepdims=True)
         return sizes / np.where(most > 0, most, 1)
-    if scale == "sqrt":
-        return np.sqrt(sizes)
     if scale == "log":
         return np.clip(1 + np.log10(np.maximum(sizes, 1e-4)) / 4, 0, 1)
-    return sizes / (float(sizes.max()) or 1.0)
+    shares = sizes / (float(sizes.max()) or 1.0)
+    return np.sqrt(shares) if scale == "sqrt" else shares
 
 
 def _cell(share: float | None, wide: int, colour: Colour) -> str:
