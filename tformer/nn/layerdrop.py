@@ -37,6 +37,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.eager import outside_graphs
 from tformer.nn.options import require, require_probability
 
 LEARNED = ".layerdrop.logits"  # how the names of learned rates end in a model's state
@@ -99,7 +100,7 @@ class Draw(NamedTuple):
     keep: list[bool]
     slack_L: Tensor | None
 
-    @partial(torch.compiler.disable, recursive=False)
+    @partial(outside_graphs, recursive=False)
     def gated(self, layer: int, x: Tensor, run: Callable[[], Tensor], block: nn.Module) -> Tensor:
         """What a layer makes of `x`: the value of `run()`, or `x` itself when dropped, tied to the learned rate."""
         if self.slack_L is None:
@@ -153,7 +154,7 @@ class LayerDrop(nn.Module):
         offset = solve_offset(logits, self.fixed[0])
         return [_sigmoid(a + offset) for a in logits]
 
-    @torch.compiler.disable
+    @outside_graphs
     def forward(self) -> Draw | None:
         """The decisions of one forward pass; None, and nothing drawn, in evaluation and where all rates are 0."""
         if not self.training or not any(self.fixed):

@@ -23,6 +23,7 @@ from tformer.nn.attention import Reach
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Block, Sight
 from tformer.nn.cache import ModelCache
+from tformer.nn.eager import outside_graphs
 from tformer.nn.layerdrop import Draw, LayerDrop
 from tformer.nn.norm import BatchNorm, statistics_kept
 from tformer.nn.positions.base import Positions
@@ -156,7 +157,7 @@ class Stack(nn.Module):
         return x_BTD
 
     # One graph for each set of layers would never do: where layers are drawn, each is compiled by itself.
-    _run_drawn_layers = torch.compiler.disable(_run_layers, recursive=False)
+    _run_drawn_layers = outside_graphs(_run_layers, recursive=False)
 
 
 def _count_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

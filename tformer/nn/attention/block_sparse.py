@@ -31,6 +31,7 @@ from tformer.nn.attention.block_sparse_explicit import Places, attend_blocks_exp
 from tformer.nn.attention.block_sparse_pattern import Group, Pattern, band_of, part_masks, runs
 from tformer.nn.attention.masks import MASKED_SCORE
 from tformer.nn.attention.mechanism import Call
+from tformer.nn.eager import outside_graphs
 
 GROUP_ELEMENTS = 2**19  # scores of a group on a CPU, for each thread, 2 MiB in fp32: they stay in its caches
 ENOUGH_BLOCKS = 4  # of one head, to be a group by themselves on a CPU: the keys of several heads would be copied
@@ -309,7 +310,7 @@ def attend_blocks(
     return _BlockSparseAttention.apply(q_BHTh, k_BKSh, v_BKSv, shared_k, shared_v, pattern, scale)
 
 
-@torch.compiler.disable
+@outside_graphs
 def attend_sparse(
     q_BHTh: Tensor,
     k_BKSh: Tensor,

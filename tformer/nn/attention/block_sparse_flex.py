@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tformer.nn.attention.mechanism import Call, Reach
 
@@ -24,6 +23,8 @@ SeesFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -41,6 +42,9 @@ def attend_flex(
 
     sees: the kind's pattern; `reach`'s causality, padding and documents are added to it.
     """
+    # Imported on use: it brings the compiler along, which takes longer than the rest of torch.
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
     batch, heads, num_queries, _ = q_BHTh.shape
     num_keys, on_cuda = k_BKSh.shape[2], q_BHTh.device.type == "cuda"
     key_mask = None if reach.key_mask is None else reach.key_mask.bool()
