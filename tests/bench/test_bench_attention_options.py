@@ -61,7 +61,6 @@ def test_options_of_a_kind_that_is_not_measured_are_refused() -> None:
         read_settings(["dense-masked.window=64"], ["full"])
 
 
-@pytest.mark.skipif("sliding_window" not in KINDS, reason="no such kind yet")
 def test_the_dense_mask_has_the_window_of_the_sliding_window() -> None:
     found = read_settings(["sliding_window.window=64"], ALL)
     assert found["dense-masked"] == found["sliding_window"] == {"window": 64}

@@ -29,12 +29,7 @@ from tformer.nn.positions.alibi import AlibiOptions
 from tformer.nn.positions.shaw import ShawOptions
 from tformer.nn.positions.t5_bias import T5BiasOptions
 
-
-@pytest.fixture(autouse=True)
-def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many groups of blocks, so that their seams are tested."""
-    monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", 1500)
-    monkeypatch.setattr(block_sparse_explicit, "CHUNK_ELEMENTS", 3000)
+pytestmark = pytest.mark.usefixtures("small_groups")
 
 
 def make(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
 from tformer.cli.common import StopFlag, console, emit_json, examples, refuse_to_replace
 from tformer.cli.evaluate_families import at_length_asked, check_family, family_of
@@ -43,18 +44,9 @@ def evaluate(
             rich_help_panel=DATA,
         ),
     ] = None,
-    text_column: Annotated[
-        str | None,
-        typer.Option(
-            "--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet: name or number.", rich_help_panel=DATA
-        ),
-    ] = None,
-    text2_column: Annotated[
-        str | None, typer.Option("--text2-column", metavar="C", help="The second text.", rich_help_panel=DATA)
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option("--label-column", metavar="C", help="The label.", rich_help_panel=DATA)
-    ] = None,
+    text_column: columns.TextColumn = None,
+    text2_column: columns.Text2Column = None,
+    label_column: columns.LabelColumn = None,
     invalid_utf8: Annotated[
         str | None,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
 from tformer.cli.common import StopFlag, console, examples, progress_reporter, report_result
 from tformer.cli.evaluate_pairs import check_pair_options
@@ -102,18 +103,9 @@ def prune(
             rich_help_panel=DATA,
         ),
     ] = None,
-    text_column: Annotated[
-        str | None,
-        typer.Option(
-            "--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet: name or number.", rich_help_panel=DATA
-        ),
-    ] = None,
-    text2_column: Annotated[
-        str | None, typer.Option("--text2-column", metavar="C", help="The second text.", rich_help_panel=DATA)
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option("--label-column", metavar="C", help="The label.", rich_help_panel=DATA)
-    ] = None,
+    text_column: columns.TextColumn = None,
+    text2_column: columns.Text2Column = None,
+    label_column: columns.LabelColumn = None,
     source: pairs.Source = None,
     target: pairs.Target = None,
     source_column: pairs.SourceColumn = None,
