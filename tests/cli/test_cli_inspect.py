@@ -26,6 +26,8 @@ Cli = Callable[..., Any]
         (["--arch", "gpt", "--depth", -1], "--depth -1: it must be at least 0"),
         (["--arch", "gpt", "--shapes", "--depth", 2], "--depth 2: it must be at least 0, and is for the tree"),
         (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
+        (["--arch", "gpt", "--vocab-size", 10**23], "--vocab-size must be at most 1,000,000,000,000"),
+        (["--arch", "llama", "--shapes", "--seq-len", 10**9], "1 examples of 1,000,000,000 positions are too many"),
         (["--arch", "gpt", "--layout", "pdf"], "--layout: found 'pdf', expected mermaid, dot or tree"),
         (["--arch", "gpt", "-o", "x.png"], "x.png: unknown suffix, expected one of .mmd"),
         (
@@ -116,6 +118,24 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")
     assert outcome.code == 2 and "no tokens" in outcome.err
+
+
+def test_shapes_follow_both_models_of_electra(cli: Cli) -> None:
+    words = ["inspect", "--arch", "electra", "--preset", "tiny", "--shapes"]
+    told = cli(*words).out
+    assert told.index("GENERATOR") < told.index("head masked_lm") < told.index("DISCRIMINATOR") < told.index("replaced")
+    document = json.loads(cli(*words, "--json").out)
+    logits = [
+        [step["shape"] for part in trace["sections"] for step in part["steps"] if step["name"] == "logits"]
+        for trace in (document, document["generator"])
+    ]
+    assert logits == [[[1, 8]], [[1, 8, 8000]]]
+
+
+def test_the_legend_has_the_sizes(cli: Cli) -> None:
+    told = cli("inspect", "--arch", "llama", "--preset", "tiny", "--shapes").out
+    for entry in ("B = 1 examples", "T = 8 positions", "D = 192 d_model", "H = 6 heads", "K = 2 key/value heads"):
+        assert entry in told, told[:300]
 
 
 def test_verify_says_ok_or_what_is_wrong(cli: Cli, make_run: Callable[..., Path]) -> None:

@@ -69,7 +69,9 @@ def parse_dot(text: str) -> tuple[set[str], set[tuple[str, str]], int]:
         elif match := re.fullmatch(rf"{quoted} \[label={quoted}, shape=\w+\];", line):
             nodes.add(match[1])
         else:
-            assert re.fullmatch(rf"(rankdir=BT|label={quoted}|(node|edge) \[fontname={quoted}\]);", line), line
+            assert re.fullmatch(
+                rf"(rankdir=BT|labeljust=l|label={quoted}|(graph|node|edge) \[fontname={quoted}\]);", line
+            ), line
     assert depth == 0
     return nodes, edges, frames
 
@@ -122,3 +124,14 @@ def test_the_tree_names_kinds_heads_and_ties() -> None:
     for words in ("cross-attention, full, 4 heads of 4 (K, V of the encoder's output)", "16 → 64 → 16",
                   "head: lm, 11 tokens (decoder's table)", "positions, learned"):  # fmt: skip
         assert words in tree, tree
+
+
+def test_electra_is_drawn_with_its_generator() -> None:
+    layout = lay_out(MODELS["own heads"], title="x", generator=model(encoder=STACK, heads=[{"kind": "masked_lm"}]))
+    nodes, edges, _ = parse_mermaid(to_mermaid(layout))
+    assert parse_dot(to_dot(layout))[:2] == (nodes, edges)
+    assert ("generator_head_masked_lm", "discriminator_encoder_input") in edges
+    shared = ("discriminator_encoder_embedding", "generator_encoder_embedding")
+    assert shared in edges_of(layout, "tied")
+    narrow = model(d_model=8, encoder=STACK, heads=[{"kind": "masked_lm"}])
+    assert shared not in edges_of(lay_out(MODELS["own heads"], title="x", generator=narrow), "tied")

@@ -98,3 +98,10 @@ def test_lengths_that_cannot_be_are_refused() -> None:
 def test_sizes_of_a_tree_without_operations() -> None:
     tree = build_tree(torch.nn.Linear(2, 3), {})
     assert (tree.parameters, tree.flops, tree.children) == (9, 0.0, ())
+
+
+def test_a_table_that_the_generator_shares_is_counted_once() -> None:
+    report = report_on(read_subject(Question(arch="electra", preset="tiny")))
+    assert sum(tree.parameters for tree in report.trees) == report.parameters + report.generator_parameters
+    assert node(report.trees[1], "embedding").tied["generator.embedding.weight"] == "embedding.weight"
+    assert report.tied["generator.embedding.weight"] == "embedding.weight"

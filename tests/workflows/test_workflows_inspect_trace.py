@@ -151,3 +151,38 @@ def test_a_wrong_letter_is_an_error() -> None:
     assert value_of("3Hh", {"H": 4, "h": 3}) == 36
     with pytest.raises(AssertionError, match="scores"):
         check_shape((1, 2, 3), ("B", "T", "T"), {"B": 1, "T": 2}, what="scores")
+
+
+@pytest.mark.parametrize("kind", ["full", "additive", "sliding_window", "bigbird"])
+def test_scores_of_long_inputs_are_seen_whole(kind: str) -> None:
+    """Work goes through them in chunks: not here, where nothing is stored."""
+    model = build_model(section(max_seq_len=9000, encoder=stack(attention={"kind": kind})), device="meta")
+    trace = trace_shapes(model, batch_size=2, source_length=9000)
+    assert steps(trace, "encoder", "self-attention")["scores"] == (2, 4, 9000, 9000)
+
+
+def test_global_tokens_with_matrices_of_their_own_have_rows_of_their_own() -> None:
+    options = {"kind": "sliding_window", "window": 4, "global_tokens": 2, "global_projections": True}
+    found = steps(
+        traced(build_model(section(encoder=stack(attention=options)), device="meta")), "encoder", "self-attention"
+    )
+    assert found["scores"] == (B, 4, S, S) and found["global scores"] == (B, 4, 2, S)
+
+
+def test_linformer_mixes_positions_into_fewer() -> None:
+    options = {"kind": "linformer", "rank": 6}
+    found = steps(
+        traced(build_model(section(encoder=stack(attention=options)), device="meta")), "encoder", "self-attention"
+    )
+    assert found["projected K"] == found["projected V"] == (B, 4, 6, 4)
+
+
+def test_scores_are_told_with_their_formula() -> None:
+    for changes, formula in (
+        ({}, "Q·Kᵀ/√h: how well each query fits each key, later keys masked"),
+        ({"attention": {"scale": 1.0}}, "Q·Kᵀ: how"),
+        ({"attention": {"kind": "additive"}}, "w · tanh(Q + K): how"),
+    ):
+        trace = traced(build_model(section(decoder=stack(**changes)), device="meta"))
+        [meaning, *_] = [step.meaning for part in trace.sections for step in part.steps if step.name == "scores"]
+        assert meaning.startswith(formula), meaning

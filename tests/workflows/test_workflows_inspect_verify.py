@@ -148,3 +148,15 @@ def test_nothing_to_verify(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="neither a run"):
         verify(tmp_path / "empty")
+
+
+def test_tied_tensors_that_were_stored_apart_and_differ(tmp_path: Path) -> None:
+    def part(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**weights, "heads.lm.weight": weights["embedding.weight"] + 1}
+
+    def copy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**weights, "heads.lm.weight": weights["embedding.weight"].clone()}
+
+    found = problems(make_run(tmp_path, change=part))
+    assert len(found) == 2 and all("heads.lm.weight and embedding.weight are tied, but differ" in one for one in found)
+    assert problems(make_run(tmp_path / "copied", change=copy)) == []

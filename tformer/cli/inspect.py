@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tformer.cli.common import StopFlag, console, emit, emit_json, examples
-from tformer.cli.inspect_checks import check_counts, check_views, layout_of
+from tformer.cli.inspect_checks import check_counts, check_trace, check_views, layout_of
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
@@ -170,10 +170,21 @@ def _shapes(question: Question, text: str | None) -> tuple[list[str], Any]:
     elif question.seq_len is not None or subject.recipe.model.patches is not None:
         length = subject.source_length
     target = min(TINY - 2, subject.target_length) if question.seq_len is None else question.seq_len
-    trace = trace_shapes(subject.model, batch_size=question.batch_size or 1, source_length=length, target_length=target)
-    return list(trace_lines(trace, width=_width(), tokens=tokens)), {
-        "name": subject.name, "tokens": tokens, **trace.to_json(), "notes": list(subject.notes),
-    }  # fmt: skip
+    sizes = {"batch_size": question.batch_size or 1, "source_length": length, "target_length": target}
+    check_trace(**sizes)
+    trace = trace_shapes(subject.model, **sizes)
+    document = {"name": subject.name, "tokens": tokens, **trace.to_json(), "notes": list(subject.notes)}
+    lines = list(trace_lines(trace, width=_width(), tokens=tokens))
+    if subject.generator is not None:
+        first = trace_shapes(subject.generator, **sizes)
+        document["generator"] = first.to_json()
+        lines = [
+            *("GENERATOR: guesses the masked tokens", ""),
+            *trace_lines(first, width=_width(), tokens=tokens),
+            *("", "DISCRIMINATOR: reads the text with the guesses in it", ""),
+            *trace_lines(trace, width=_width()),
+        ]
+    return lines, document
 
 
 def _tokens(checkpoint: Any, text: str) -> list[str]:
@@ -193,7 +204,7 @@ def _layout(question: Question, layout: str) -> tuple[list[str], Any]:
     from tformer.workflows.inspect import DRAWINGS, lay_out, read_subject
 
     subject = read_subject(question)
-    drawn = lay_out(subject.recipe.model, title=subject.name)
+    drawn = lay_out(subject.recipe.model, title=subject.name, generator=subject.recipe.generator)
     return DRAWINGS[layout](drawn).splitlines(), {"name": subject.name, "layout": layout, **drawn.to_json()}
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tformer.errors import InputError, did_you_mean
 
+MOST = 10**12  # of anything counted: more is a slip of the keyboard
+MOST_SCORES = 2**48  # of one head that --shapes follows: beyond, a tensor's numbers cannot be counted
 LAYOUTS = ("mermaid", "dot", "tree")
 LAYOUT_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot"}
 
@@ -58,8 +60,20 @@ def check_views(
 
 
 def check_counts(*counts: int | None) -> None:
-    """Refuse sizes below one: batch, length, vocabulary, labels. Raises InputError."""
+    """Refuse sizes below one or absurd: batch, length, vocabulary, labels. Raises InputError."""
     names = ("--batch-size", "--seq-len", "--vocab-size", "--num-labels")
     for option, count in zip(names, counts, strict=True):
         if count is not None and count < 1:
             raise InputError(f"{option} must be at least 1, found {count}")
+        if count is not None and count > MOST:
+            raise InputError(f"{option} must be at most {MOST:,}, found {count:,}")
+
+
+def check_trace(batch_size: int, source_length: int, target_length: int) -> None:
+    """Refuse examples whose tensors would be too large even to be described. Raises InputError."""
+    scores = batch_size * max(source_length, target_length) ** 2
+    if scores > MOST_SCORES:
+        raise InputError(
+            f"--shapes: {batch_size:,} examples of {max(source_length, target_length):,} positions are too many to "
+            f"follow: found {scores:,} scores a head, expected at most {MOST_SCORES:,}"
+        )

@@ -145,9 +145,7 @@ def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iter
     names = max(len(step.name) for step in steps)
     left = 2 + numbers + 2 + letters + 2 + names + 2
     stacked = width - left < LEAST_MEANING
-    used = {letter for step in steps for symbol in step.symbols for letter in symbol if letter.isalpha()}
-    legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in used)
-    yield from textwrap.wrap(legend, width)
+    yield from _legend(trace, width)
     for section in trace.sections:
         yield ""
         yield from textwrap.wrap(_title(section.title, section.layers), width)
@@ -166,12 +164,33 @@ def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iter
                 yield from textwrap.wrap(step.meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
+def _legend(trace: Trace, width: int) -> Iterator[str]:
+    """What each letter stands for, with its number where it is the same everywhere."""
+    found: dict[str, set[int]] = {}
+    for section in trace.sections:
+        for step in section.steps:
+            for symbol, size in zip(step.symbols, step.shape, strict=True):
+                for letter in filter(str.isalpha, symbol):
+                    found.setdefault(letter, set()).update([size] if symbol == letter else ())
+    for letter, sizes in found.items():
+        if not sizes and letter in trace.sizes:
+            sizes.add(trace.sizes[letter])
+    entries = [
+        f"{letter}{f' = {min(found[letter])}' if len(found[letter]) == 1 else ''} {NAMES[letter]}"
+        for letter in NAMES
+        if letter in found
+    ]
+    # An entry is not torn in two.
+    lines = textwrap.wrap(", ".join(entry.replace(" ", "\u00a0") for entry in entries), width)
+    yield from (line.replace("\u00a0", " ") for line in lines)
+
+
 def _title(title: str, layers: Sequence[int]) -> str:
     if not layers:
         return title
     more = len(layers) - 1
     others = "" if not more else f" (× {more} more alike: {layers[1]}-{layers[-1]})"
-    if more and layers[-1] - layers[0] != more:
+    if more == 1 or (more and layers[-1] - layers[0] != more):
         others = f" (× {more} more alike: {', '.join(map(str, layers[1:]))})"
     return f"{title}, layer {layers[0]}{others}"
 

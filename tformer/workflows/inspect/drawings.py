@@ -43,7 +43,8 @@ def _mermaid_text(text: str) -> str:
 
 def to_dot(layout: Layout) -> str:
     """A directed graph with a cluster for each frame, from bottom to top."""
-    lines = ["digraph model {", "  rankdir=BT;", '  node [fontname="sans-serif"];', '  edge [fontname="sans-serif"];']
+    fonts = [f'  {what} [fontname="sans-serif"];' for what in ("graph", "node", "edge")]
+    lines = ["digraph model {", "  rankdir=BT;", "  labeljust=l;", *fonts]
     lines += _dot_group(layout.root, "  ")
     for edge in layout.edges:
         extra = ", dir=none, constraint=false" if edge.kind == "tied" else ""

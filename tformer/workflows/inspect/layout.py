@@ -1,12 +1,12 @@
 """The architecture as a graph: stacks, blocks, what flows between them, and which matrices are one.
 
-Layers whose sections of the recipe are equal are drawn once, with their number. `mermaid.py` and `dot.py` write it.
+Layers whose sections of the recipe are equal are drawn once, with their number. `drawings.py` writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -65,10 +65,38 @@ class Layout:
         }
 
 
-def lay_out(model: Model, *, title: str) -> Layout:
-    """The graph of a `model` section whose sizes of vocabularies are decided."""
-    drawing = _Drawing(model, title)
-    return Layout(drawing.root, tuple(drawing.edges))
+def lay_out(model: Model, *, title: str, generator: Model | None = None) -> Layout:
+    """The graph of a `model` section whose sizes of vocabularies are decided, behind its `generator` (ELECTRA's)."""
+    if generator is None:
+        drawing = _Drawing(model, title)
+        return Layout(drawing.root, tuple(drawing.edges))
+    first, second = (
+        _prefixed(lay_out(section, title=name), name)
+        for section, name in ((generator, "generator"), (model, "discriminator"))
+    )
+    between = [Edge(list(first.root.nodes())[-1].id, next(second.root.nodes()).id, "fills the masks")]
+    if _table(generator) == _table(model):
+        between.append(Edge("discriminator_encoder_embedding", "generator_encoder_embedding", "one table", "tied"))
+    return Layout(Group("model", title, [first.root, second.root]), (*first.edges, *between, *second.edges))
+
+
+def _table(model: Model) -> tuple[int | None, int]:
+    """Rows and width of an encoder's table of tokens: equal ones are one."""
+    return model.vocab_size, model.embedding.size or resolve_sizes(model, "encoder").d_model
+
+
+def _prefixed(layout: Layout, prefix: str) -> Layout:
+    """The same with ids of its own."""
+
+    def renamed(member: Node | Group) -> Node | Group:
+        if isinstance(member, Group):
+            return Group(f"{prefix}_{member.id}", member.title, [renamed(inner) for inner in member.members])
+        return replace(member, id=f"{prefix}_{member.id}")
+
+    edges = (replace(e, start=f"{prefix}_{e.start}", end=f"{prefix}_{e.end}") for e in layout.edges)
+    root = renamed(layout.root)
+    assert isinstance(root, Group)
+    return Layout(root, tuple(edges))
 
 
 class _Drawing:
@@ -167,7 +195,7 @@ class _Drawing:
 
     def _heads_of(self, section: StackSection, sizes: Sizes) -> str:
         shared = "" if sizes.num_kv_heads == sizes.num_heads else f", {sizes.num_kv_heads} kv"
-        return f"{sizes.num_heads} heads of {sizes.head_dim}{shared}"
+        return f"{sizes.num_heads} head{'s' * (sizes.num_heads > 1)} of {sizes.head_dim}{shared}"
 
     def _part(self, block: Group, name: str, at: str, section: StackSection, *lines: str) -> str:
         """norm, function and sum, or function, sum and norm; the node that the next part starts from."""

@@ -33,8 +33,18 @@ class Report:
 
     @property
     def tied(self) -> dict[str, str]:
-        """{further name of a parameter: the name under which it is counted}."""
-        return self.subject.model.tied_names()
+        """{further name of a parameter, also of the generator's: the name under which it is counted}."""
+        model, generator = self.subject.model, self.subject.generator
+        tied = model.tied_names()
+        if generator is not None:
+            owners = {id(parameter): name for name, parameter in model.named_parameters()}
+            tied |= {f"generator.{alias}": f"generator.{owner}" for alias, owner in generator.tied_names().items()}
+            tied |= {
+                f"generator.{name}": owners[id(parameter)]
+                for name, parameter in generator.named_parameters(remove_duplicate=False)
+                if id(parameter) in owners
+            }
+        return tied
 
     @property
     def examples_per_step(self) -> int:
@@ -89,7 +99,7 @@ def report_on(subject: Subject) -> Report:
     if subject.generator is not None and recipe.generator is not None:
         trees.append(
             build_tree(subject.generator, module_flops(subject.generator, recipe.generator, **lengths),
-                       name="generator")
+                       name="generator", beside=model)
         )  # fmt: skip
         shared = {id(parameter) for parameter in model.parameters()}
         beside = sum(p.numel() for p in subject.generator.parameters() if id(p) not in shared)

@@ -2,7 +2,7 @@
 
     B examples   T positions (of the decoder beside an encoder: of the target)   S positions of the source
     D d_model    H heads    K key/value heads    h head size    v value size    F feed-forward size
-    V vocabulary    E embedding size    L labels    r projected keys (Linformer)
+    V vocabulary    E embedding size    L labels    r projected keys (Linformer)    G global tokens (Longformer)
     C channels   Y image height   X image width   P patch size   N patches
 
 Letters side by side are a product, `+` a sum: `Hh+Kh+Kv`.
@@ -27,6 +27,7 @@ NAMES = {
     "V": "vocabulary",
     "L": "labels",
     "r": "projected keys",
+    "G": "global tokens",
     "C": "channels",
     "Y": "image height",
     "X": "image width",

@@ -10,6 +10,7 @@ Scores and weights are seen on the explicit path: training, and whatever asks fo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.model import Transformer
+from tformer.nn.attention import chunked
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.heads import PooledHead, VocabularyHead
 from tformer.nn.output import Output
@@ -105,7 +107,7 @@ def trace_shapes(
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), _watched(model, recorder):
+        with torch.no_grad(), _whole_scores(), _watched(model, recorder):
             taps = [name for name in model.tap_names() if name.endswith(".weights")]
             output = model(**_inputs(model, sizes, device), taps=taps)
             for name in model.heads:
@@ -148,6 +150,17 @@ def _inputs(model: Transformer, sizes: Mapping[str, int], device: torch.device) 
     if both:
         inputs["decoder_input_ids"] = torch.zeros(batch, sizes["T"], dtype=torch.long, device=device)
     return inputs
+
+
+@contextmanager
+def _whole_scores() -> Iterator[None]:
+    """Long inputs are worked through a few queries at a time: here all at once, as the scores are meant."""
+    usual = chunked.CHUNK_ELEMENTS
+    chunked.CHUNK_ELEMENTS = sys.maxsize
+    try:
+        yield
+    finally:
+        chunked.CHUNK_ELEMENTS = usual
 
 
 @contextmanager

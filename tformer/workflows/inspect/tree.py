@@ -54,16 +54,27 @@ class Node:
                 *(child.name + str(child.shape()) for child in self.children))  # fmt: skip
 
 
-def build_tree(model: nn.Module, flops: Mapping[str, float], *, name: str = "model") -> Node:
-    """The tree of a model; `flops` as of `flops.module_flops`."""
-    return _node(model, name, "", flops, {})
+def build_tree(
+    model: nn.Module, flops: Mapping[str, float], *, name: str = "model", beside: nn.Module | None = None
+) -> Node:
+    """The tree of a model; `flops` as of `flops.module_flops`. What `beside`, told before, has too is counted there."""
+    owners = {} if beside is None else {id(parameter): place for place, parameter in beside.named_parameters()}
+    return _node(model, name, "", flops, _Owners("" if beside is None else f"{name}.", owners))
 
 
-def _node(module: nn.Module, name: str, path: str, flops: Mapping[str, float], owners: dict[int, str]) -> Node:
+@dataclass(frozen=True)
+class _Owners:
+    """Where each parameter was first met, by its id; `prefix`: of names in this tree."""
+
+    prefix: str
+    places: dict[int, str]
+
+
+def _node(module: nn.Module, name: str, path: str, flops: Mapping[str, float], owners: _Owners) -> Node:
     own, tied = 0, {}
     for parameter_name, parameter in module.named_parameters(recurse=False):
-        place = f"{path}.{parameter_name}".lstrip(".")
-        owner = owners.setdefault(id(parameter), place)
+        place = owners.prefix + f"{path}.{parameter_name}".lstrip(".")
+        owner = owners.places.setdefault(id(parameter), place)
         if owner == place:
             own += parameter.numel()
         else:
@@ -123,7 +134,7 @@ def _detail(module: nn.Module) -> str:
         size = str(module.head_dim)
         if module.value_dim != module.head_dim:
             size += f" and {module.value_dim}"
-        return f"{module.num_heads} heads of {size}{shared}"
+        return f"{module.num_heads} head{'s' * (module.num_heads > 1)} of {size}{shared}"
     if isinstance(module, Mechanism):
         return type(module).__name__.removesuffix("Attention").lower()
     if isinstance(module, FeedForward):

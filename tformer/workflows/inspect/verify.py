@@ -9,11 +9,12 @@ Nothing stops at the first problem: each is one line.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tformer.build import build_model
@@ -26,6 +27,7 @@ from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.interop.importing import is_foreign, open_checkpoint
+from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
@@ -176,8 +178,9 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
             "optimizer": checkpoint.optimizer}[role]  # fmt: skip
     try:
         tensors = read() or {}
-        model = recipe.generator if role == "generator" else recipe.model
-        state = {} if model is None else _state_of(model, recipe, checkpoint)
+        section = recipe.generator if role == "generator" else recipe.model
+        model = None if section is None else _built(section, recipe, checkpoint)
+        state = {} if model is None else model.state_dict()
     except InputError as error:
         yield f"{role}: {error.message}"
         return
@@ -192,22 +195,30 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         problems = [f"state of {strays[0]} and {len(strays) - 1} more, which are no parameters"] if strays else []
     else:  # averages leave out what is not trained, a generator what it shares
         problems = differences({name: state[name] for name in state.keys() & tensors.keys()}, tensors, aliases={})
+    tied = {} if model is None or role == "optimizer" else model.tied_names()
+    for alias, owner in tied.items():
+        if alias in tensors and owner in tensors and _differ(tensors[alias], tensors[owner]):
+            problems = [*problems, f"{alias} and {owner} are tied, but differ in the file"]
     yield from (f"{role} and recipe disagree: {problem}" for problem in problems)
 
 
-def _state_of(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """Names and shapes that a model has by its recipe."""
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one is not other and not torch.equal(one, other)
+
+
+def _built(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Transformer:
+    """The model that a recipe describes, without memory: names, shapes and ties."""
     specs = checkpoint.weight_specs()
     rows = {key: specs[table].shape[0] if table in specs else None
             for key, table in (("vocab_size", "embedding.weight"), ("target_vocab_size", "decoder_embedding.weight"))
             }  # fmt: skip
-    return build_model(model, num_labels=len(recipe.data.labels) or None, device="meta", **rows).state_dict()
+    return build_model(model, num_labels=len(recipe.data.labels) or None, device="meta", **rows)
 
 
 def _parameters(recipe: Recipe, checkpoint: Checkpoint) -> set[str]:
-    names = set(_state_of(recipe.model, recipe, checkpoint))
+    names = set(_built(recipe.model, recipe, checkpoint).state_dict())
     if recipe.generator is not None:
-        names |= {f"generator.{name}" for name in _state_of(recipe.generator, recipe, checkpoint)}
+        names |= {f"generator.{name}" for name in _built(recipe.generator, recipe, checkpoint).state_dict()}
     return names
 
 

@@ -152,7 +152,9 @@ def watch_head(stack: ExitStack, record: Record, name: str, head: nn.Module) -> 
 
         def see_features(out: Tensor, what: str, own: Mapping[str, int] = own) -> None:
             symbol = "D" if bridge is None or own["E"] == bridge.in_features else "E"
-            record.see(where, what, out, ("B", "T", symbol), "what meets the vocabulary", own)
+            is_last = what == "normalised" or head.norm is None
+            meaning = "what meets the vocabulary" if is_last else "one more layer"
+            record.see(where, what, out, ("B", "T", symbol), meaning, own)
 
         after(stack, bridge, lambda out: see_features(out, "features"))
         after(stack, head.norm, lambda out: see_features(out, "normalised"))
@@ -173,4 +175,6 @@ def watch_head(stack: ExitStack, record: Record, name: str, head: nn.Module) -> 
 
 
 def kind_of(positions: Positions) -> str:
-    return type(positions).__name__.removesuffix("Positions").lower()
+    """As recipes name it."""
+    name = type(positions).__name__.removesuffix("Positions")
+    return {"T5Bias": "t5_bias"}.get(name, name.lower())

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.attention.additive import AdditiveAttention
 from tformer.nn.attention.linformer import LinformerAttention
 from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.attention.performer import PerformerAttention
+from tformer.nn.attention.sliding_window import SlidingWindowAttention
 from tformer.nn.block import Block
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.positions.base import Positions
@@ -91,34 +94,53 @@ def watch_attention(
     qkv, kv = ("3Hh", "2Hh") if plain else (f"Hh+{k}h+{k}{v}", f"{k}h+{k}{v}")
     if isinstance(mechanism, LinformerAttention):
         own["r"] = mechanism.rank
-    scored = [("B", "H", queries, keys), *([("B", "H", queries, "r")] if "r" in own else [])]
+    has_global_rows = isinstance(mechanism, SlidingWindowAttention) and mechanism.options.global_projections
+    if isinstance(mechanism, SlidingWindowAttention) and has_global_rows:
+        own["G"] = mechanism.options.global_tokens
+    scored = ("B", "H", queries, "r" if "r" in own else keys)
+    product = "w · tanh(Q + K)" if isinstance(mechanism, AdditiveAttention) else f"Q·Kᵀ{_scale(attention)}"
+    out_of_sight = ", later keys masked" if attention.sizes.causal else ""
+    seen: list[str] = []  # of the call that runs: which scores, which projections
+
+    how = "softmax over keys: how much each query takes of each value"
+    if "r" in own:
+        how = "what each query takes of each value in the end; only told here, never formed in use"
+    elif isinstance(mechanism, PerformerAttention):
+        how = "what products of random features amount to; only told here, never formed in use"
 
     def see(name: str, tensor: Tensor, symbols: Sequence[str], meaning: str) -> None:
         record.see(where, name, tensor, symbols, meaning, own)
 
     def listen(function: Any, arguments: tuple[Any, ...], result: Any) -> None:
-        if function is not torch.Tensor.softmax:
-            return
-        for symbols in scored:
-            sizes = [arguments[0].shape[0], own["H"], *arguments[0].shape[2:]]
-            if list(arguments[0].shape) == sizes:
-                what = "projected key" if symbols[-1] == "r" else "key"
-                if symbols is scored[-1]:
-                    see("scores", arguments[0], symbols, f"how well each query fits each {what}, masked")
+        if function is torch.einsum and "r" in own and len(seen) < 2:
+            name, letter = (("projected K", "h"), ("projected V", v))[len(seen)]
+            seen.append(name)
+            see(name, result, ("B", k, "r", letter), "positions mixed into fewer, by a learned matrix")
+        elif function is torch.Tensor.softmax and "scores" not in seen:
+            seen.append("scores")
+            what = "projected key" if "r" in own else "key"
+            see("scores", arguments[0], scored, f"{product}: how well each query fits each {what}{out_of_sight}")
+        elif function is torch.Tensor.softmax and has_global_rows and "global scores" not in seen:
+            seen.append("global scores")
+            see("global scores", arguments[0], ("B", "H", "G", keys),
+                "rows of the global tokens, which see all, by matrices of their own")  # fmt: skip
 
     def begin(arguments: tuple[Any, ...]) -> None:
         turned = ", turned by position" if positions is not None and positions.has_rotate else ""
         see("Q", arguments[0], ("B", "H", queries, "h"), f"queries of each head{turned}")
         see("K", arguments[1], ("B", k, keys, "h"), f"keys of each head{turned}")
         see("V", arguments[2], ("B", k, keys, v), "values of each head")
+        if "G" in own:
+            own["G"] = min(own["G"], arguments[1].shape[2])
+        seen.clear()
         watch.listener = listen
 
     def end(output: tuple[Tensor, Tensor | None]) -> None:
         watch.listener = None
         mixed, weights = output
         if weights is not None:
-            see("weights", weights, ("B", "H", queries, keys), "how much each query takes of each value")
-        see("heads", mixed, ("B", "H", queries, v), "weighted sums of values, per head")
+            see("weights", weights, ("B", "H", queries, keys), how)
+        see("heads", mixed, ("B", "H", queries, v), "weights·V: weighted sums of values, per head")
 
     if attention.is_cross:
         after(stack, attention.q, lambda out: see("Q product", out, ("B", queries, "Hh"), "from the decoder's stream"))
@@ -133,6 +155,13 @@ def watch_attention(
     joined = ("B", queries, f"H{v}")
     before(stack, attention.out, lambda arguments: see("joined", arguments[0], joined, "the heads side by side"))
     after(stack, attention.out, lambda out: see("projection", out, ("B", queries, "D"), "mixed, at the model's width"))
+
+
+def _scale(attention: MultiHeadAttention) -> str:
+    """What scores are divided or multiplied by, as papers write it."""
+    if attention.scale == 1.0:
+        return ""
+    return "/√h" if attention.scale == attention.head_dim**-0.5 else f" × {attention.scale:.3g}"
 
 
 def _watch_scores(
