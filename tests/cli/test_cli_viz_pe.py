@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import os
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tformer.cli.common import uncollected
 
 SMALL = ("--d-model", 16, "--positions", 12)
 
@@ -75,6 +78,9 @@ def test_every_fixed_kind_needs_no_model(encoding: str, cli: Callable[..., Any])
         (["--format", "pdf"], "--format pdf: unknown"),
         (["--dims", "1,two"], "--dims 1,two: expected whole numbers"),
         (["--dims", "512", "--view", "waves"], "--dims 512: there is no such dimension"),
+        (["--compare", "rope,spiral"], "--compare spiral: unknown"),
+        (["--compare", "rope,"], "--compare (nothing): unknown"),
+        (["--layer", "3"], "--layer names a part of a run"),
         (["--compare", "rope,shaw"], "--compare shaw: it has no curve"),
         (["--stack", "encoder"], "--stack names a part of a run"),
         (["--run", "no/such/run"], "no/such/run"),
@@ -101,3 +107,10 @@ def test_mistakes_are_one_line_and_leave_nothing(
 def test_what_cannot_be_written_is_exit_code_3(cli: Callable[..., Any]) -> None:
     outcome = cli("viz-pe", *SMALL, "-o", "/proc/none/a.html")
     assert outcome.code == 3 and outcome.err.startswith("error: cannot write /proc/none/a.html")
+
+
+def test_imports_are_not_interrupted_by_the_search_for_garbage() -> None:
+    assert gc.isenabled()
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()

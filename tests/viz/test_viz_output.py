@@ -69,3 +69,12 @@ def test_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     write_output(Output("json", None), '{"a": "é"}\n')
     write_output(Output("png", None), b"\x89PNG\xff")
     assert capfdbinary.readouterr().out == '{"a": "é"}\n'.encode() + b"\x89PNG\xff"
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_output(Output("csv", pipe), "a,b\n")
+    assert os.read(reader, 100) == b"a,b\n" and pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    os.close(reader)

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tformer.viz.figure import draw_plots
+from tformer.viz.pe.catalogue import VIEWS
 from tformer.viz.plots import Heat, Line, Lines, Plot, Ramp
 from tformer.viz.terminal import colour_support, draw_plot, nearest_256
 
@@ -63,6 +64,28 @@ def test_without_colour_more_is_denser_and_nothing_is_not_zero() -> None:
     plot = Heat("t", "c", np.array([[0.0, 1.0], [np.nan, 0.5]]), ["a", "b"], ["x", "y"], "r", "c", "viridis", 0, 1)
     lines = draw_plot(plot, width=40, colour="none").splitlines()
     assert lines[1] == "a  @" and lines[2] == "b /+"
+
+
+def test_without_colour_a_line_has_the_shade_that_the_scale_gives_its_number() -> None:
+    text = draw_plot(MANY, width=80, colour="none")
+    drawn = {mark for line in text.splitlines() if "|" in line for mark in line.split("|")[1]}
+    assert {".", "=", "@"} <= drawn
+
+
+@pytest.mark.parametrize(
+    ("kind", "view"), [("sinusoidal", "distance"), ("patch2d", "heatmap"), ("patch2d", "similarity")]
+)
+def test_captions_break_before_the_edge_of_the_picture(kind: str, view: str) -> None:
+    plot = Lines("t", VIEWS[kind][view].caption, "x", "y", LINES.lines[:1])
+    image = Image.open(io.BytesIO(draw_plots([plot], "png", heading=""))).convert("L")
+    below = image.crop((image.width - 4, image.height - 60, image.width, image.height))
+    assert below.getextrema() == (255, 255)
+
+
+@pytest.mark.filterwarnings("error")
+def test_very_many_lines_of_one_place_are_drawn_without_complaint() -> None:
+    lines = [Line(f"t{n}", np.zeros(1), np.full(1, n / 200)) for n in range(200)]
+    assert draw_plots([Lines("t", "c", "x", "y", lines, ramp=Ramp("viridis", 0, 199, "n"))], "png", heading="")
 
 
 def test_half_blocks_hold_two_rows_a_line() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -85,6 +87,9 @@ def root(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit: the entry point of the `tformer` script."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        # As the process ends, the search for garbage among all that torch brings would take a quarter of a second.
+        atexit.register(gc.freeze)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     _replace_closed_streams()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import json
 import math
@@ -60,6 +61,18 @@ def _finite(value: Any) -> Any:
 def as_cell(text: str) -> str:
     r"""Text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
     return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage meanwhile: imports leave none, and those of torch and matplotlib take a fifth less time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class StopFlag:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer.cli.common import console, examples, refuse_to_replace
+from tformer.cli.common import console, examples, refuse_to_replace, uncollected
 from tformer.errors import InputError, did_you_mean, visible
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ def plot(
     from tformer.viz.output import choose_output, write_output
 
     chosen = choose_output(output, format_, stem=STEM)
-    from tformer.viz.plot.records import read_runs
-    from tformer.viz.plot.series import choose_metrics
+    with uncollected():
+        from tformer.viz.plot.records import read_runs
+        from tformer.viz.plot.series import choose_metrics
 
     paths = find_curves(runs or [])
     refuse_to_replace(chosen.path, [path / METRICS_FILE for path in paths], option="-o")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import console, emit, examples
+from tformer.cli.common import console, emit, examples, uncollected
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ def viz_pe(
     stem = f"viz-pe-{'compare' if settings.compare else settings.encoding}"
     where = choose_output(output, format_, stem=stem)
     check_settings(settings)
+    with uncollected():
+        import_module("tformer.viz.pe.views")  # with torch
     table = None
     if run is not None:
         from tformer.viz.pe.tables import read_run
@@ -174,8 +177,9 @@ def viz_pe(
             check_encoding(encoding)
         settings, table = read_run(run, settings, stack=stack, layer=layer, encoding=encoding)
         check_settings(settings)
-    elif stack is not None:
-        raise InputError("--stack names a part of a run: name the run too", hint="--run RUN")
+    elif stack is not None or layer:
+        part = "--stack" if stack is not None else "--layer"
+        raise InputError(f"{part} names a part of a run: name the run too", hint="--run RUN")
     _write(where, settings, view, table)
 
 
@@ -203,7 +207,8 @@ def _write(where: Output, settings: Settings, view: str | None, table: Table | N
         if where.format in ("png", "svg"):
             from tformer.viz.figure import draw_plots
 
-            content = draw_plots(plots, where.format, heading=heading)  # type: ignore[arg-type]
+            with uncollected():
+                content = draw_plots(plots, where.format, heading=heading)  # type: ignore[arg-type]
         elif where.format == "terminal":
             content = _characters(plots, heading, to_file=where.path is not None)
         elif where.format == "csv":

@@ -21,10 +21,14 @@ from tformer.viz.plots import Heat, Lines, Plot, Ramp
 PANEL = (5.4, 3.9)  # inches
 DOTS_PER_INCH = 110
 MANY_LINES = 100  # beyond, lines become an image, in an SVG too
-PAINTED = (1600, 1200)  # pixels that it is drawn with; it is kept with half of them a side, for smooth edges
+PAINTED = (1280, 960)  # pixels that it is drawn with; it is kept with half of them a side, for smooth edges
+LETTERS_PER_INCH = 15.2  # of a caption
 MAX_NAMES = 24  # words along an axis
 
+CYCLIC = "twilight"  # its scale is an angle from 0 to 2π
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
+# No date; and packing a tenth tighter would take twice as long.
+SAVED: dict[str, Any] = {"svg": {"metadata": {"Date": None}}, "png": {"pil_kwargs": {"compress_level": 4}}}
 SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "tformer",
     "svg.fonttype": "none",  # text as text: small files, and words that can be searched
@@ -50,7 +54,7 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
     columns = 1 if len(plots) == 1 else 3 if len(plots) == 3 else 2
     rows = math.ceil(len(plots) / columns)
     sentences = dict.fromkeys(plot.caption for plot in plots) if captions else {}
-    words = "\n".join(textwrap.fill(sentence, 85 * columns + 5) for sentence in sentences)
+    words = "\n".join(textwrap.fill(sentence, int(LETTERS_PER_INCH * PANEL[0] * columns)) for sentence in sentences)
     width, below = PANEL[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
     height = PANEL[1] * rows + 0.35 + below
     with matplotlib.rc_context(defaults | SETTINGS):
@@ -72,7 +76,7 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
         stream = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
-            figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else {})
+            figure.savefig(stream, format=kind, **SAVED[kind])
     return stream.getvalue()
 
 
@@ -100,6 +104,8 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
     axes.set_facecolor("white")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, aspect=30)
     bar.set_label(plot.value_label)
+    if plot.colours == CYCLIC:
+        bar.set_ticks([n * math.pi / 2 for n in range(5)], labels=["0", "π/2", "π", "3π/2", "2π"])
     bar.outline.set_visible(False)
 
 
@@ -180,7 +186,7 @@ def _painted(pieces: Sequence[Any], colours: Sequence[str]) -> tuple[Any, tuple[
 
     points = np.concatenate(pieces)
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
-    margin = 0.01 * (high - low)
+    margin = np.where(high > low, 0.01 * (high - low), 0.5)  # one dimension only: its lines are points
     low, high = low - margin, high + margin
     image = Image.new("RGBA", PAINTED)
     draw = ImageDraw.Draw(image)

@@ -72,8 +72,12 @@ def write_output(output: Output, content: str | bytes) -> None:
             stream.write(raw)
         sys.stdout.flush()
         return
+    target = Path(os.path.realpath(output.path))
     try:
-        _replace(Path(os.path.realpath(output.path)), raw)
+        if target.exists() and not target.is_file():
+            target.write_bytes(raw)  # a pipe or a device such as /dev/null: to be written to, never to be replaced
+        else:
+            _replace(target, raw)
     except OSError as error:
         raise cannot_write(output.path, error) from error
 

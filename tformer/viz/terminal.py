@@ -157,9 +157,9 @@ def _number(value: float) -> str:
 
 
 def _mark(plot: Lines, number: int, colour: Colour) -> str:
-    if colour == "none":
-        return "." if plot.ramp is not None else LETTERS[number % len(LETTERS)]
     share = number / max(len(plot.lines) - 1, 1)
+    if colour == "none":
+        return _shade(max(share, 1 / len(SHADES))) if plot.ramp is not None else LETTERS[number % len(LETTERS)]
     hexed = PALETTE[number % len(PALETTE)]
     rgb = colour_at(plot.ramp.colours, share) if plot.ramp else tuple(bytes.fromhex(hexed[1:]))
     return f"\x1b[{_code((rgb[0], rgb[1], rgb[2]), colour, ground=False)}m•{RESET}"

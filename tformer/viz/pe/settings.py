@@ -79,12 +79,13 @@ def check_settings(settings: Settings) -> None:
             expected = f"expected {' or '.join(known)}" if known else f"{settings.encoding} has no layouts"
             raise InputError(f"--layout {settings.layout}: {expected}")
     for kind in () if settings.compare == ALL else settings.compare:
-        check_encoding(kind)
+        check_encoding(kind, option="--compare")
 
 
-def check_encoding(kind: str) -> None:
+def check_encoding(kind: str, *, option: str = "--encoding") -> None:
     if kind not in ENCODINGS:
-        raise InputError(f"--encoding {kind}: unknown", hint=did_you_mean(kind, ENCODINGS))
+        found = kind or "(nothing)"
+        raise InputError(f"{option} {found}: unknown", hint=did_you_mean(kind, ENCODINGS))
 
 
 def _check_rope(settings: Settings) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tformer.errors import visible
 from tformer.viz.colours import PALETTE
-from tformer.viz.figure import DASHES, DOTS_PER_INCH, SETTINGS
+from tformer.viz.figure import DASHES, DOTS_PER_INCH, SAVED, SETTINGS
 from tformer.viz.plot.series import Panel, Series, label_of
 from tformer.viz.plot.ticks import plain, ticks
 
@@ -61,7 +61,7 @@ def draw_figure(
         stream = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
-            figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else {})
+            figure.savefig(stream, format=kind, **SAVED[kind])
     return stream.getvalue()
 
 
