@@ -11,21 +11,27 @@ Shape legend: N positions, D d_model, V vocabulary, n positions of a chunk, or o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED_LABEL = -100  # a label that is not there: no loss, no gradient
 
-# Logits of one chunk: 64 MiB in 16 bits. Wide enough for products at full speed, and one chunk for small problems.
-LOGIT_ELEMENTS = 2**25
+# Logits of one chunk: 128 MiB in 16 bits. Wide enough for the gradient of W at full speed, one chunk for most problems.
+LOGIT_ELEMENTS = 2**26
 
-# Of a chunk, as many go through the softmax at once on a CPU: 1 MiB in fp32, which stays in its cache over ten passes.
+# Of a chunk, so many are made at once on a CPU, and turned into the gradient of h before they leave its last cache.
+SLAB_ELEMENTS = 2**24
+
+# Of a slab, so many go through the softmax at once: 1 MiB in fp32, which stays in a core's own cache over six passes.
 BLOCK_ELEMENTS = 2**18
+
+# A CPU multiplies 16-bit matrices up to twice as fast whose rows begin at whole cache lines: GPT-2's 50,257 do not.
+ALIGNED_CLASSES = 64
 
 
 class CrossEntropy(NamedTuple):
@@ -83,42 +89,42 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, labels_N: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype, wide = hidden_ND.dtype, torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
-        weight = weight_VD.to(dtype)
-        count, classes = hidden_ND.shape[0], weight.shape[0]
+        weight = _aligned(weight_VD, dtype)
+        (count, _), classes = hidden_ND.shape, weight_VD.shape[0]
         loss_N, nll_N = (torch.zeros(count, dtype=wide, device=hidden_ND.device) for _ in range(2))
         correct_N = torch.zeros(count, dtype=torch.bool, device=hidden_ND.device)
         needs = [needed and settings.with_grad for needed in ctx.needs_input_grad[:3]]
         grad_hidden = torch.empty_like(hidden_ND) if needs[0] else None
         grad_weight: Tensor | None = None
         grad_bias = torch.zeros(classes, dtype=wide, device=hidden_ND.device) if needs[2] else None
-        size = max(1, LOGIT_ELEMENTS // max(1, classes))
-        block_size = max(1, BLOCK_ELEMENTS // max(1, classes)) if hidden_ND.device.type == "cpu" else size
+        size, slab_size, block_size = _row_counts(classes, hidden_ND.device)
+        products_nV = hidden_ND.new_empty(min(size, count), weight.shape[0])
         for start in range(0, count, size):
-            hidden = hidden_ND[start : start + size]
-            products_nV = F.linear(hidden, weight)
-            for block_start in range(0, hidden.shape[0], block_size):
-                products = products_nV[block_start : block_start + block_size]
-                first = start + block_start
-                rows = slice(first, first + products.shape[0])
-                logits, capped = _logits(products, bias, settings, wide)
-                block = _block_loss_(logits, labels_N[rows], settings)
-                loss_N[rows], nll_N[rows], correct_N[rows] = block.loss, block.nll, block.correct
-                if not any(needs):
-                    continue
-                grad_logits = _grad_logits_(block, capped, labels_N[rows], settings)
-                if grad_bias is not None:
-                    grad_bias += grad_logits.sum(0)
-                if settings.scale != 1.0:
-                    grad_logits.mul_(settings.scale)
-                products.copy_(grad_logits)  # from here on they hold their own gradients
-            if grad_hidden is not None:
-                torch.mm(products_nV, weight, out=grad_hidden[start : start + size])
+            chunk = range(start, min(start + size, count))
+            for slab in _parts(chunk, slab_size):
+                hidden, products = hidden_ND[slab], products_nV[slab.start - start : slab.stop - start]
+                torch.mm(hidden, weight.T, out=products)
+                for rows in _parts(range(slab.start, slab.stop), block_size):
+                    own = products[rows.start - slab.start : rows.stop - slab.start, :classes]
+                    logits, capped = _logits(own, bias, settings, wide)
+                    block = _block_loss(logits, labels_N[rows], settings)
+                    loss_N[rows], nll_N[rows], correct_N[rows] = block.loss, block.nll, block.correct
+                    if not any(needs):
+                        continue
+                    grad_logits = _grad_logits_(block, capped, labels_N[rows], settings)
+                    if grad_bias is not None:
+                        grad_bias += grad_logits.sum(0)
+                    if settings.scale != 1.0:
+                        grad_logits.mul_(settings.scale)
+                    own.copy_(grad_logits)  # from here on they hold their own gradients; what fills a row up is zero
+                if grad_hidden is not None:
+                    torch.mm(products, weight, out=grad_hidden[slab])
             if needs[1]:
-                part = products_nV.T @ hidden
+                part = (products_nV[: len(chunk)].T @ hidden_ND[chunk.start : chunk.stop])[:classes]
                 # Chunks add up in fp32: in 16 bits each further one would count for less.
                 grad_weight = part.to(wide) if grad_weight is None else grad_weight.add_(part)
         if needs[1] and grad_weight is None:
-            grad_weight = torch.zeros_like(weight, dtype=wide)
+            grad_weight = torch.zeros_like(weight_VD, dtype=wide)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (hidden_ND.dtype, weight_VD.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(loss_N, nll_N, correct_N)
@@ -133,6 +139,33 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _aligned(weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    """W in `dtype`; in 16 bits on a CPU with rows of zeros up to a multiple of `ALIGNED_CLASSES`."""
+    classes = weight_VD.shape[0]
+    missing = -classes % ALIGNED_CLASSES if classes > ALIGNED_CLASSES else 0
+    if not missing or weight_VD.device.type != "cpu" or dtype.itemsize != 2:
+        return weight_VD.to(dtype)
+    aligned = weight_VD.new_zeros(classes + missing, weight_VD.shape[1], dtype=dtype)
+    aligned[:classes] = weight_VD
+    return aligned
+
+
+def _row_counts(classes: int, device: torch.device) -> tuple[int, int, int]:
+    """Positions of a chunk, of a slab and of a block: only a CPU has caches that would ask for the latter two."""
+    size = max(1, LOGIT_ELEMENTS // max(1, classes))
+    if device.type != "cpu":
+        return size, size, size
+    slab, block = (max(1, elements // max(1, classes)) for elements in (SLAB_ELEMENTS, BLOCK_ELEMENTS))
+    return size, slab, block
+
+
+def _parts(rows: range, size: int) -> Iterator[slice]:
+    """`rows` in as few slices of at most `size` as can be, of about equal length: a short one multiplies badly."""
+    size = -(-len(rows) // max(1, -(-len(rows) // size)))
+    for start in range(rows.start, rows.stop, max(1, size)):
+        yield slice(start, min(start + size, rows.stop))
 
 
 def _logits(
@@ -154,40 +187,46 @@ def _logits(
 
 
 class _Block(NamedTuple):
-    loss: Tensor  # [n]; zero where ignored, like nll and correct
+    loss: Tensor  # [n]; zero where ignored, like nll, correct and the probabilities
     nll: Tensor
     correct: Tensor
-    exps: Tensor  # exp(logits - their maximum), [n, V]
-    totals: Tensor  # their sum, [n]; infinite where ignored, so that the probabilities there are zero
+    probabilities: Tensor  # [n, V]
 
 
-def _block_loss_(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Block:
-    """The softmax in few passes, in place of the logits; `logsumexp` and `argmax` would make each pass again.
+def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Block:
+    """Loss and softmax in few passes.
 
-    On a CPU `logsumexp` alone takes ten times longer on a large vocabulary.
+    log sum exp z is max z - log max p: PyTorch's softmax is one quick pass, where `logsumexp`, or `exp` and a sum, take
+    several times as long on a CPU. The largest probability is at least 1 / V: its logarithm is exact and finite.
     """
     counted = labels_n != settings.ignore_index
     label_logits = logits_nV.gather(1, labels_n.clamp(min=0).unsqueeze(1)).squeeze(1)
-    # -sum_j log p_j over all classes is V lse - sum_j z_j.
-    logit_sums = logits_nV.sum(-1) if settings.elsewhere > 0.0 else None
-    highest, best = logits_nV.max(-1)
-    exps = logits_nV.sub_(highest.unsqueeze(1)).exp_()
-    totals = exps.sum(-1)
-    normaliser = highest + totals.log()
+    highest = logits_nV.amax(-1)
+    probabilities = logits_nV.softmax(-1)
+    normaliser = highest - probabilities.amax(-1).log()
     loss = nll = normaliser - label_logits
-    if logit_sums is not None:
-        spread = normaliser * logits_nV.shape[1] - logit_sums
+    if settings.elsewhere > 0.0:
+        # -sum_j log p_j over all classes is V lse - sum_j z_j.
+        spread = normaliser * logits_nV.shape[1] - logits_nV.sum(-1)
         loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
-    correct = (best == labels_n) & counted
-    return _Block(
-        loss.where(counted, 0.0), nll.where(counted, 0.0), correct, exps, totals.masked_fill_(~counted, torch.inf)
-    )
+    correct = _is_first_best(logits_nV, labels_n, counted & (label_logits == highest))
+    if labels_n.device.type != "cpu" or not counted.all():
+        probabilities.masked_fill_(~counted.unsqueeze(1), 0.0)
+    return _Block(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities)
+
+
+def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
+    """Whether `argmax` would choose the label, bool [n], where it has the highest logit: in 16 bits others may too."""
+    if labels_n.device.type != "cpu":  # asking which rows would wait for the device
+        return candidate_n & (logits_nV.argmax(-1) == labels_n)
+    rows = candidate_n.nonzero().squeeze(1)
+    return candidate_n.index_put((rows,), logits_nV[rows].argmax(-1) == labels_n[rows])
 
 
 def _grad_logits_(block: _Block, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
-    """d loss / d (scale * h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the exponentials."""
-    counted = (labels_n != settings.ignore_index).unsqueeze(1).to(block.exps.dtype)
-    grad = block.exps.div_(block.totals.unsqueeze(1))
+    """d loss / d (scale * h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the probabilities."""
+    counted = (labels_n != settings.ignore_index).unsqueeze(1).to(block.probabilities.dtype)
+    grad = block.probabilities
     if settings.elsewhere > 0.0:
         grad.sub_(counted * settings.elsewhere)
     drop = counted * (settings.elsewhere - settings.on_label)
