@@ -7,6 +7,8 @@ are added stay in fp32.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import nn
 
@@ -15,6 +17,10 @@ from tformer.model import Transformer
 from tformer.nn.hardware import DTYPES, has_bf16_instructions
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
+from tformer.nn.memory import keep_freed_memory
+from tformer.nn.products import Quantize, int8_is_possible
+
+QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
 
 
 def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
@@ -39,6 +45,29 @@ def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
         if isinstance(module, Linear) or _is_plain_head(module):
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(dtype)
+
+
+def prepare_inference(model: Transformer, dtype: torch.dtype, *, quantize: str = "none") -> None:
+    """Make a model as quick as it gets, for inference alone: matrices in `dtype`, on a CPU packed or in 8 bits.
+
+    After this its weights cannot be read, saved or trained; load it again for that.
+    Raises InputError for an unknown `quantize`, or int8 where there is none.
+    """
+    if quantize not in QUANTIZE:
+        raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
+    device = next(model.parameters()).device
+    if quantize == "int8" and not int8_is_possible(device):
+        raise InputError(
+            f"--quantize int8 needs a CPU and a PyTorch with oneDNN, found {device}",
+            hint="leave it out, or use --device cpu",
+        )
+    keep_freed_memory()
+    cast_matrices(model, dtype)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.freeze(quantize)
+        elif isinstance(module, VocabularyHead):
+            module.freeze(quantize, dtype)
 
 
 def _is_plain_head(module: nn.Module) -> bool:

@@ -29,6 +29,7 @@ from tformer.nn.feedforward import ACTIVATIONS
 from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.options import require_positive
+from tformer.nn.products import Product, Quantize, prepare_product
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
 Pooling = Literal["cls", "mean", "eos"]
@@ -149,6 +150,7 @@ class VocabularyHead(nn.Module):
         self.norm = build_norm(transform[1], size) if transform else None
         self.activation = HEAD_ACTIVATIONS[transform[0]] if transform else None
         self.project = Linear(d_model, size, bias=False) if size != d_model and not transform else None
+        self.product: Product | None = None  # what takes the matrix's place once it no longer changes
 
     def features(self, hidden: Tensor) -> Tensor:
         """[..., D] → [..., E]: everything before the product with the vocabulary."""
@@ -165,9 +167,17 @@ class VocabularyHead(nn.Module):
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D]."""
         features = self.features(hidden)
-        bias = None if self.bias is None else self.bias.to(features.dtype)
-        logits = F.linear(features, self.matrix().to(features.dtype), bias).float()
+        if self.product is not None:
+            logits = self.product(features)
+        else:
+            bias = None if self.bias is None else self.bias.to(features.dtype)
+            logits = F.linear(features, self.matrix().to(features.dtype), bias).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    @torch.no_grad()
+    def freeze(self, quantize: Quantize, dtype: torch.dtype) -> None:
+        """For inference alone: prepare the product. The weight stays, for it may be the embedding table too."""
+        self.product = prepare_product(self.matrix().to(dtype), self.bias, quantize, out_dtype=torch.float32)
 
 
 class PooledHead(nn.Module):

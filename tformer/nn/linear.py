@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.products import Product, Quantize, prepare_product
+
 
 class Linear(nn.Module):
     """y = x W^T + b with weight [out_features, in_features] and an optional bias [out_features]."""
@@ -21,11 +23,21 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         nn.init.normal_(self.weight, std=0.02)  # `init.initialise` decides; this keeps a lone layer usable
+        self.product: Product | None = None  # what takes the weight's place once it no longer changes
 
     def forward(self, x: Tensor) -> Tensor:
         """x [*, in_features] -> [*, out_features], in x's dtype (`Tensor.to` copies nothing when dtypes agree)."""
+        if self.product is not None:
+            return self.product(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
+
+    @torch.no_grad()
+    def freeze(self, quantize: Quantize) -> None:
+        """For inference alone: prepare the product, and let go of the weight. Its shape stays, its numbers are NaN."""
+        self.product = prepare_product(self.weight, self.bias, quantize)
+        if self.product is not None:
+            self.weight = nn.Parameter(self.weight.new_full((1, 1), torch.nan).expand_as(self.weight), False)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

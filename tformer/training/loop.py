@@ -24,13 +24,13 @@ from torch import Tensor
 
 from tformer.data.batch import Batch
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
+from tformer.nn.memory import keep_freed_memory, return_free_memory
 from tformer.nn.step import Step, step_listeners
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
 from tformer.recipe.training import Training
-from tformer.training.memory import return_free_memory
 from tformer.training.parallel import Parallel
 from tformer.training.precision import LossScaler
 from tformer.training.state import RunningSums, TrainerState
@@ -127,6 +127,7 @@ class Trainer:
     def run(self) -> TrainerState:
         """Train until done, out of time, stopped early or told to stop. The state is saved in each of these cases."""
         state, training = self.state, self.training
+        keep_freed_memory()
         steps_here = 0
         if not state.validated:
             if not self._validate():

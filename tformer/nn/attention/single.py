@@ -1,32 +1,45 @@
-"""Attention of one query per row, the step of decoding, for bf16 on a CPU.
+"""Attention of few queries per row, the step of decoding, for bf16 on a CPU.
 
-PyTorch's fused kernel reads the keys a row at a time there. As one batched product K q, with the keys on the left, it
-is three to thirty times faster; the products with one row on the left, q K^T, are not.
+PyTorch's fused kernel reads the keys a row at a time there; one batched product of queries and keys is three to thirty
+times faster. A single query goes to the right, K q: the products with one row on the left are slow. So is a softmax
+over rows that do not fill vector registers: scores are padded to a multiple of 16.
 
-Shape legend: B batch, H query heads, K kv heads, G = H / K, S keys, h head_dim, v value_dim.
+Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, h head_dim, v value_dim.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.nn.attention.masks import MASKED_SCORE
 
+FEW = 8  # queries
+WIDTH = 16  # of a vector register, in fp32
+
 
 def single_is_faster(q_BHTh: Tensor) -> bool:
-    """bf16 in eager mode on a CPU, for a single query."""
+    """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence)."""
     on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
-    return on_cpu and q_BHTh.shape[2] == 1 and not torch.compiler.is_compiling()
+    most = 1 if torch.is_grad_enabled() else FEW
+    return on_cpu and q_BHTh.shape[2] <= most and not torch.compiler.is_compiling()
 
 
-def attend_single(q_BH1h: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
-    """[B, H, 1, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32."""
-    q_BKGh = q_BH1h.squeeze(2).unflatten(1, (k_BKSh.shape[1], -1))
-    scores_BH1S = (k_BKSh @ q_BKGh.transpose(-1, -2)).mul_(scale).transpose(-1, -2).flatten(1, 2).unsqueeze(2)
-    if mask is None:
-        weights = scores_BH1S.softmax(dim=-1)
+def attend_single(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
+    """[B, H, T, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32."""
+    (batch, heads, num_queries, _), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
+    rows = heads // num_kv_heads * num_queries  # G T: the query heads that share a key head become one matrix
+    q_BKRh = q_BHTh.reshape(batch, num_kv_heads, rows, -1)
+    if rows == 1:
+        scores_BKRS = (k_BKSh @ q_BKRh.transpose(-1, -2)).transpose(-1, -2)
     else:
-        weights = scores_BH1S.masked_fill(~mask, MASKED_SCORE).softmax(dim=-1)
-        weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
-    return (weights.view(*q_BKGh.shape[:3], -1) @ v_BKSv).flatten(1, 2).unsqueeze(2)
+        scores_BKRS = q_BKRh @ k_BKSh.transpose(-1, -2)
+    scores_BHTS = scores_BKRS.mul_(scale).view(batch, heads, num_queries, num_keys)
+    if mask is not None:
+        scores_BHTS = scores_BHTS.masked_fill_(~mask, MASKED_SCORE)
+    padded_BHTS = F.pad(scores_BHTS, (0, -num_keys % WIDTH), value=-torch.inf)
+    weights_BHTS = padded_BHTS.softmax(dim=-1)[..., :num_keys]
+    if mask is not None:
+        weights_BHTS = weights_BHTS.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    return (weights_BHTS.reshape(batch, num_kv_heads, rows, num_keys) @ v_BKSv).view(batch, heads, num_queries, -1)

@@ -1,0 +1,114 @@
+"""Matrix products whose weight no longer changes, prepared once for inference on a CPU.
+
+    packed  the weight in oneDNN's own layout, in the compute dtype: the same numbers, read up to twice as fast in
+            products of few rows, which is what decoding does
+    int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, the input as it comes
+            with a scale for each of its rows (after LLM.int8(), arXiv 2208.07339, without its outliers)
+
+Sums of 8-bit products are exact integers, so that a row's result does not depend on the rows beside it.
+
+Shape legend: * leading dimensions, N rows of them, D in_features, O out_features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Quantize = Literal["none", "int8"]
+
+LARGEST = 126  # a row's largest number in 8 bits: rounding the scale may make it 127
+ZERO_POINT = 128
+PACKED_DTYPES = (torch.bfloat16, torch.float32)
+TINY = 1e-20  # a row of zeros has this scale, in place of a division by zero
+
+
+class Product(Protocol):
+    """x [*, D] -> x W^T + b [*, O], in x's dtype unless the product was given another."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class PackedProduct:
+    """The product that `torch.compile` uses on a CPU, without the compiler."""
+
+    def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OD.contiguous())
+        self.bias = None if bias_O is None else bias_O.to(weight_OD.dtype)
+        self.dtype, self.out_dtype = weight_OD.dtype, out_dtype or weight_OD.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
+        return out.to(self.out_dtype)
+
+
+class Int8Product:
+    """Weight and input in 8 bits. Each number is rounded to a multiple of its row's largest one / 126.
+
+    The input's are kept as 1 ... 255, with 128 for zero: for unsigned numbers oneDNN has its quickest kernels.
+    """
+
+    def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
+        scale_O1 = _row_scales(weight_OD)
+        rounded_OD = (weight_OD / scale_O1).round_().to(torch.int8)
+        self.scale_O = scale_O1.squeeze(1)
+        self.zero_O = torch.zeros(len(rounded_OD), dtype=torch.long)
+        self.packed = torch.ops.onednn.qlinear_prepack(rounded_OD, None)
+        self.bias = None if bias_O is None else bias_O.float()
+        self.out_dtype = out_dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dtype = self.out_dtype or x.dtype
+        x_ND = x.reshape(-1, x.shape[-1])
+        scale_N1 = _row_scales(x_ND)
+        signed_ND = (x_ND / scale_N1).round_().to(torch.int8)
+        unsigned_ND = signed_ND.view(torch.uint8).bitwise_xor_(ZERO_POINT)  # the quickest way to add it
+        out_NO = torch.ops.onednn.qlinear_pointwise(
+            unsigned_ND, 1.0, ZERO_POINT, self.packed, self.scale_O, self.zero_O, None, 1.0, 0, dtype, "none", [], ""
+        )
+        scale_N1 = scale_N1.to(dtype)
+        out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias.to(dtype), out_NO, scale_N1)
+        return out_NO.view(*x.shape[:-1], -1)
+
+
+def _row_scales(x_ND: Tensor) -> Tensor:
+    """fp32 [N, 1]: what 1 stands for in 8 bits; a number that bf16 has too, to multiply with in bf16."""
+    highest_N1 = x_ND.abs().amax(-1, keepdim=True).float()  # `vector_norm` takes several times as long
+    return highest_N1.mul_(1 / LARGEST).clamp_(min=TINY).bfloat16().float()
+
+
+PRODUCTS: dict[str, Callable[..., Product]] = {"none": PackedProduct, "int8": Int8Product}
+
+
+def prepare_product(
+    weight_OD: Tensor, bias_O: Tensor | None, quantize: Quantize, *, out_dtype: torch.dtype | None = None
+) -> Product | None:
+    """The product of a weight that stays as it is; None where the plain one is as good (no CPU, no oneDNN).
+
+    Raises ValueError for int8 where `int8_is_possible` says no.
+    """
+    if quantize == "int8" and not int8_is_possible(weight_OD.device):
+        raise ValueError("8-bit products need a CPU and a PyTorch with oneDNN")
+    if quantize == "none" and not (_has_onednn(weight_OD.device) and weight_OD.dtype in PACKED_DTYPES):
+        return None
+    return PRODUCTS[quantize](weight_OD, bias_O, out_dtype)
+
+
+def int8_is_possible(device: torch.device) -> bool:
+    """Whether there are 8-bit products: on a CPU, by oneDNN."""
+    return _has_onednn(device)
+
+
+def _has_onednn(device: torch.device) -> bool:
+    # PyTorch's builds for ARM have oneDNN too, but not all of these operators.
+    operators = (
+        (torch.ops.mkldnn, "_reorder_linear_weight"),
+        (torch.ops.mkldnn, "_linear_pointwise"),
+        (torch.ops.onednn, "qlinear_prepack"),
+        (torch.ops.onednn, "qlinear_pointwise"),
+    )
+    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return on_cpu and all(hasattr(room, name) for room, name in operators)
