@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from tformer.errors import InputError, did_you_mean
+from tformer.memory import keep_freed_memory
 from tformer.model import Transformer
 from tformer.nn.hardware import DTYPES, has_bf16_instructions
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.memory import keep_freed_memory
 from tformer.nn.products import Quantize, int8_is_possible
 
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)

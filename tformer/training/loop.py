@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tformer.data.batch import Batch
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
-from tformer.nn.memory import keep_freed_memory, return_free_memory
+from tformer.memory import keep_freed_memory, return_free_memory
 from tformer.nn.step import Step, step_listeners
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 MOST = 2**31 - 1  # bytes: what fits its argument
+STRIDE = 2**26  # bytes by which the heap grows at least
 
 
 def keep_freed_memory() -> None:
@@ -19,6 +20,7 @@ def keep_freed_memory() -> None:
     if tune is not None:
         tune(M_MMAP_THRESHOLD, MOST)
         tune(M_TRIM_THRESHOLD, MOST)
+        tune(M_TOP_PAD, STRIDE)
 
 
 def return_free_memory() -> None:
