@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.browser.waiting import until
-from tests.viz.attention_models import attention_of, random_attention, scene_of
+from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tformer.viz.attention.page import render
 from tformer.viz.attention.reshape import Changes, changed
 from tformer.viz.attention.weights import Attention
@@ -188,6 +189,12 @@ def test_hostile_tokens_are_inert_and_visible(shown: Callable[..., Any]) -> None
         assert words in text
 
 
+def test_no_two_elements_share_an_id(shown: Callable[..., Any]) -> None:
+    page = shown(one_hot())
+    twice = "[...document.querySelectorAll('[id]')].filter((e) => document.querySelectorAll('#' + e.id).length > 1)"
+    assert page.evaluate(twice + ".map((e) => e.id)") == []
+
+
 def test_dark_and_narrow(shown: Callable[..., Any]) -> None:
     page = shown(random_attention(2, 8, 20), dark=True, width=360, hash="view=model")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
@@ -205,6 +212,37 @@ def test_cross_attention_has_the_decoder_down_and_the_encoder_across(shown: Call
     assert pixels(page).shape[:2] == (3, 5)
     titles: Sequence[str] = page.locator("#stage .axis").all_text_contents()
     assert titles[0].startswith("decoder") and titles[1].startswith("encoder")
+
+
+def test_all_heads_say_what_colours_and_hatching_mean(shown: Callable[..., Any]) -> None:
+    page = shown(random_attention(2, 2, 6, causal=True), hash="view=model&scale=row")
+    drawn(page, "decoder model 0 0")
+    bar = page.locator("#stage .heads + .bar")
+    assert bar.locator("canvas").count() == 1 and bar.locator(".swatch").count() == 1
+    assert bar.text_content() == "share of the row's largest01a later token, which cannot be seen"
+
+
+def test_what_the_model_writes_is_told_from_what_it_was_given(shown: Callable[..., Any]) -> None:
+    given = random_attention(1, 1, 4, causal=True)
+    side = replace(given.queries, written_from=2)
+    page = shown(replace(given, queries=side, keys=side), hash="query=0")
+    said = page.locator("#stage svg + .caption")
+    assert said.text_content() == "[CLS] is token 1 of 4. The next token is ␣word0."
+    page.evaluate("tformer.state.set({query: 1})")
+    until(page, "document.querySelector('#stage svg + .caption').textContent.endsWith('Here the model writes ␣word1.')")
+
+
+def test_negative_weights_are_shown_by_their_size_and_sign(shown: Callable[..., Any]) -> None:
+    page = shown(signed_attention([[0.2, -0.6], [0.1, 0.3]], [" a", " b"]), hash="top=1")
+    assert page.locator("svg.links").get_attribute("aria-label") == "␣a looks most at ␣b −0.600"
+    assert page.locator("svg.links path[stroke-dasharray]").count() == 1
+    assert page.locator("#scale").is_hidden() and page.locator("#colours").is_hidden()
+    red, _, blue, _ = pixels(page)[0, 1]
+    assert blue > red, "the blue end is below zero"
+    page.evaluate("tformer.state.set({view: 'rollout'})")
+    drawn(page, "encoder rollout 0 0")
+    values = page.evaluate("attention.rollout(attention.settings()).then((m) => [...m.values])")
+    np.testing.assert_allclose(values, [0.6, -0.3, 0.05, 0.65], atol=0.01)
 
 
 @pytest.mark.slow

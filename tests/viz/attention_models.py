@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,12 @@ def attention_of(
     looked_at = queries if keys is None else side(keys)
     layers = [Layer(number, tuple(range(len(heads))), heads, seen) for number, heads in enumerate(weights)]
     return Attention(kind, queries, looked_at, tuple(layers), causal=kind == "decoder")
+
+
+def signed_attention(matrix_TS: Sequence[Sequence[float]], tokens: Sequence[str]) -> Attention:
+    """One head of effective weights, as Linformer's are."""
+    attention = attention_of(np.array([[matrix_TS]]), tokens)
+    return replace(attention, layers=tuple(replace(layer, signed=True) for layer in attention.layers))
 
 
 def scene_of(*attentions: Attention, rollouts: bool = True, **more: Any) -> Scene:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viz.attention_models import attention_of, random_attention, scene_of
+from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tformer.errors import InputError
 from tformer.viz.attention.document import as_csv, as_json
+from tformer.viz.attention.figure_parts import SMALL, Scale, blocks_of, norm_of
 from tformer.viz.attention.figures import draw
 from tformer.viz.attention.page import SCRIPTS, WITHOUT, render
 from tformer.viz.attention.reshape import Changes
@@ -21,6 +22,7 @@ from tformer.viz.attention.text import as_text
 from tformer.viz.page import script_bytes
 
 OPENED: dict[str, Any] = {"view": "head", "scale": "sqrt", "top_k": 3}
+SCALES: tuple[Scale, ...] = ("global", "sqrt", "row", "log")
 HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\u202eabc", "😀", "$x^2$", "\x1b[31m"]
 
 
@@ -94,6 +96,36 @@ def test_more_heads_than_fit_a_figure_are_refused() -> None:
     with pytest.raises(InputError, match="do not fit") as caught:
         draw(scene_of(random_attention(5, 4, 4)), "encoder", "head", format_="png", scale="sqrt")
     assert "--layers" in (caught.value.hint or "")
+
+
+def test_a_scale_spans_what_it_colours() -> None:
+    weights = np.array([[0.25, 0.5], [0.0, 0.125]], dtype=np.float32)
+    ends = {scale: (norm.vmin, norm.vmax) for scale in SCALES for norm in [norm_of(scale, [weights])]}
+    assert ends == {"global": (0, 0.5), "sqrt": (0, 0.5), "row": (0, 1), "log": (1e-4, 1)}
+    signed = [norm_of(scale, [weights, weights - 1]) for scale in SCALES]
+    assert all((norm.vmin, norm.vmax) == (-1, 1) for norm in signed), "zero is white, whatever the scale"
+
+
+def test_small_pictures_keep_the_largest_of_each_block_by_size() -> None:
+    matrix = np.zeros((2 * SMALL, 2 * SMALL), dtype=np.float32)
+    matrix[7, 9], matrix[20, 30] = -0.5, 0.25
+    small = blocks_of(matrix)
+    assert small.shape == (SMALL, SMALL) and small[3, 4] == -0.5 and small[10, 15] == 0.25
+    assert blocks_of(matrix < 0).sum() == 1
+
+
+def test_negative_weights_show_in_every_format() -> None:
+    attention = signed_attention([[0.2, -0.6, 0.1], [0.1, -0.5, 0.3], [0.0, 0.1, -0.875]], [" a", " b", " c"])
+    scene = scene_of(attention)
+    page = render(scene, **OPENED, max_bytes=20e6)
+    assert '"mask":null,"signed":true,"unit":' in page, "so is the rollout's"
+    assert '"largest":0.875' in page
+    shown = as_text(scene, "encoder", "head", scale="global", top_k=1, width=80, colour="none")
+    assert "␣b -0.600" in shown and "of sizes without their signs" in shown
+    assert json.loads(as_json(scene, "rollout"))["attention"]["encoder"]["rollout"][0][1] == pytest.approx(-0.3)
+    for view in ("head", "model", "rollout"):
+        picture = draw(scene, "encoder", view, format_="svg", scale="row")
+        assert b"effective weight" in picture and b"share of the largest" not in picture
 
 
 # --- text and numbers ------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ def test_a_decoder_reads_the_prompt_and_what_it_writes_after_it() -> None:
     best = loaded.model(input_ids=ids).logits[0, count - 1].argmax()
     assert ids[0, count] == best, "the most probable token"
     assert any("model's own" in note for note in longer.notes)
+    written = loaded.text_tokenizer.decode(ids[0, count:].tolist())
+    assert longer.texts == {"text": "the dog", "continuation": written} and prompt.texts == {"text": "the dog"}
 
 
 def test_an_encoder_decoder_shows_its_own_translation_or_the_target_given() -> None:
@@ -53,6 +55,7 @@ def test_an_encoder_decoder_shows_its_own_translation_or_the_target_given() -> N
     expected = [*ends.prefix, *(token for token in best.ids if token != ends.eos)]
     assert own.inputs["decoder_input_ids"][0].tolist() == expected
     assert own.sides["decoder"].written_from == 1
+    assert own.texts == {"text": "the dog runs", "translation": best.text}
     given = read(loaded, Asked("the dog runs", target="green meadow"))
     assert given.inputs["decoder_input_ids"][0].tolist() == [
         *ends.prefix,

@@ -25,6 +25,9 @@ RECIPES = {
     "encoder": ENCODER,
     "decoder": DECODER,
     "seq2seq": SEQ2SEQ,
+    "global tokens": with_attention(ENCODER, "{kind: sliding_window, window: 4, dilation: 2, global_tokens: 2}"),
+    "causal bigbird": with_attention(DECODER.replace("positions: {kind: rope}, ", ""), BIGBIRD),
+    "causal performer": with_attention(DECODER.replace("positions: {kind: rope}, ", ""), PERFORMER),
     "alibi": ENCODER.replace("feedforward:", "positions: {kind: alibi}, feedforward:"),
     "t5_bias": SEQ2SEQ.replace("feedforward:", "positions: {kind: t5_bias}, feedforward:"),
     "additive": with_attention(ENCODER, "{kind: additive}"),
@@ -70,6 +73,19 @@ def test_exported_weights_times_values_are_the_fused_output(name: str) -> None:
         for weights_HTS, (values, out) in zip(exported(scene, kind), calls, strict=True):
             values_HSv = values[0].repeat_interleave(len(weights_HTS) // values.shape[1], dim=0).numpy()
             np.testing.assert_allclose(np.nan_to_num(weights_HTS) @ values_HSv, out[0].numpy(), atol=1e-5)
+
+
+def test_with_shaws_positions_the_output_has_their_values_too() -> None:
+    loaded = load_of(ENCODER.replace("feedforward:", "positions: {kind: shaw, clip: 4}, feedforward:"))
+    scene = scene_of(loaded)
+    calls, encoder = fused_calls(loaded, scene, "encoder"), loaded.model.encoder
+    assert encoder is not None
+    places = torch.arange(len(scene.reading.sides["encoder"])).unsqueeze(0)
+    for layer, (weights_HTS, (values, out)) in enumerate(zip(exported(scene, "encoder"), calls, strict=True)):
+        weights = torch.from_numpy(weights_HTS).float().unsqueeze(0)
+        with torch.no_grad():
+            expected = weights @ values + encoder.positions_of(layer).mix(weights, places, places)
+        np.testing.assert_allclose(expected.numpy()[0], out[0].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "linformer"])

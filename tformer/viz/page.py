@@ -70,7 +70,7 @@ def render_page(
         f"<p>Made by tformer {_text(__version__)}. This file holds everything it shows and contacts nobody.</p>",
         "</footer>",
         _element("application/json", "data", _json(data)),
-        _element("application/json", "colours", _json({"maps": colours, "palette": PALETTE})),
+        _element("application/json", "colour-maps", _json({"maps": colours, "palette": PALETTE})),
         *(
             _element("application/octet-stream;base64", f"blob-{name}", _packed(content))
             for name, content in (blobs or {}).items()

@@ -102,34 +102,32 @@ const attention = (() => {
 
   async function rollout({ kind, changes }) {
     const [queries, keys] = [axis(kind.queries, changes), axis(kind.keys, changes)];
-    const weights = table({ steps: kind.rollout.steps });
-    const values = Float32Array.from(await tformer.blob(kind.rollout.blob), (byte) => weights[byte]);
+    const { blob, signed, steps, unit, largest } = kind.rollout;
+    const weights = table({ signed, steps, largest: unit });
+    const values = Float32Array.from(await tformer.blob(blob), (byte) => weights[byte]);
     const mask = await maskOf(kind.rollout.mask, queries.length, keys.length);
-    return { ...reshaped({ values, mask }, queries, keys, changes), largest: kind.rollout.largest };
+    return { ...reshaped({ values, mask, signed }, queries, keys, changes), largest };
   }
 
   // How a matrix is coloured: {value(i, j), share, min, max, colours, barLabel} of a heat map.
   function scaled(found, { scale, colours, kind }) {
     const { values, cols, rows } = found;
-    if (found.signed) {
-      const largest = values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
-      return { value: (i, j) => values[i * cols + j], share: undefined, min: -largest, max: largest, colours: "RdBu_r", barLabel: "effective weight" };
-    }
-    if (scale === "row") {
-      const most = Float32Array.from({ length: rows }, (_, i) => values.subarray(i * cols, (i + 1) * cols).reduce((a, b) => Math.max(a, b), 0) || 1);
-      return { value: (i, j) => values[i * cols + j] / most[i], share: undefined, min: 0, max: 1, colours, barLabel: "share of the row's largest" };
-    }
     const value = (i, j) => values[i * cols + j];
     const most = found.largest || kind.largest;
+    if (found.signed) return { value, share: undefined, min: -most, max: most, colours: "RdBu_r", barLabel: "effective weight" };
+    if (scale === "row") {
+      const tops = Float32Array.from({ length: rows }, (_, i) => values.subarray(i * cols, (i + 1) * cols).reduce((a, b) => Math.max(a, b), 0) || 1);
+      return { value: (i, j) => values[i * cols + j] / tops[i], share: undefined, min: 0, max: 1, colours, barLabel: "share of the row's largest" };
+    }
     if (scale === "sqrt") return { value, share: (a) => Math.sqrt(a / most), min: 0, max: most, colours, barLabel: "weight, √ scale" };
     if (scale === "log") return { value, share: (a) => (a > 0 ? 1 + Math.log10(a) / 4 : 0), min: 1e-4, max: 1, colours, barLabel: "weight, log scale" };
     return { value, share: undefined, min: 0, max: most, colours, barLabel: "weight" };
   }
 
-  // The keys that a row looks at most: [[key, weight]], forbidden ones left out.
+  // The keys that a row looks at most: [[key, weight]], forbidden ones left out; negative weights by their size.
   function strongest({ values, mask, cols }, row, count) {
     const keys = Array.from({ length: cols }, (_, j) => j).filter((j) => !mask || mask[row * cols + j]);
-    return keys.map((j) => [j, values[row * cols + j]]).sort((a, b) => b[1] - a[1]).slice(0, count);
+    return keys.map((j) => [j, values[row * cols + j]]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, count);
   }
 
   return { MEAN, settings, axis, whole, matrix, rollout, reshaped, scaled, strongest, table, maskOf };

@@ -9,6 +9,15 @@ Object.assign(attention, (() => {
 
   const shorten = (text, length = 17) => ([...text].length > length ? [...text].slice(0, length - 1).join("") + "…" : text);
 
+  const fixed = (weight, digits) => weight.toFixed(digits).replace("-", "−");
+
+  // What colours mean, beneath pictures that have no bar of their own.
+  function bar({ min, max, colours, barLabel }, maskLabel) {
+    const words = (text) => element("span", {}, text);
+    const parts = [words(barLabel), words(tformer.number(min)), tformer.colourStrip(tformer.colours(colours)), words(tformer.number(max))];
+    return element("div", { class: "bar" }, ...parts, ...(maskLabel ? [element("span", { class: "swatch" }), words(maskLabel)] : []));
+  }
+
   // The places of a column: all, or those around some, with null for a gap.
   function places(count, kept) {
     if (count <= WHOLE) return Array.from({ length: count }, (_, n) => n);
@@ -45,7 +54,7 @@ Object.assign(attention, (() => {
       const [y1, y2] = [y(left.indexOf(row)) - 4, y(right.indexOf(key)) - 4];
       parts.push(element("path", {
         d: `M${from + 6} ${y1}C${from + 60} ${y1} ${to - 60} ${y2} ${to - 6} ${y2}`, fill: "none", stroke: "var(--accent)",
-        "stroke-width": (1 + 7 * Math.abs(weight)).toFixed(1), "stroke-opacity": (0.35 + 0.65 * Math.sqrt(Math.abs(weight))).toFixed(2),
+        "stroke-dasharray": weight < 0 ? "5 4" : null, "stroke-width": (1 + 7 * Math.abs(weight)).toFixed(1), "stroke-opacity": (0.35 + 0.65 * Math.sqrt(Math.abs(weight))).toFixed(2),
       }));
     }
     const gap = (x, place, anchor) => element("text", { class: "soft", x, y: y(place), "text-anchor": anchor }, "⋯");
@@ -62,35 +71,35 @@ Object.assign(attention, (() => {
       const label = shorten(found.keys.labels[n], weightOf.has(n) ? 11 : 17);
       parts.push(element("text", { class: kind, x: to, y: y(place), "data-key": n }, label));
       if (weightOf.has(n)) {
-        parts.push(element("text", { class: "soft", x: WIDTH, y: y(place), "text-anchor": "end" }, weightOf.get(n).toFixed(3)));
+        parts.push(element("text", { class: "soft", x: WIDTH, y: y(place), "text-anchor": "end" }, fixed(weightOf.get(n), 3)));
       }
     });
-    const said = top.map(([key, weight]) => `${found.keys.labels[key]} ${weight.toFixed(3)}`).join(", ");
+    const said = top.map(([key, weight]) => `${found.keys.labels[key]} ${fixed(weight, 3)}`).join(", ");
     svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", `${found.queries.labels[row]} looks most at ${said || "nothing"}`);
     svg.replaceChildren(...parts);
   }
 
-  // A small picture of a matrix: the largest weight of each block; what cannot be seen stays transparent.
+  // A small picture of a matrix: the largest weight, or size, of each block; what cannot be seen stays transparent.
   function thumbnail(canvas, found, settings) {
     const [height, width] = [Math.min(found.rows, THUMB), Math.min(found.cols, THUMB)];
     const { value, share, min, max, colours } = attention.scaled(found, settings);
     const map = tformer.colours(colours);
     canvas.width = width;
     canvas.height = height;
-    const most = new Float32Array(width * height).fill(-Infinity);
+    const most = new Float32Array(width * height).fill(NaN);
     for (let i = 0; i < found.rows; i++) {
       const line = Math.floor((i * height) / found.rows) * width;
       for (let j = 0; j < found.cols; j++) {
         if (found.mask && !found.mask[i * found.cols + j]) continue;
         const place = line + Math.floor((j * width) / found.cols);
         const weight = value(i, j);
-        if (weight > most[place]) most[place] = weight;
+        if (!(Math.abs(weight) <= Math.abs(most[place]))) most[place] = weight;
       }
     }
     const image = new ImageData(width, height);
     most.forEach((weight, n) => {
-      if (weight === -Infinity) return;
+      if (Number.isNaN(weight)) return;
       const part = share ? share(weight) : (weight - min) / (max - min || 1);
       const place = 3 * Math.round(255 * Math.min(Math.max(part, 0), 1));
       image.data.set([map[place], map[place + 1], map[place + 2], 255], 4 * n);
@@ -151,5 +160,5 @@ Object.assign(attention, (() => {
     return most;
   }
 
-  return { links, thumbnail, patchMatrix, overlay, shorten };
+  return { bar, fixed, links, thumbnail, patchMatrix, overlay, shorten };
 })());

@@ -46,7 +46,10 @@
     });
     controls.layer.element.hidden = controls.head.element.hidden = view !== "head";
     for (const id of ["top", "overlay", "from"]) if (controls[id]) controls[id].element.hidden = view === "model" || view === "summary";
+    const signed = view === "rollout" ? kind.rollout.signed : view === "model" ? kind.layers.every((one) => one.signed) : layer.signed;
     for (const id of ["scale", "hide", "merge"]) if (controls[id]) controls[id].element.hidden = view === "summary";
+    controls.colours.element.hidden = signed && view !== "summary";
+    if (signed || (data.image && view === "model")) controls.scale.element.hidden = true; // these have one of their own
     return { kind, layer, head };
   }
 
@@ -81,7 +84,7 @@
     const labels = (axis) => (n) => axis.labels[n];
     const describe = (i, j) => {
       const cell = `${found.queries.labels[i]} (${i}) → ${found.keys.labels[j]} (${j}): `;
-      return cell + (found.mask && !found.mask[i * found.cols + j] ? maskLabel : found.values[i * found.cols + j].toFixed(4));
+      return cell + (found.mask && !found.mask[i * found.cols + j] ? maskLabel : attention.fixed(found.values[i * found.cols + j], 4));
     };
     const cursor = () => [Math.min(state.get("query", 0), found.rows - 1), Math.min(state.get("key", 0), found.cols - 1)];
     const plot = tformer.heatmap(canvas, {
@@ -95,7 +98,8 @@
       const [row, key] = cursor();
       attention.links(svg, found, row, settings().top);
       const written = found.queries.written[row] ? " It was written by the model." : "";
-      const next = found.queries.name === "decoder" && row + 1 < found.rows ? ` Here the model writes ${found.queries.labels[row + 1]}.` : "";
+      const after = found.queries.written[row + 1] ? " Here the model writes" : " The next token is";
+      const next = found.queries.name === "decoder" && row + 1 < found.rows ? `${after} ${found.queries.labels[row + 1]}.` : "";
       list.textContent = found.queries.labels[row] + ` is token ${row + 1} of ${found.rows}.` + written + next;
       return [row, key];
     };
@@ -137,8 +141,8 @@
 
   function imagePanel(place, found, now) {
     const canvas = element("canvas", { role: "img", "aria-label": "attention over the patches of the image" });
-    const caption = element("p", { class: "caption" });
-    place.append(element("div", { class: "overlay" }, canvas), caption);
+    const caption = element("p", { class: "caption" }), bar = element("div", {});
+    place.append(element("div", { class: "overlay" }, canvas), bar, caption);
     const { rows, columns, offset } = data.image;
     const query = () => {
       const from = controls.from.get();
@@ -146,6 +150,7 @@
     };
     const draw = async () => {
       const most = await attention.overlay(canvas, attention.patchMatrix(found, query()), controls.overlay.get(), now.colours);
+      bar.replaceChildren(attention.bar({ min: 0, max: most, colours: now.colours, barLabel: "weight of a patch" }));
       const from = query();
       caption.textContent = `From ${from < 0 ? "all patches, on average" : found.queries.labels[from]}. The brightest patch has ${most.toFixed(4)}.`;
     };
@@ -193,6 +198,10 @@
       : "Each picture is one head: rows look, columns are looked at. Enter or a click opens it; arrows move between them."));
     const grid = element("div", { class: "grid", style: `grid-template-columns: max-content repeat(${most}, minmax(1.9rem, ${most > 6 ? "6rem" : "10rem"}))` });
     place.append(element("div", { class: "heads", role: "group", "aria-label": "heads" }, grid));
+    const veiled = kind.layers.find((one) => one.mask !== null);
+    const scale = data.image ? { min: 0, max: 1, colours: now.colours, barLabel: "share of the picture's largest" }
+      : attention.scaled({ rows: 0, cols: 0, values: new Float32Array(0), signed: kind.layers.some((one) => one.signed) }, now);
+    place.append(attention.bar(scale, veiled && !data.image && hatched(kind, veiled.pattern)));
     grid.append(element("span", {}, "layer"), ...names.map((head) => element("span", {}, `head ${head}`)));
     const canvases = kind.layers.map((layer) => {
       grid.append(element("span", {}, String(layer.number)));

@@ -5,6 +5,14 @@
 //   linear), mask(i, j), maskLabel, rowLabel(i), colLabel(j), rowTitle, colTitle, describe(i, j), onCursor(i, j), barLabel,
 //   label (for screen readers), aspect (width / height), cellSize (CSS pixels a cell at most), bar: false.
 "use strict";
+tformer.colourStrip = (map) => {
+  const strip = tformer.element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  const image = new ImageData(256, 1);
+  for (let n = 0; n < 256; n++) image.data.set([...map.slice(3 * n, 3 * n + 3), 255], 4 * n);
+  strip.getContext("2d").putImageData(image, 0, 0);
+  return strip;
+};
+
 tformer.heatmap = (canvas, settings) => {
   const { element, escape } = tformer;
   let options = {
@@ -104,11 +112,7 @@ tformer.heatmap = (canvas, settings) => {
 
   function barParts() {
     if (options.bar === false) return [];
-    const strip = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
-    const image = strip.getContext("2d").createImageData(256, 1);
-    for (let n = 0; n < 256; n++) image.data.set([...table().slice(3 * n, 3 * n + 3), 255], 4 * n);
-    strip.getContext("2d").putImageData(image, 0, 0);
-    const parts = [options.barLabel || "", tformer.number(range[0]), strip, tformer.number(range[1])];
+    const parts = [options.barLabel || "", tformer.number(range[0]), tformer.colourStrip(table()), tformer.number(range[1])];
     if (masked) parts.push(element("span", { class: "swatch" }), options.maskLabel);
     return parts.filter((part) => part !== "").map((part) => (typeof part === "string" ? element("span", {}, part) : part));
   }

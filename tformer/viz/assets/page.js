@@ -3,7 +3,7 @@
 const tformer = (() => {
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
-  const colourData = JSON.parse(byId("colours").textContent);
+  const colourData = JSON.parse(byId("colour-maps").textContent);
 
   function bytesOf(base64) {
     const text = atob(base64.trim());

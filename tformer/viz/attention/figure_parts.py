@@ -35,10 +35,10 @@ def paint_matrix(
     axes: Axes, matrix_TS: np.ndarray, seen_TS: np.ndarray, scale: Scale, norm: Normalize, colours: str,
     *, equal: bool = True,
 ) -> Any:  # fmt: skip
-    if scale == "row":
+    signed = is_signed(norm)
+    if scale == "row" and not signed:
         most = np.abs(matrix_TS).max(axis=1, keepdims=True)
         matrix_TS = matrix_TS / np.where(most > 0, most, 1)
-    signed = float(matrix_TS.min(initial=0.0)) < -1e-6
     if scale == "log" and not signed:
         matrix_TS = np.maximum(matrix_TS, SMALLEST_LOG)
     if not seen_TS.all():
@@ -57,16 +57,20 @@ def paint_matrix(
     )
 
 
-def norm_of(scale: Scale, layers: Sequence[Layer]) -> Normalize:
-    if any(layer.signed for layer in layers):
-        most = max(float(np.abs(layer.weights_HTS).max()) for layer in layers)
+def norm_of(scale: Scale, matrices: Sequence[np.ndarray]) -> Normalize:
+    """One for all of them; around zero, whatever the scale, where weights are negative."""
+    most = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
+    if any(float(matrix.min()) < 0 for matrix in matrices):
         return Normalize(-most, most)
     if scale == "log":
         return LogNorm(SMALLEST_LOG, 1)
     if scale == "row":
         return Normalize(0, 1)
-    most = max(float(layer.weights_HTS.max()) for layer in layers) or 1.0
     return PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(0, most)
+
+
+def is_signed(norm: Normalize) -> bool:
+    return norm.vmin is not None and norm.vmin < 0
 
 
 def colour_map(name: str) -> Colormap:
@@ -79,7 +83,8 @@ def add_bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> N
         return
     bar = figure.colorbar(image, ax=list(axes), shrink=0.7, pad=0.02, aspect=30)
     bar.ax.tick_params(labelsize=7)
-    bar.set_label("share of the largest" if scale == "row" else "weight", fontsize=8)
+    signed = is_signed(image.norm)
+    bar.set_label("effective weight" if signed else "share of the largest" if scale == "row" else "weight", fontsize=8)
 
 
 def size_of(attention: Attention, *, few: bool) -> tuple[float, float]:
@@ -122,10 +127,12 @@ def head_name(layer: Layer, head: int) -> str:
 
 
 def blocks_of(matrix_TS: np.ndarray) -> np.ndarray:
-    """At most SMALL a side: the largest of each block, so that no thin line is lost."""
+    """At most SMALL a side: the largest of each block, by size, so that no thin line is lost."""
     for axis in (0, 1):
         size = matrix_TS.shape[axis]
         if size > SMALL:
             edges = np.linspace(0, size, SMALL + 1).astype(int)[:-1]
-            matrix_TS = np.maximum.reduceat(matrix_TS, edges, axis=axis)
+            high = np.maximum.reduceat(matrix_TS, edges, axis=axis)
+            low = np.minimum.reduceat(matrix_TS, edges, axis=axis)
+            matrix_TS = high if matrix_TS.dtype == bool else np.where(-low > high, low, high)
     return matrix_TS

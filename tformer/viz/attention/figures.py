@@ -23,7 +23,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 
 from tformer.errors import InputError, visible
@@ -110,7 +109,7 @@ def _heads(attention: Attention, scale: Scale, colours: str) -> Figure:
     rows = math.ceil(len(panels) / columns)
     width, height = size_of(attention, few=len(panels) == 1)
     figure = Figure(figsize=(columns * width, rows * height + 0.6), layout="constrained")
-    norm = norm_of(scale, attention.layers)
+    norm = norm_of(scale, [matrix for _, _, matrix in panels])
     image = None
     for number, (layer, head, matrix_TS) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
@@ -127,9 +126,7 @@ def _rollout(scene: Scene, attention: Attention, scale: Scale, colours: str) -> 
     figure = Figure(figsize=(width, height + 0.6), layout="constrained")
     axes = figure.add_subplot()
     seen_TS = np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else np.ones(matrix_TS.shape, bool)
-    most = float(matrix_TS.max()) or 1.0
-    norm = PowerNorm(0.5, 0, most) if scale == "sqrt" else Normalize(0, most)
-    image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm, colours)
+    image = paint_matrix(axes, matrix_TS, seen_TS, scale, norm_of(scale, [matrix_TS]), colours)
     name_tokens(axes, attention, width, height)
     axes.set_title("attention rollout", fontsize=9)
     add_bar(figure, image, scale, [axes])
@@ -137,7 +134,7 @@ def _rollout(scene: Scene, attention: Attention, scale: Scale, colours: str) -> 
 
 
 def _model(attention: Attention, scale: Scale, colours: str) -> Figure:
-    norm = norm_of(scale, attention.layers)
+    norm = norm_of(scale, [layer.weights_HTS for layer in attention.layers])
     return _grid(
         attention,
         lambda axes, layer, matrix_TS: paint_matrix(

@@ -128,7 +128,7 @@ def _kind(
         "queries": attention.queries.name,
         "keys": attention.keys.name,
         "layers": layers,
-        "largest": max(float(layer.weights_HTS.max(initial=0.0)) for layer in attention.layers) or 1.0,
+        "largest": max(float(np.abs(layer.weights_HTS).max(initial=0.0)) for layer in attention.layers) or 1.0,
         "summary": {
             "columns": [[name, MEASURES[name]] for name in COLUMNS],
             "rows": [[_short(value) for value in asdict(row).values()] for row in rows],
@@ -136,11 +136,12 @@ def _kind(
         },
     }
     if kind in scene.rollouts:
-        packed = pack(scene.rollouts[kind], steps=steps)
+        rollout = scene.rollouts[kind]
+        packed = pack(rollout, signed=scene.has_signed_rollout(kind), steps=steps)
         blobs[f"{kind}-rollout"] = packed.data
         found["rollout"] = {"blob": f"{kind}-rollout", "notes": scene.rollout_notes(kind), "steps": packed.steps,
-                            "mask": "causal" if attention.causal else None,
-                            "largest": float(scene.rollouts[kind].max())}  # fmt: skip
+                            "mask": "causal" if attention.causal else None, "signed": packed.signed,
+                            "unit": packed.largest, "largest": float(np.abs(rollout).max())}  # fmt: skip
     return found
 
 

@@ -59,6 +59,7 @@ class Reading:
         pixels: the image as the model sees it, before normalisation, uint8 [Y, X, 3]; None: text.
         grid: rows and columns of patches.
         notes: what a person should be told.
+        texts: what was given, and what the model wrote, by name.
     """
 
     inputs: dict[str, Tensor]
@@ -85,7 +86,8 @@ def read(loaded: Loaded, asked: Asked) -> Reading:
     else:
         found = _read_twice(_read_texts(loaded, asked), loaded)
     given = {"text": asked.text, "text2": asked.text2, "target": asked.target}
-    return replace(found, texts={name: text for name, text in given.items() if text is not None})
+    texts = {name: text for name, text in given.items() if text is not None}
+    return replace(found, texts={**texts, **found.texts})
 
 
 def _check(loaded: Loaded, asked: Asked) -> None:
@@ -188,6 +190,7 @@ def _read_prompt(loaded: Loaded, asked: Asked) -> Reading:
     ids = encode_prompt(tokenizer, asked.text or "")
     limit = _room(loaded, asked, len(ids))
     notes: list[str] = []
+    texts: dict[str, str] = {}
     if len(ids) > limit:
         notes.append(_cut_note(asked, len(ids)))
         ids = ids[:limit]
@@ -199,9 +202,10 @@ def _read_prompt(loaded: Loaded, asked: Asked) -> Reading:
         never = unwritten_tokens(tokenizer.special, eos=eos, suppressed=loaded.recipe.generation.suppress_tokens)
         [[found]] = generate(loaded.model, [ids], settings, tokenizer=tokenizer, never=never)
         ids = [*ids, *found.ids]
+        texts["continuation"] = tokenizer.decode(found.ids)
         notes.append(f"the last {len(ids) - count} tokens are the model's own, the most probable one at each step")
     side = side_of("decoder", tokenizer, ids, written_from=count if new > 0 else None)
-    return Reading({"input_ids": torch.tensor([ids])}, {"decoder": side}, notes=tuple(notes))
+    return Reading({"input_ids": torch.tensor([ids])}, {"decoder": side}, notes=tuple(notes), texts=texts)
 
 
 def _read_translation(loaded: Loaded, asked: Asked) -> Reading:
@@ -216,10 +220,12 @@ def _read_translation(loaded: Loaded, asked: Asked) -> Reading:
         text_ids = text_ids[: max(0, room - template.num_special)]
         notes.append(_cut_note(asked, length))
     source, _, _, special = _assembled(template, [text_ids])
+    texts: dict[str, str] = {}
     if not source:
         raise InputError("the text has no tokens")
     if asked.target is None:
         target = _translated(loaded, asked, source)
+        texts["translation"] = own.decode(target)
         notes.append("the target is the model's own: the best of its beam search")
     else:
         target = own.encode(asked.target)
@@ -232,9 +238,8 @@ def _read_translation(loaded: Loaded, asked: Asked) -> Reading:
         "encoder": side_of("encoder", tokenizer, source, special=special),
         "decoder": side_of("decoder", own, read_ids, written_from=len(ends.prefix) if asked.target is None else None),
     }
-    return Reading(
-        {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([read_ids])}, sides, notes=tuple(notes)
-    )
+    inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([read_ids])}
+    return Reading(inputs, sides, notes=tuple(notes), texts=texts)
 
 
 def _translated(loaded: Loaded, asked: Asked, source: Sequence[int]) -> list[int]:

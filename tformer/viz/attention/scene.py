@@ -53,7 +53,17 @@ class Scene:
 
     def shown_rollout(self, kind: Kind) -> np.ndarray:
         attention = self.attentions[kind]
-        return changed_matrix(self.rollouts[kind], attention.queries, attention.keys, self.changes)
+        return changed_matrix(
+            self.rollouts[kind],
+            attention.queries,
+            attention.keys,
+            self.changes,
+            normalised=not self.has_signed_rollout(kind),
+        )
+
+    def has_signed_rollout(self, kind: Kind) -> bool:
+        """Whether effective weights made shares below zero."""
+        return float(self.rollouts[kind].min()) < 0
 
     def of_means(self) -> Scene:
         """With the mean of each layer's heads in their place."""

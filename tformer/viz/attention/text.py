@@ -71,6 +71,7 @@ def _matrix(
     largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
     ramp = "".join(_cell(step / 9, 1, colour) for step in range(10))
     top = "row's largest" if scale == "row" else f"{_top(matrix_TS, scale):.3g}"
+    top += ", of sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
     hidden = "" if seen_TS.all() else f", {_cell(None, 1, colour)} cannot be seen"
     lines.append(" " * (LABEL_WIDTH + 2) + f"0 {ramp} {top}{hidden}; largest {largest:.3f}")
     return lines
@@ -105,11 +106,11 @@ def _cell(share: float | None, wide: int, colour: Colour) -> str:
 
 
 def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top_k: int, width: int) -> list[str]:
-    """The keys that each query looks at most."""
+    """The keys that each query looks at most; negative weights by their size."""
     lines = [""]
     for row in range(min(len(matrix_TS), LINKED)):
         keys = np.flatnonzero(seen_TS[row])
-        best = keys[np.argsort(-matrix_TS[row, keys], kind="stable")][:top_k]
+        best = keys[np.argsort(-np.abs(matrix_TS[row, keys]), kind="stable")][:top_k]
         found = "  ".join(f"{_label(attention.keys, key)} {matrix_TS[row, key]:.3f}" for key in best)
         lines.append(f"{_padded(_label(attention.queries, row))}  {found}"[: max(width, 40)])
     if len(matrix_TS) > LINKED:
