@@ -1,4 +1,4 @@
-"""The `tformer` command: the list of its subcommands, and the one place where errors become messages and exit codes."""
+"""The `tformer` command, and the one place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -8,59 +8,16 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli import (
-    average,
-    bench,
-    classify,
-    config,
-    evaluate,
-    export,
-    generate,
-    import_,
-    inspect,
-    plot,
-    prune,
-    runs,
-    sweep,
-    train,
-    train_tokenizer,
-    viz_attention,
-    viz_pe,
-)
+from tformer.cli.commands import add_commands
 from tformer.cli.common import console
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
-
-app = typer.Typer(
-    name="tformer",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train, run and look inside every classical Transformer. `tformer COMMAND --help` shows examples.",
-)
-app.command("train-tokenizer", epilog=train_tokenizer.EPILOG)(train_tokenizer.train_tokenizer)
-app.command("train", epilog=train.EPILOG)(train.train)
-app.command("generate", epilog=generate.EPILOG)(generate.generate)
-app.command("classify", epilog=classify.EPILOG)(classify.classify)
-app.command("evaluate", epilog=evaluate.EPILOG)(evaluate.evaluate)
-app.command("sweep", epilog=sweep.EPILOG)(sweep.sweep)
-app.command("average", epilog=average.EPILOG)(average.average)
-app.command("prune", epilog=prune.EPILOG)(prune.prune)
-app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
-app.command("import", epilog=import_.EPILOG)(import_.import_)
-app.command("export", epilog=export.EPILOG)(export.export)
-app.command("viz-pe", epilog=viz_pe.EPILOG)(viz_pe.viz_pe)
-app.command("plot", epilog=plot.EPILOG)(plot.plot)
-app.command("viz-attention", epilog=viz_attention.EPILOG)(viz_attention.viz_attention)
-app.add_typer(bench.app, name="bench")
-app.add_typer(config.app, name="config")
-app.add_typer(runs.app, name="runs")
 
 MAX_MESSAGE = 4000  # characters: what a message quotes may be as long as a file
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
@@ -72,7 +29,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -82,6 +38,21 @@ def root(
     ] = False,
 ) -> None:
     """Options that belong to no command."""
+
+
+def make_app(words: Sequence[str]) -> typer.Typer:
+    """The program, as far as this command line needs it."""
+    app = typer.Typer(
+        name="tformer",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Train, run and look inside every classical Transformer. `tformer COMMAND --help` shows examples.",
+    )
+    app.callback()(root)
+    add_commands(app, words)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -95,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     _replace_closed_streams()
     _tolerate_any_locale()
     try:
-        code = app(words, prog_name="tformer", standalone_mode=False)
+        code = make_app(words)(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except BrokenPipeError:

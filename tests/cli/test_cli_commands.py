@@ -1,0 +1,37 @@
+"""The list of commands: each stands in it under the first sentence of its own help, and only one is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from tformer.cli.app import make_app
+from tformer.cli.commands import COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_summary_is_the_first_sentence_of_the_commands_help(name: str) -> None:
+    command = COMMANDS[name]
+    module = import_module(f"tformer.cli.{command.module}")
+    text = module.app.info.help if command.is_group else getattr(module, command.module).__doc__
+    assert " ".join(text.partition("\n\n")[0].split()) == command.summary
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["train", "--help"], ["--debug", "runs"], ["no-such-command"]])
+def test_every_command_is_listed_whatever_is_called(words: list[str]) -> None:
+    app = make_app(words)
+    listed = {one.name for one in app.registered_commands} | {one.name for one in app.registered_groups}
+    assert listed == set(COMMANDS)
+
+
+def test_only_the_called_command_is_imported() -> None:
+    code = (
+        "import sys; from tformer.cli.app import make_app; make_app(['--debug', 'plot', 'runs'])\n"
+        "print(*(name for name in sys.modules if name.startswith('tformer.cli.')))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    modules = {f"tformer.cli.{command.module}" for command in COMMANDS.values()}
+    assert modules & set(found) == {"tformer.cli.plot"}
