@@ -9,6 +9,7 @@ import pytest
 
 from tformer.bench import attention
 from tformer.bench.attention import AttentionBench, Cell
+from tformer.bench.speed import Entry, SpeedBench
 
 
 def request(**changes: Any) -> AttentionBench:
@@ -47,3 +48,22 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, in
         return asked
 
     return use
+
+
+@pytest.fixture
+def make_speed_bench() -> Callable[..., SpeedBench]:
+    """A bench of training whose recipe says nothing of interest."""
+
+    def make(**changes: Any) -> SpeedBench:
+        values: dict[str, Any] = {
+            "model": "gpt/tiny",
+            "recipe_yaml": "schema: 1\nmodel: {vocab_size: 9, decoder: {num_layers: 1}}\n",
+            "entries": (Entry("tformer", "bf16"),),
+            "batch_sizes": (2,),
+            "length": 8,
+            "precision": "bf16",
+            "device": "cpu",
+        }
+        return SpeedBench("train", **{**values, **changes})
+
+    return make

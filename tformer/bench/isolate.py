@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 POLL_SECONDS = 0.05
 OUT_OF_MEMORY, TOO_LONG = "out of memory", "over"
@@ -28,14 +28,7 @@ def run_isolated(
     What cannot be measured is `{"failed": why}`: out of memory, over the time limit, refused, crashed.
     """
     document = json.dumps({"measurement": measurement, "max_seconds": max_seconds, "arguments": dict(arguments)})
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tformer.bench.one"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the child
-    )
+    child = start_process(subprocess.PIPE)
     answer: list[tuple[str, str]] = []
     reader = threading.Thread(target=lambda: answer.append(child.communicate(document)), daemon=True)
     deadline = time.monotonic() + max_seconds
@@ -56,15 +49,32 @@ def run_isolated(
     return _read(child.returncode, out, talk, max_seconds)
 
 
+def start_process(talk: int | IO[str]) -> subprocess.Popen[str]:
+    """`python -m tformer.bench.one` with pipes for what goes in and comes out; talk: where its stderr goes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tformer.bench.one"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=talk,
+        text=True,
+        process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
+    )
+
+
 def _read(code: int, out: str, talk: str, max_seconds: float) -> dict[str, Any]:
     if code == 0 and out.strip():
         return dict(json.loads(out.splitlines()[-1]))
+    return {"failed": why_ended(code, talk, max_seconds)}
+
+
+def why_ended(code: int, talk: str, max_seconds: float) -> str:
+    """The words for a process that ended without its answer; talk: what it said on stderr."""
     if code == -signal.SIGKILL:
-        return {"failed": f"{OUT_OF_MEMORY}: the system ended the process"}
+        return f"{OUT_OF_MEMORY}: the system ended the process"
     if code == -signal.SIGALRM:
-        return {"failed": too_long(max_seconds)}
+        return too_long(max_seconds)
     last = talk.strip().splitlines()[-1] if talk.strip() else "it said nothing"
-    return {"failed": f"the process ended with {code}: {last}"}
+    return f"the process ended with {code}: {last}"
 
 
 def too_long(max_seconds: float) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tformer.nn.memory import return_free_memory
+from tformer.memory import return_free_memory
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # what clear_refs takes for it

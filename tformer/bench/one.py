@@ -1,6 +1,7 @@
-"""`python -m tformer.bench.one`: the process of one measurement. A JSON document comes in on stdin, one goes out.
+"""`python -m tformer.bench.one`: the process of one measurement. It reads and writes JSON documents, each in a line.
 
-Reads {"measurement", "max_seconds", "arguments"}; writes what the measurement returns, or {"failed": why}.
+Reads {"measurement", "max_seconds", "arguments"}; writes what the measurement returns, or {"failed": why}. One of
+`CONVERSATIONS` writes {} when it is ready, and then answers each {"question", "max_seconds"} until stdin ends.
 """
 
 from __future__ import annotations
@@ -8,36 +9,86 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tformer.bench.attention_cell import measure_attention
 from tformer.bench.isolate import OUT_OF_MEMORY
+from tformer.errors import TformerError
 
-MEASUREMENTS: dict[str, Callable[..., dict[str, Any]]] = {"attention": measure_attention}
+Answer = dict[str, Any]
+
+
+def _attention(**arguments: Any) -> Answer:
+    from tformer.bench.attention_cell import measure_attention
+
+    return measure_attention(**arguments)
+
+
+def _bounds(**arguments: Any) -> Answer:
+    from tformer.bench.contend import bounds
+
+    return bounds(**arguments)
+
+
+def _contender(**arguments: Any) -> Callable[[str], Answer]:
+    from tformer.bench.contend import contend
+
+    return contend(**arguments)
+
+
+MEASUREMENTS: dict[str, Callable[..., Answer]] = {"attention": _attention, "bounds": _bounds}
+"""Each loads what it needs and no more: that would count as its memory."""
+
+CONVERSATIONS: dict[str, Callable[..., Callable[[str], Answer]]] = {"contender": _contender}
+"""What each returns answers questions."""
 
 OWN_LIMIT = 10
 """Seconds beyond the parent's limit after which a process whose parent is gone ends itself."""
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it
-    signal.alarm(math.ceil(request["max_seconds"]) + OWN_LIMIT)
     with contextlib.suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+
+    def say(answer: Answer) -> None:
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
     try:
-        result = MEASUREMENTS[request["measurement"]](**request["arguments"])
+        request = _next_request()
+        measurement, arguments = request["measurement"], request["arguments"]
+        if measurement not in CONVERSATIONS:
+            say(MEASUREMENTS[measurement](**arguments))
+            return
+        answer = CONVERSATIONS[measurement](**arguments)
+        say({})
+        while request := _next_request():
+            say(answer(request["question"]))
     except Exception as error:
-        result = {"failed": why(error)}
-    sys.stdout.write(json.dumps(result) + "\n")
+        say({"failed": why(error)})
+
+
+def _next_request() -> dict[str, Any]:
+    """Empty at the end of stdin. The clock runs from when a request is there."""
+    signal.alarm(0)
+    line = sys.stdin.readline()
+    request: dict[str, Any] = json.loads(line) if line else {}
+    if request:
+        signal.alarm(math.ceil(request["max_seconds"]) + OWN_LIMIT)
+    return request
 
 
 def why(error: Exception) -> str:
     """One line on what went wrong."""
+    if isinstance(error, TformerError):
+        return error.message
     text = str(error).splitlines()[0] if str(error) else ""
     allocation = "can't allocate memory" in str(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or allocation:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples
+from tformer.cli import bench_all, bench_classify, bench_generate, bench_tokenize, bench_train, bench_translate
+from tformer.cli.bench_options import require_positive
+from tformer.cli.bench_report import show_tables
+from tformer.cli.common import StopFlag, console, emit_json, examples
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
     from tformer.bench.attention import Cell
-    from tformer.bench.table import Table
 
 WHAT, HOW, RESULT = "What is measured", "How", "Result"
 LENGTHS = "512,1024,2048,4096,8192,16384"
@@ -25,16 +25,18 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Measure speed and memory on this machine.",
     epilog=examples(
-        "`tformer bench attention`",
-        "`tformer bench attention --kinds sliding_window,performer`",
+        "`tformer bench train --arch gpt --preset char --peer transformers`",
+        "`tformer bench generate --arch gpt --preset small --batch-size 1,8`",
         "`tformer bench attention --out report`",
     ),
 )
 
-
-@app.callback()
-def bench() -> None:
-    """A group, also while it has one command."""
+app.command(epilog=bench_train.EPILOG)(bench_train.train)
+app.command(epilog=bench_generate.EPILOG)(bench_generate.generate)
+app.command(epilog=bench_translate.EPILOG)(bench_translate.translate)
+app.command(epilog=bench_classify.EPILOG)(bench_classify.classify)
+app.command(epilog=bench_tokenize.EPILOG)(bench_tokenize.tokenize)
+app.command(name="all", epilog=bench_all.EPILOG)(bench_all.all_)
 
 
 @app.command(
@@ -101,7 +103,7 @@ def attention(
     """
     named = None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()]
     sizes = _lengths(lengths)
-    _check_numbers(batch_size=batch_size, heads=heads, head_dim=head_dim, repeats=repeats, max_seconds=max_seconds)
+    require_positive(batch_size=batch_size, heads=heads, head_dim=head_dim, repeats=repeats, max_seconds=max_seconds)
     with StopFlag() as flag:
         import torch
 
@@ -151,7 +153,7 @@ def attention(
     if as_json:
         emit_json(document(bench, cells, environment=environment))
     else:
-        _show(tables(bench, cells))
+        show_tables(tables(bench, cells))
     if out is not None:
         console.print(f"written to {out}", markup=False)
     if all(cell.failed is not None for cell in cells):
@@ -169,12 +171,6 @@ def _lengths(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _check_numbers(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise InputError(f"--{name.replace('_', '-')}: found {value}, expected more than 0")
-
-
 def _tell(cell: Cell, number: int, total: int) -> None:
     """A line for each cell as it ends."""
     from tformer.bench.table import show_bytes, show_seconds
@@ -184,23 +180,3 @@ def _tell(cell: Cell, number: int, total: int) -> None:
     else:
         told = f"{show_seconds(cell.median)}, {show_bytes(cell.peak_bytes)}"
     console.print(f"{number} of {total}  {cell.kind} at {cell.length:,}: {visible(told)}", markup=False)
-
-
-def _show(found: Sequence[Table]) -> None:
-    """Tables on a terminal that has room for them; else Markdown."""
-    from tformer.bench.table import markdown
-
-    if not sys.stdout.isatty():
-        emit("\n\n".join(map(markdown, found)))
-        return
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    stdout = Console(highlight=False)
-    for table in found:
-        wide = RichTable(title=table.title, title_justify="left")
-        for index, heading in enumerate(table.headings):
-            wide.add_column(heading, justify="left" if index == 0 else "right")
-        for row in table.rows:
-            wide.add_row(*row)
-        stdout.print(wide)

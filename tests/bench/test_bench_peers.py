@@ -1,0 +1,48 @@
+"""Who can be compared with: unknown combinations and libraries that are not installed are one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tformer.bench import peers
+from tformer.bench.peers import PEERS, Peer, choose_peers
+from tformer.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, ("train", "here"), Peer("none", ("json",)))
+    monkeypatch.setitem(PEERS, ("train", "missing"), Peer("none", ("json", "no_such_module")))
+
+
+def test_every_precision_of_a_peer_unless_some_are_named() -> None:
+    assert choose_peers("train", ["here"], None) == [("here", "fp32"), ("here", "bf16")]
+    assert choose_peers("train", ["here", "here"], ["bf16"]) == [("here", "bf16")]
+    assert choose_peers("train", [], None) == []
+
+
+@pytest.mark.parametrize(
+    ("work", "name", "precisions", "told"),
+    [
+        ("train", "nobody", None, "--peer nobody: it does no train here; available: .*here"),
+        ("train", "missing", None, "no_such_module is not installed"),
+        ("train", "here", ["int4"], "--peer-precision int4"),
+        ("no work", "here", None, "available: none"),
+    ],
+)
+def test_mistakes(work: str, name: str, precisions: list[str] | None, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        choose_peers(work, [name], precisions)
+
+
+def test_a_missing_library_names_the_extra() -> None:
+    with pytest.raises(InputError) as caught:
+        choose_peers("train", ["missing"], None)
+    assert caught.value.hint == "pip install 'tformer[bench]'"
+
+
+def test_the_table_names_files_that_exist() -> None:
+    from pathlib import Path
+
+    folder = Path(peers.__file__).parent
+    assert all((folder / f"{peer.module}.py").is_file() for peer in PEERS.values() if peer.module != "none")

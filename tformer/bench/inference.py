@@ -1,0 +1,31 @@
+"""Our models for inference, with random weights, in the number format that a command would give them."""
+
+from __future__ import annotations
+
+import torch
+
+from tformer.bench.task import SEED, Task
+from tformer.build import build_model
+from tformer.decoding.precision import prepare_inference
+from tformer.model import Transformer
+from tformer.nn.hardware import DTYPES
+from tformer.training.assemble import matmul_parameters
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+"""Of a weight of a matrix; what quantised matrices need beside (scales) is left out."""
+
+
+def inference_model(task: Task, precision: str) -> Transformer:
+    """Drawn from a fixed seed, in evaluation mode. precision: the task's, or int8: its matrices quantised."""
+    torch.manual_seed(SEED)
+    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="cpu")
+    model.to(task.device).eval()
+    quantize = "none" if precision == task.precision else precision
+    prepare_inference(model, DTYPES[task.precision], quantize=quantize)
+    return model
+
+
+def matrix_parameters(task: Task) -> int:
+    """Parameters of the model's matrix products."""
+    labels = len(task.recipe.data.labels) or None
+    return matmul_parameters(build_model(task.recipe.model, num_labels=labels, device="meta"))

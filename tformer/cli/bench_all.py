@@ -1,0 +1,82 @@
+"""`tformer bench all`: the whole report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tformer.cli.bench_options import HOW, RESULT, AsJson, Device, Threads, require_positive
+from tformer.cli.common import StopFlag, console, emit, emit_json, examples
+from tformer.errors import InputError, visible
+
+if TYPE_CHECKING:
+    from tformer.bench.cases import Case
+    from tformer.bench.speed import Row
+
+EPILOG = examples(
+    "`tformer bench all --out report.md`",
+    "`tformer bench all --quick --out quick.md`",
+    "`tformer bench all --device cuda --out gpu.md --json`",
+)
+
+
+def all_(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer batch sizes, rounds and texts.", rich_help_panel=HOW)
+    ] = False,
+    threads: Threads = None,
+    device: Device = "auto",
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.md", help="Where the report goes.", rich_help_panel=RESULT)
+    ] = Path("report.md"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure everything that the README's table has, beside the libraries that are installed, and write a report.
+
+    Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU.
+    What cannot be measured is said, and the rest goes on. The report has the machine, versions, the date and the
+    command of each figure.
+    """
+    require_positive(threads=threads)
+    if out.is_dir():
+        raise InputError(f"--out: {out} is a folder, expected a file")
+    with StopFlag() as flag:
+        import torch
+
+        from tformer.bench.all_report import Told, run_all
+        from tformer.bench.cases import cases_for
+        from tformer.checkpoint.atomic import write_text
+        from tformer.checkpoint.probe import require_writable
+        from tformer.training.precision import resolve_device
+
+        where = resolve_device(device)
+        require_writable(out.parent)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        cases = cases_for(where, quick=quick, threads=torch.get_num_threads())
+        told = Told(case=_tell_case, row=_tell_row, note=_tell_note)
+        report = run_all(cases, where, told=told, should_stop=flag.should_stop)
+        if report is None:
+            raise flag.interrupted("interrupted: nothing was written")
+        write_text(out, report.markdown)
+    if as_json:
+        emit_json(report.document)
+    else:
+        emit(str(out))
+    if report.nothing_measured:
+        raise typer.Exit(1)
+
+
+def _tell_case(case: Case, number: int, total: int) -> None:
+    console.print(f"{number} of {total}  {case.title}: {case.command}", markup=False)
+
+
+def _tell_row(row: Row) -> None:
+    told = row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
+    console.print(f"  {row.entry.label}, batch {row.batch_size}: {visible(told)}", markup=False)
+
+
+def _tell_note(note: str) -> None:
+    console.print(f"  note: {visible(note)}", markup=False)
