@@ -21,7 +21,7 @@ from tformer.nn.drophead import DropHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import HeadContext, build_head
-from tformer.nn.init import initialise
+from tformer.nn.init import NoDraws, initialise
 from tformer.nn.layerdrop import LayerDrop
 from tformer.nn.norm import build_norm
 from tformer.nn.positions import build_positions
@@ -65,8 +65,9 @@ def build_model(
     vocab_size = model.vocab_size if model.vocab_size is not None else vocab_size
     target_vocab_size = model.target_vocab_size if model.target_vocab_size is not None else target_vocab_size
     where: AbstractContextManager[Any] = torch.device(device) if device is not None else nullcontext()
+    draws = NoDraws() if torch.device(device or "cpu").type == "meta" else nullcontext()
     try:
-        with where:
+        with where, draws:
             built = _build(model, vocab_size, target_vocab_size, num_labels)
             initialise(built, model.init)
     except ValueError as error:

@@ -9,14 +9,12 @@ A checkpoint folder alone is enough: nothing outside it is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
@@ -24,6 +22,7 @@ from tformer.checkpoint.differences import differences
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
+from tformer.nn.init import NoDraws
 from tformer.nn.layerdrop import LEARNED
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
@@ -111,7 +110,7 @@ def load(
         target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
         _check_tokenizer(checkpoint, recipe, target, side="target")
     tokenizer, target = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
-    with _NoDraws():
+    with NoDraws():
         model = build_model(
             recipe.model,
             vocab_size=None if tokenizer is None else tokenizer.vocab_size,
@@ -282,14 +281,3 @@ def _convert(model: Transformer, dtype: torch.dtype) -> None:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     model.compute_dtype = dtype
-
-
-class _NoDraws(TorchDispatchMode):
-    """Leaves out random initialisation: every weight is about to be loaded, and no random stream is disturbed."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
-            return args[0]
-        return func(*args, **(kwargs or {}))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.nn.attention_cases import LAYER_KINDS, arange, naive, positions_for, self_attention, tensors
-from tformer.nn.attention import FullAttentionOptions
+from tformer.nn.attention import FullAttentionOptions, core
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.multi_head import MultiHeadAttention
@@ -227,17 +227,68 @@ def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None
     assert (layer(memory, memory=x, q_pos=arange(4)) - out).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["open", "masked"])
+@pytest.mark.parametrize("masked", [None, "rows", "queries"])
 @pytest.mark.parametrize(("kv_heads", "value_dim"), [(4, 5), (2, 5), (1, 7)])
-def test_a_single_query_equals_the_formula(kv_heads: int, value_dim: int, masked: bool) -> None:
-    q, k, v = tensors(b=3, k=kv_heads, t=1, s=6, v=value_dim)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0] * 6]).bool()[:, None, None] if masked else None
+@pytest.mark.parametrize(("queries", "keys"), [(1, 6), (1, 16), (2, 15), (3, 32), (8, 17), (8, 1)])
+def test_few_queries_equal_the_formula(
+    kv_heads: int, value_dim: int, queries: int, keys: int, masked: str | None
+) -> None:
+    """Lengths on both sides of the padding of scores, and rows that may look nowhere."""
+    q, k, v = (x.detach() for x in tensors(b=3, k=kv_heads, t=queries, s=keys, v=value_dim))
+    torch.manual_seed(3)
+    mask = None if masked is None else torch.rand(3, 1, queries if masked == "queries" else 1, keys) < 0.6
+    if mask is not None:
+        mask[2] = False
+    before = [x.clone() for x in (q, k, v)]
     expected, _ = naive(q, k, v, mask=mask, scale=0.4)
     torch.testing.assert_close(attend_single(q, k, v, mask=mask, scale=0.4), expected)
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True))
+    if mask is not None:
+        assert not attend_single(q, k, v, mask=mask, scale=0.4)[2].any()
+
+
+def test_a_single_query_of_a_view_equals_the_formula() -> None:
+    q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(b=3, k=2, t=4, s=6))
+    torch.testing.assert_close(attend_single(q, k, v, mask=None, scale=0.4), naive(q, k, v, mask=None, scale=0.4)[0])
+
+
+def test_a_single_query_has_a_gradient() -> None:
+    q, k, v = tensors(b=2, k=2, t=1, s=6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()[:, None, None]
+    found, expected = attend_single(q, k, v, mask=mask, scale=0.4), naive(q, k, v, mask=mask, scale=0.4)[0]
+    for one, other in zip(
+        *(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
 
 
 def test_bf16_on_a_cpu_takes_the_single_query_and_stays_close() -> None:
     q, k, v = (x.detach().bfloat16() for x in tensors(t=1))
     assert single_is_faster(q) and not single_is_faster(q.float()) and not single_is_faster(q.repeat(1, 1, 2, 1))
+    with torch.no_grad():
+        assert single_is_faster(q.repeat(1, 1, 8, 1)) and not single_is_faster(q.repeat(1, 1, 9, 1))
     expected, _ = naive(q.double(), k.double(), v.double(), mask=None, scale=0.4)
     torch.testing.assert_close(attend(q, k, v, scale=0.4)[0].double(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 3, 8, 9])
+def test_few_queries_are_chosen_without_a_gradient_and_never_where_causal(
+    queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (x.detach().bfloat16() for x in tensors(t=queries, s=queries if causal else 11))
+    calls: list[int] = []
+
+    def counted(*given: Any, **more: Any) -> torch.Tensor:
+        calls.append(1)
+        return attend_single(*given, **more)
+
+    monkeypatch.setattr(core, "attend_single", counted)
+    mask = torch.ones(queries, queries, dtype=torch.bool).tril() if causal else None
+    expected, _ = naive(q.double(), k.double(), v.double(), mask=mask, scale=0.4)
+    for grad in (True, False):
+        calls.clear()
+        with torch.set_grad_enabled(grad):
+            found, _ = attend(q, k, v, is_causal=causal, scale=0.4)
+        torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=2e-2)
+        assert bool(calls) == (not causal and queries <= (1 if grad else 8))

@@ -23,6 +23,7 @@ from tformer.cli.classify_input import (
 from tformer.cli.classify_output import AnswerFormat
 from tformer.cli.classify_request import Asked, sort_out
 from tformer.cli.common import StopFlag, console, examples, refuse_to_replace
+from tformer.cli.quantize_option import Quantize, check_quantize
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def classify(
     precision: Annotated[
         str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
     ] = "auto",
+    quantize: Quantize = "none",
 ) -> None:
     """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
 
@@ -125,11 +127,12 @@ def classify(
     run, images = sort_out(arguments or [], image or [])
     asked = Asked(text, text2, tuple(images), input_path, text_column, text2_column, errors, top, threshold)
     asked.check(batch_size)
+    check_quantize(quantize, precision)
     refuse_to_replace(output, asked.files)
     from tformer.decoding.output import open_output
 
     with StopFlag() as flag, open_output(output) as write:
-        from tformer.decoding.precision import cast_matrices, inference_dtype
+        from tformer.decoding.precision import inference_dtype, prepare_inference
         from tformer.evaluation.classifier import HEADS, Classifier
         from tformer.loading import load
         from tformer.training.precision import resolve_device
@@ -140,9 +143,8 @@ def classify(
         except InputError as error:  # who looks for runs cannot know which kind is wanted
             error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
             raise
-        cast_matrices(
-            loaded.model, inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
-        )
+        dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
+        prepare_inference(loaded.model, dtype, quantize=quantize)
         for note in (f"classifying with {loaded.path}", *loaded.notes):
             console.print(note, style="dim", markup=False)
         classifier = Classifier(loaded, batch_size=batch_size, should_stop=flag.should_stop)

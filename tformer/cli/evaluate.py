@@ -14,6 +14,7 @@ from tformer.cli.evaluate_families import at_length_asked, check_family, family_
 from tformer.cli.evaluate_mistakes import check_errors_file
 from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
+from tformer.cli.quantize_option import Quantize, check_quantize
 from tformer.errors import InputError
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
@@ -130,6 +131,7 @@ def evaluate(
     precision: Annotated[
         str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
     ] = "auto",
+    quantize: Quantize = "none",
 ) -> None:
     """How good a model is, on the run's validation data or on --data.
 
@@ -164,10 +166,12 @@ def evaluate(
         length_penalty_type=length_penalty_type,
         bleu_tokenize=bleu_tokenize,
         lowercase=lowercase,
+        quantize=quantize,
     )
     _check_usage(request)
+    check_quantize(quantize, precision)
     with StopFlag() as flag:
-        from tformer.decoding.precision import inference_dtype
+        from tformer.decoding.precision import inference_dtype, prepare_inference
         from tformer.loading import load
         from tformer.training.precision import resolve_device
 
@@ -181,6 +185,8 @@ def evaluate(
         family = family_of(loaded, request)
         check_family(request, family, loaded)
         loaded = at_length_asked(loaded, request)
+        if quantize != "none":
+            prepare_inference(loaded.model, loaded.model.compute_dtype, quantize=quantize)
         if (of_prefix := request.note(loaded)) is not None:
             console.print(of_prefix, style="dim", markup=False)
         read = [path for spec in request.specs(loaded) for path in (spec.path, spec.target_path) if path is not None]

@@ -165,11 +165,12 @@ def _loss(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag) -
 
 
 def _decoded(loaded: Loaded, translator: Any, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
-    from tformer.decoding.precision import cast_matrices
+    from tformer.decoding.precision import prepare_inference
     from tformer.evaluation.translation import output_metrics, translate_pairs
     from tformer.metrics.translation import tokenised_note
 
-    cast_matrices(loaded.model, loaded.model.compute_dtype)
+    if request.quantize == "none":  # else that is done
+        prepare_inference(loaded.model, loaded.model.compute_dtype)
     began = time.perf_counter()
     with progress_reporter("decoding") as progress:
         outputs = translate_pairs(

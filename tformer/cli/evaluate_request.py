@@ -43,6 +43,7 @@ class Request:
     length_penalty_type: str | None = None
     bleu_tokenize: str | None = None
     lowercase: bool = False
+    quantize: str = "none"
 
     @property
     def reads_files(self) -> bool:

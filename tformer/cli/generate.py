@@ -14,6 +14,7 @@ from tformer.cli.generate_output import Printer
 from tformer.cli.generate_request import OF_SOURCES, OF_TEXTS, SEARCH, Asked
 from tformer.cli.generate_search import continuing, translating
 from tformer.cli.generate_session import Session
+from tformer.cli.quantize_option import Quantize
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def generate(
     batch_size: options.BatchSize = None,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
+    quantize: Quantize = "none",
 ) -> None:
     """Continue or translate a text, or each line of a file, with a trained model.
 

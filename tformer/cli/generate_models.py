@@ -34,7 +34,7 @@ def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[s
 
 def load_models(asked: Asked) -> list[Loaded]:
     """Every model asked for, once, in the precision asked for. Raises InputError for models that do not go together."""
-    from tformer.decoding.precision import cast_matrices, inference_dtype
+    from tformer.decoding.precision import inference_dtype, prepare_inference
     from tformer.decoding.vocabularies import require_same_vocabularies
     from tformer.loading import load
     from tformer.training.precision import resolve_device
@@ -51,7 +51,8 @@ def load_models(asked: Asked) -> list[Loaded]:
         require_same_vocabularies(chosen)
     for loaded in chosen:
         trained_in = loaded.recipe.training.precision
-        cast_matrices(loaded.model, inference_dtype(asked.precision, trained_in=trained_in, device=place))
+        dtype = inference_dtype(asked.precision, trained_in=trained_in, device=place)
+        prepare_inference(loaded.model, dtype, quantize=asked.quantize)
     return chosen
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tformer.cli.classify_input import STANDARD_INPUT
+from tformer.cli.quantize_option import check_quantize
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Asked:
     batch_size: int | None
     device: str
     precision: str
+    quantize: str
 
     @property
     def files(self) -> list[str]:
@@ -148,6 +150,7 @@ class Asked:
             if (word := getattr(self, name)) is not None and word not in words:
                 expected = f"{', '.join(words[:-1])} or {words[-1]}"
                 raise InputError(f"{flag_of(name)} must be {expected}, found '{word}'")
+        check_quantize(self.quantize, self.precision)
         sampling, search = self.given(SAMPLING), self.given(SEARCH)
         if sampling and search:
             raise InputError(

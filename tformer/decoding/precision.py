@@ -51,16 +51,19 @@ def prepare_inference(model: Transformer, dtype: torch.dtype, *, quantize: str =
     """Make a model as quick as it gets, for inference alone: matrices in `dtype`, on a CPU packed or in 8 bits.
 
     After this its weights cannot be read, saved or trained; load it again for that.
-    Raises InputError for an unknown `quantize`, or int8 where there is none.
+    Raises InputError for an unknown `quantize`, or int8 where there is none: elsewhere than on a CPU that multiplies 8
+    bits in hardware, and in fp16.
     """
     if quantize not in QUANTIZE:
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
     device = next(model.parameters()).device
     if quantize == "int8" and not int8_is_possible(device):
         raise InputError(
-            f"--quantize int8 needs a CPU and a PyTorch with oneDNN, found {device}",
-            hint="leave it out, or use --device cpu",
+            f"--quantize int8 needs a CPU with 8-bit products (VNNI, AMX) and a PyTorch with oneDNN, found {device}",
+            hint="leave it out" if device.type == "cpu" else "leave it out, or use --device cpu",
         )
+    if quantize == "int8" and dtype == torch.float16:
+        raise InputError("--quantize int8 goes with bf16 or fp32, found fp16")
     keep_freed_memory()
     cast_matrices(model, dtype)
     for module in model.modules():

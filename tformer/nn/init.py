@@ -14,12 +14,13 @@ U(±0.01) (1910.05895: only directions matter). The draws come from torch's glob
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tformer.nn.attention import Mechanism
 from tformer.nn.block import Block
@@ -135,3 +136,20 @@ def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
 def _outputs(block: Block) -> list[Linear]:
     cross = [block.cross_attention.out] if block.cross_attention is not None else []
     return [block.self_attention.out, *cross, block.feedforward.down]
+
+
+class NoDraws(TorchFunctionMode):
+    """Leaves out random initialisation: of weights about to be loaded, or without memory, where it takes a second.
+
+    A mode of functions, not of dispatch: the latter would load PyTorch's compiler.
+    """
+
+    DRAWS = (nn.init.normal_, Tensor.normal_, Tensor.uniform_)
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self.DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

@@ -11,7 +11,7 @@ Shape legend: N positions, D d_model, V vocabulary, n positions of a chunk, or o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -71,13 +71,49 @@ def linear_cross_entropy(
     Products run in hidden's dtype (the weight is cast), softmax and loss in fp32 (fp64 for fp64). Sums are in nats.
     reduction none: per position, zero where ignored, and without gradient.
     """
-    classes = weight_VD.shape[0]
-    elsewhere = label_smoothing / {"uniform": classes, "off_target": max(classes - 1, 1)}[smoothing_kind]
-    on_label = 1.0 - label_smoothing + (elsewhere if smoothing_kind == "uniform" else 0.0)
     with_grad = torch.is_grad_enabled() and reduction == "sum"
-    settings = _Settings(scale, softcap, on_label, elsewhere, ignore_index, with_grad)
+    targets = _targets(weight_VD.shape[0], label_smoothing, smoothing_kind)
+    settings = _Settings(scale, softcap, *targets, ignore_index, with_grad)
     loss_N, nll_N, correct_N, total = _LinearCrossEntropy.apply(hidden_ND, weight_VD, bias, labels_N, settings)
-    counted_N = labels_N != ignore_index
+    return _reduced(loss_N, nll_N, correct_N, labels_N != ignore_index, reduction, total=total)
+
+
+@torch.no_grad()
+def cross_entropy_of(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    labels_N: Tensor,
+    *,
+    classes: int,
+    label_smoothing: float = 0.0,
+    smoothing_kind: Literal["uniform", "off_target"] = "uniform",
+    ignore_index: int = IGNORED_LABEL,
+    reduction: Literal["sum", "none"] = "sum",
+) -> CrossEntropy:
+    """The same of logits that a function makes, [n, D] -> fp32 [n, V] with V = `classes`; without gradient."""
+    targets = _targets(classes, label_smoothing, smoothing_kind)
+    settings = _Settings(1.0, None, *targets, ignore_index, with_grad=False)
+    _, slab_size, block_size = _row_counts(classes, hidden_ND.device)
+    loss_N, nll_N = (torch.zeros(len(labels_N), device=hidden_ND.device) for _ in range(2))
+    correct_N = torch.zeros(len(labels_N), dtype=torch.bool, device=hidden_ND.device)
+    for slab in _parts(range(len(labels_N)), slab_size):
+        logits = logits_of(hidden_ND[slab])
+        for rows in _parts(range(slab.start, slab.stop), block_size):
+            block = _block_loss(logits[rows.start - slab.start : rows.stop - slab.start], labels_N[rows], settings)
+            loss_N[rows], nll_N[rows], correct_N[rows] = block.loss, block.nll, block.correct
+    return _reduced(loss_N, nll_N, correct_N, labels_N != ignore_index, reduction, total=loss_N.sum())
+
+
+def _targets(classes: int, smoothing: float, kind: Literal["uniform", "off_target"]) -> tuple[float, float]:
+    """t of the label, and of every other class."""
+    elsewhere = smoothing / {"uniform": classes, "off_target": max(classes - 1, 1)}[kind]
+    return 1.0 - smoothing + (elsewhere if kind == "uniform" else 0.0), elsewhere
+
+
+def _reduced(
+    loss_N: Tensor, nll_N: Tensor, correct_N: Tensor, counted_N: Tensor, reduction: str, *, total: Tensor
+) -> CrossEntropy:
+    """`total`: the sum of the losses, which alone may have a gradient."""
     if reduction == "none":
         return CrossEntropy(loss_N, nll_N, counted_N.long(), correct_N.long())
     return CrossEntropy(total, nll_N.sum(), counted_N.sum(), correct_N.sum())

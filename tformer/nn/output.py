@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.heads import VocabularyHead
-from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, linear_cross_entropy
+from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
 
 MASKED = "masked_lm"  # the head whose labels are ignored for the most part
 FEW = 1 / 8  # of the labels: so many ignored ones cost less than leaving them out
@@ -58,13 +58,15 @@ class Output:
         """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
 
         `options` go to `losses.linear_cross_entropy`. Where more than a few labels are ignored (masked LM, padding),
-        the head sees the other positions only.
+        the head sees the other positions only. A frozen head's loss is that of its own product, without gradient.
         """
         head = self._vocabulary_head(name)
         hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
         kept_N = labels_N != IGNORED_LABEL
         if options.get("reduction", "sum") == "sum" and _leaves_out(name, kept_N):
             hidden_ND, labels_N = hidden_ND[kept_N], labels_N[kept_N]
+        if head.product is not None:
+            return cross_entropy_of(head, hidden_ND, labels_N, classes=head.weight.shape[0], **options)
         return linear_cross_entropy(
             head.features(hidden_ND), head.matrix(), labels_N, bias=head.bias, softcap=head.softcap, **options
         )

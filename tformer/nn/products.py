@@ -5,7 +5,8 @@
     int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, the input as it comes
             with a scale for each of its rows (after LLM.int8(), arXiv 2208.07339, without its outliers)
 
-Sums of 8-bit products are exact integers, so that a row's result does not depend on the rows beside it.
+Sums of 8-bit products are exact integers, so that a row's result does not depend on the rows beside it. A row that
+holds a NaN or an infinity becomes NaN as a whole.
 
 Shape legend: * leading dimensions, N rows of them, D in_features, O out_features.
 """
@@ -13,6 +14,7 @@ Shape legend: * leading dimensions, N rows of them, D in_features, O out_feature
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -38,11 +40,11 @@ class PackedProduct:
     def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OD.contiguous())
         self.bias = None if bias_O is None else bias_O.to(weight_OD.dtype)
-        self.dtype, self.out_dtype = weight_OD.dtype, out_dtype or weight_OD.dtype
+        self.dtype, self.out_dtype = weight_OD.dtype, out_dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
-        return out.to(self.out_dtype)
+        return out.to(self.out_dtype or x.dtype)
 
 
 class Int8Product:
@@ -71,7 +73,7 @@ class Int8Product:
         )
         scale_N1 = scale_N1.to(dtype)
         out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias.to(dtype), out_NO, scale_N1)
-        return out_NO.view(*x.shape[:-1], -1)
+        return out_NO.view(*x.shape[:-1], len(self.scale_O))
 
 
 def _row_scales(x_ND: Tensor) -> Tensor:
@@ -88,18 +90,33 @@ def prepare_product(
 ) -> Product | None:
     """The product of a weight that stays as it is; None where the plain one is as good (no CPU, no oneDNN).
 
-    Raises ValueError for int8 where `int8_is_possible` says no.
+    Raises ValueError for int8 where `int8_is_possible` says no, and for a weight in fp16, which overflows.
     """
-    if quantize == "int8" and not int8_is_possible(weight_OD.device):
-        raise ValueError("8-bit products need a CPU and a PyTorch with oneDNN")
-    if quantize == "none" and not (_has_onednn(weight_OD.device) and weight_OD.dtype in PACKED_DTYPES):
+    if quantize == "int8":
+        if not int8_is_possible(weight_OD.device):
+            raise ValueError("8-bit products need a CPU with instructions for them, and a PyTorch with oneDNN")
+        if weight_OD.dtype not in PACKED_DTYPES:
+            raise ValueError(f"8-bit products are made of weights in bf16 or fp32, found {weight_OD.dtype}")
+    elif not (_has_onednn(weight_OD.device) and _packs(weight_OD.dtype)):
         return None
     return PRODUCTS[quantize](weight_OD, bias_O, out_dtype)
 
 
 def int8_is_possible(device: torch.device) -> bool:
-    """Whether there are 8-bit products: on a CPU, by oneDNN."""
-    return _has_onednn(device)
+    """Whether there are 8-bit products: by oneDNN, on a CPU with instructions for them (VNNI, AMX)."""
+    return _has_onednn(device) and _sums_are_exact()
+
+
+@cache
+def _sums_are_exact() -> bool:
+    """Without such instructions oneDNN adds pairs of products in 16 bits, which hold no two of the largest."""
+    ones = torch.ones(LARGEST, LARGEST)
+    largest = Int8Product(ones, None)(ones)
+    return bool((largest > 0.9 * LARGEST).all())
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _has_onednn(device: torch.device) -> bool:
@@ -107,6 +124,7 @@ def _has_onednn(device: torch.device) -> bool:
     operators = (
         (torch.ops.mkldnn, "_reorder_linear_weight"),
         (torch.ops.mkldnn, "_linear_pointwise"),
+        (torch.ops.mkldnn, "_is_mkldnn_bf16_supported"),
         (torch.ops.onednn, "qlinear_prepack"),
         (torch.ops.onednn, "qlinear_pointwise"),
     )

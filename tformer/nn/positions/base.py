@@ -73,7 +73,11 @@ class TabledPositions(Positions):
 
     def build_table(self, max_seq_len: int) -> None:
         self.num_rows = min(max_seq_len, MAX_ROWS)
-        self.register_buffer("table", self.formula(torch.arange(self.num_rows)).float(), persistent=False)
+        device = torch.get_default_device()  # where a model is being built
+        with torch.device("cpu"):  # arithmetic on the meta device takes a second to load
+            table = self.formula(torch.arange(self.num_rows)).float()
+        table = torch.empty_like(table, device=device) if device.type == "meta" else table.to(device)
+        self.register_buffer("table", table, persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TabledPositions:
         super()._apply(fn, recurse)
