@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from tformer import memory
+from tformer.memory import keep_freed_memory, return_free_memory
+
 PROBE = """
 import resource, sys
 import torch
@@ -43,3 +46,34 @@ def test_kept_memory_is_mapped_once() -> None:
 def test_both_work_wherever_they_are_called() -> None:
     code = "from tformer.memory import *; keep_freed_memory(); return_free_memory(); return_free_memory()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class OldLibrary:
+    """glibc before 2.35: mallopt answers 0 to a threshold above 32 MiB, and leaves what was set."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.calls = most, list[tuple[int, int]]()
+
+    def mallopt(self, option: int, value: int) -> int:
+        refused = option == memory.M_MMAP_THRESHOLD and value > self.most
+        if not refused:
+            self.calls.append((option, value))
+        return int(not refused)
+
+
+@pytest.mark.parametrize(("most", "maps_none"), [(2**25, True), (memory.MOST, False)], ids=["old", "new"])
+def test_where_the_threshold_is_refused_no_block_is_mapped(
+    most: int, maps_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = OldLibrary(most)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    keep_freed_memory()
+    assert ((memory.M_MMAP_MAX, 0) in library.calls) == maps_none and memory.M_MMAP_MAX == -4
+    assert ((memory.M_MMAP_THRESHOLD, memory.MOST) in library.calls) != maps_none
+    assert (memory.M_TRIM_THRESHOLD, memory.MOST) in library.calls
+
+
+def test_a_library_without_the_options_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    keep_freed_memory()
+    return_free_memory()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4  # of mallopt(3)
 MOST = 2**31 - 1  # bytes: what fits its argument
 STRIDE = 2**26  # bytes by which the heap grows at least
 
@@ -18,7 +18,8 @@ def keep_freed_memory() -> None:
     """From now on reuse what is freed, blocks of any size. For a process that computes for long."""
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
-        tune(M_MMAP_THRESHOLD, MOST)
+        if not tune(M_MMAP_THRESHOLD, MOST):  # before 2.35 glibc takes no more than 32 MiB: then map no block at all
+            tune(M_MMAP_MAX, 0)
         tune(M_TRIM_THRESHOLD, MOST)
         tune(M_TOP_PAD, STRIDE)
 

@@ -50,6 +50,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, in
     return use
 
 
+@pytest.fixture(params=[True])
+def int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8-bit products are possible here, or with `False` as parameter they are not."""
+    monkeypatch.setattr("tformer.decoding.precision.int8_is_possible", lambda _: request.param)
+
+
 @pytest.fixture
 def make_speed_bench() -> Callable[..., SpeedBench]:
     """A bench of training whose recipe says nothing of interest."""

@@ -33,6 +33,7 @@ def test_the_command_asks_for_the_case(case: Case, cli: Callable[..., Any], monk
 
 
 @pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: case.title)
+@pytest.mark.usefixtures("int8")
 def test_every_case_can_be_asked_for(case: Case) -> None:
     bench, _ = resolve(replace(case.request, device="cpu", precision="fp32", peers=()))
     assert bench.work == case.request.work and all((bench.work, name) in PEERS for name in case.request.peers)
@@ -66,6 +67,7 @@ def measured(bench: SpeedBench, **_: Any) -> list[Row]:
     return rows
 
 
+@pytest.mark.usefixtures("int8")
 def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_report, "run_speed", measured)
     translate = next(case for case in CPU_CASES if case.request.work == "translate")
@@ -91,6 +93,16 @@ def test_a_library_that_is_missing_is_left_out_and_said(monkeypatch: pytest.Monk
     report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
     assert report is not None and "--peer transformers: transformers is not installed" in report.markdown
     assert {row["name"] for row in report.document["cases"][0]["rows"]} == {"tformer"}
+
+
+@pytest.mark.parametrize("int8", [False], indirect=True)
+def test_8_bits_are_left_out_and_said_where_there_are_none(int8: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", measured)
+    case = next(case for case in CPU_CASES if case.request.work == "generate")
+    case = Case("One", replace(case.request, device="cpu", precision="fp32", peers=()))
+    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    assert report is not None and "--quantize int8 needs a CPU" in report.markdown
+    assert [row["precision"] for row in report.document["cases"][0]["rows"]] == ["fp32"]
 
 
 def test_a_stop_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from tformer.bench.speed import Entry, Row, SpeedBench
-from tformer.bench.speed_report import best_rows, document, lines, report, share_of_data_sheet, share_of_peak, tables
+from tformer.bench.speed_report import (
+    FAIRNESS,
+    best_rows,
+    document,
+    lines,
+    report,
+    share_of_data_sheet,
+    share_of_peak,
+    tables,
+)
 from tformer.bench.table import markdown
 
 Make = Callable[..., SpeedBench]
@@ -75,7 +84,15 @@ def test_the_nearer_ceiling_counts() -> None:
 def test_the_data_sheet_of_a_known_gpu() -> None:
     known = row("tformer", "bf16", 4800, ceilings={**CEILINGS, "data_sheet": SHEET})
     assert share_of_data_sheet(known) == pytest.approx(0.3) and share_of_data_sheet(ROWS[0]) is None
-    assert "data sheet: bf16 1.6e+03 GFLOP/s" in lines([known])[0] or "(a data sheet)" in lines([known])[0]
+    assert "(a data sheet)" in lines([known])[0]
+    assert lines([known])[1].endswith("; 30% of the data sheet")
+    assert not any("data sheet" in line for line in lines(ROWS))
+
+
+def test_the_page_says_who_is_compiled(make_speed_bench: Make) -> None:
+    (table,) = tables(make_speed_bench(compile=True), ROWS)
+    assert table.title.endswith("tformer compiled") and "tformer compiled" in FAIRNESS
+    assert "on a GPU" in FAIRNESS and "the other libraries run eagerly" in FAIRNESS
 
 
 def test_the_document_is_json_with_settings_and_ceilings(make_speed_bench: Make) -> None:
@@ -120,9 +137,14 @@ def test_lines_say_ceilings_what_binds_memory_and_unrest() -> None:
     assert "1 of 3 spread by more than 20%" in told[3]
 
 
-def test_work_that_multiplies_nothing_has_rates_alone(make_speed_bench: Make) -> None:
-    found = entries(make_speed_bench(), [row("tformer", "fp32", 100, cost=None, ceilings=None)])[0]
-    assert found["tokens_per_second"] == 100 and found["share_of_peak"] is None and found["step_ms"] is None
+def test_work_that_multiplies_nothing_has_steps_and_no_ceiling_and_no_format(make_speed_bench: Make) -> None:
+    rows = [row("tformer", "", 100, ceilings=None), row("transformers", "", 50, ceilings=None)]
+    bench = make_speed_bench(entries=(rows[0].entry, rows[1].entry))
+    ours = entries(bench, rows)[0]
+    assert ours["tokens_per_second"] == 100 and ours["step_ms"] == 250 and ours["examples_per_second"] == 8
+    assert ours["share_of_peak"] is None and ours["precision"] is None and "flops" not in ours
+    assert ours["ratios"] == {"transformers": 2.0} and lines(rows) == []
+    assert "| transformers | 2 | 50 | 250 | 3% | 1.00 GiB |  | 2.00 x |" in markdown(tables(bench, rows)[0])
 
 
 def test_a_failed_row_says_why(make_speed_bench: Make) -> None:

@@ -35,12 +35,33 @@ def test_an_assumed_vocabulary_is_said() -> None:
     assert len(notes) == 1
 
 
+@pytest.mark.usefixtures("int8")
 def test_ours_comes_first_and_then_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEERS, ("generate", "here"), Peer("none", ("json",)))
     bench = settled("generate", peers=["here"], quantize=["none", "int8"], options={"new_tokens": 4})
     assert bench.entries == (
         Entry("tformer", "fp32"), Entry("tformer", "int8"), Entry("here", "fp32"), Entry("here", "bf16"),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("int8", [False], indirect=True)
+@pytest.mark.parametrize("work", ["generate", "translate"])
+def test_8_bits_are_refused_ahead_where_there_are_none(int8: None, work: str) -> None:
+    flags = {"arch": None, "preset": None, "options": {"new_tokens": 4, "beam": 1, "sentences": 2}}
+    with pytest.raises(InputError, match="--quantize int8 needs a CPU with 8-bit products"):
+        settled(work, quantize=["none", "int8"], **flags)
+    assert settled(work, quantize=["none"], **flags).entries == (Entry("tformer", "fp32"),)
+
+
+@pytest.mark.usefixtures("int8")
+def test_8_bits_beside_fp16_are_refused_ahead() -> None:
+    with pytest.raises(InputError, match="--quantize int8 goes with bf16 or fp32, found fp16"):
+        settled("generate", quantize=["int8"], precision="fp16", options={"new_tokens": 4})
+
+
+def test_text_to_ids_has_no_format() -> None:
+    bench = settled("tokenize", precision="auto", options={"data": None, "megabytes": 1.0, "tokenizer": None})
+    assert bench.precision == "" and [entry.label for entry in bench.entries] == ["tformer"]
 
 
 def test_threads_are_the_same_for_all() -> None:

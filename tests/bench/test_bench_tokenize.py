@@ -10,7 +10,7 @@ import torch
 
 from tformer.bench.peers import PEERS
 from tformer.bench.task import Task
-from tformer.bench.work_tokenize import TOKENIZE, check, texts_of, tokenizer_of
+from tformer.bench.work_tokenize import TOKENIZE, check, cost, texts_of, tokenizer_of
 from tformer.errors import InputError
 from tformer.recipe import load_recipe
 
@@ -33,6 +33,12 @@ def test_all_contenders_make_the_same_number_of_tokens(task: Task) -> None:
     tokens = [contender.run() for contender in contenders]
     ids = [len(ids) for texts in texts_of(task) for ids in tokenizer_of(task).encode_batch(texts)]
     assert tokens == [sum(ids)] * len(tokens)
+
+
+def test_a_step_is_a_batch_of_texts_and_nothing_is_multiplied(task: Task) -> None:
+    found, batches = cost(task, ""), texts_of(task)
+    assert (found.steps, found.examples) == (len(batches), sum(map(len, batches))) and found.flops == 0
+    assert TOKENIZE.step == "batch" and TOKENIZE.product is None
 
 
 def test_no_more_text_than_was_asked_for(task: Task) -> None:

@@ -97,6 +97,12 @@ def test_cost_of_training(make_task: Make) -> None:
     assert cost.memory["total_bytes"] > cost.memory["weights_bytes"] > 0
 
 
+def test_cost_of_masked_training_counts_the_head_for_hidden_tokens(make_task: Make) -> None:
+    cost = work_train.cost(make_task("train", MASKED), "fp32")
+    layer, head = 4 * 16 * 16 + 2 * 16 * 32, 16 * 16 + 40 * 16
+    assert cost.flops == pytest.approx(16 * (6 * (2 * layer + 0.15 * head) + 12 * 2 * 16 * 8))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_generation_writes_every_token(make_task: Make, precision: str) -> None:
     task = make_task("generate", precision=precision, options={"new_tokens": 5})
@@ -115,7 +121,6 @@ def test_cost_of_generation(make_task: Make) -> None:
     """Each of the steps reads all matrices, and the keys and values so far of both rows."""
     task = make_task("generate", options={"new_tokens": 3})
     cost = WORKS["generate"].cost
-    assert cost is not None
     layer = 4 * 16 * 16 + 2 * 16 * 32
     matrices = 2 * layer + 40 * 16
     cached = sum(2 * (8 + step) * 2 * 2 * 16 for step in range(3))
@@ -123,6 +128,8 @@ def test_cost_of_generation(make_task: Make) -> None:
     assert cost(task, "bf16").bytes_read == 2 * (3 * matrices + cached)
     assert cost(task, "int8").bytes_read == 3 * matrices + 2 * cached
     assert cost(task, "fp32").steps == 3
+    passes, keys = 8 + 3 - 1, 8 + 2 / 2  # the head reads of a prompt its last token
+    assert cost(task, "fp32").flops == 2 * (passes * (2 * 2 * layer + 4 * 2 * 16 * keys) + 3 * 2 * 40 * 16)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +144,26 @@ def test_generation_refuses_what_it_cannot_do(make_task: Make, recipe: str, leng
 def test_classification_reads_every_token(make_task: Make) -> None:
     task = make_task("classify", CLASSES, options={"texts": 20})
     assert prepared(task).run() == Texts(task).tokens
+
+
+def test_cost_of_classification_counts_the_head_once_a_text(make_task: Make) -> None:
+    task = make_task("classify", CLASSES, options={"texts": 20})
+    lengths = Texts(task).lengths
+    layer, head = 4 * 16 * 16 + 2 * 16 * 32, 16 * 16 + 2 * 16
+    cost = WORKS["classify"].cost(task, "fp32")
+    attention = 4 * 2 * 16 * (lengths**2).sum()
+    assert cost.flops == pytest.approx(lengths.sum() * 2 * 2 * layer + attention + 20 * 2 * head)
+    assert cost.bytes_read == 4 * (2 * layer + head) and cost.examples == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_classification_reads_every_token_with_plain_matrices(make_task: Make, precision: str) -> None:
+    """The compiler cannot look into packed ones; one graph serves batches of all shapes."""
+    task = make_task("classify", CLASSES, length=32, precision=precision, compile=True, options={"texts": 300})
+    ours = prepared(task, precision=precision)
+    assert not any(parameter.isnan().any() for parameter in ours._model.parameters())
+    assert ours.run() == Texts(task).tokens
 
 
 def test_texts_vary_in_length_and_are_the_same_each_time(make_task: Make) -> None:

@@ -40,6 +40,12 @@ def test_json_is_one_document(cli: Cli, tmp_path: Path) -> None:
     assert len(found["cases"]) == 6 and all(case["command"] for case in found["cases"])
 
 
+def test_the_folder_of_the_report_is_made(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "missing" / "dir" / "r.md"
+    assert cli("bench", "all", "--quick", "--device", "cpu", "--out", out).code == 1
+    assert out.read_text().startswith("# Speed of tformer")
+
+
 def test_a_folder_is_no_report(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", "all", "--out", tmp_path)
     assert done.code == 2 and "expected a file" in done.err

@@ -69,7 +69,10 @@ def test_every_option_reaches_the_measurement(cli: Cli, asked: list[dict[str, An
     assert bench["length"] == 8 and asked[0]["batch_size"] == 3 and "num_layers: 1" in bench["recipe_yaml"]
 
 
-def test_generate_and_classify_have_their_own_options(cli: Cli, asked: list[dict[str, Any]]) -> None:
+def test_generate_and_classify_have_their_own_options(
+    cli: Cli, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.decoding.precision.int8_is_possible", lambda _: True)
     common = ("--precision", "fp32", "--device", "cpu")
     words = ("--arch", "gpt", "--preset", "char", "--prompt-length", 4, "--new-tokens", 6, "--quantize", "none,int8")
     assert cli("bench", "generate", *common, *words).code == 0
@@ -78,6 +81,22 @@ def test_generate_and_classify_have_their_own_options(cli: Cli, asked: list[dict
     asked.clear()
     assert cli("bench", "classify", *common, "--preset", "tiny", "--texts", 12, "--batch-size", "8,16").code == 0
     assert asked[0]["bench"]["options"] == {"texts": 12} and asked[0]["bench"]["model"] == "bert/tiny"
+
+
+@pytest.mark.parametrize("command", ["generate", "translate"])
+def test_8_bits_are_refused_in_a_line_where_there_are_none(
+    cli: Cli, asked: list[dict[str, Any]], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.decoding.precision.int8_is_possible", lambda _: False)
+    done = cli("bench", command, "--device", "cpu", "--precision", "fp32", "--quantize", "none,int8")
+    assert done.code == 2 and done.out == "" and asked == []
+    assert done.err.startswith("error: --quantize int8 needs a CPU") and len(done.err.splitlines()) <= 2
+
+
+def test_text_to_ids_tells_milliseconds_a_batch_and_no_format(cli: Cli, asked: list[dict[str, Any]]) -> None:
+    done = cli("bench", "tokenize", "--megabytes", 1)
+    assert done.code == 0 and "ms per batch" in done.out and "| tformer | 16 | 100 | 1,000 |" in done.out
+    assert "no ceiling" in " ".join(cli("bench", "tokenize", "--help").out.replace("│", " ").split())
 
 
 def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:

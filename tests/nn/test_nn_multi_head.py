@@ -247,6 +247,15 @@ def test_few_queries_equal_the_formula(
         assert not attend_single(q, k, v, mask=mask, scale=0.4)[2].any()
 
 
+@pytest.mark.parametrize(("examples", "queries"), [(0, 1), (0, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_no_examples_and_no_queries_give_an_empty_answer(examples: int, queries: int, kv_heads: int) -> None:
+    """A last batch may be empty, and nobody may ask; a size of -1 would be ambiguous there."""
+    q, k, v = (x.detach() for x in tensors(b=examples, k=kv_heads, t=queries, s=6, v=7))
+    for mask in (None, torch.ones(examples, 1, queries, 6, dtype=torch.bool)):
+        assert attend_single(q, k, v, mask=mask, scale=0.4).shape == (examples, 4, queries, 7)
+
+
 def test_a_single_query_of_a_view_equals_the_formula() -> None:
     q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(b=3, k=2, t=4, s=6))
     torch.testing.assert_close(attend_single(q, k, v, mask=None, scale=0.4), naive(q, k, v, mask=None, scale=0.4)[0])

@@ -205,3 +205,15 @@ def test_a_frozen_layer_lets_go_of_its_numbers_and_keeps_its_shape(quantize: Qua
     assert layer.weight.isnan().all() and layer.weight.shape == (37, 48) and not layer.weight.requires_grad
     assert layer.weight.untyped_storage().nbytes() == 4  # one number is kept of all
     assert sum(parameter.numel() for parameter in layer.parameters()) == count
+
+
+@pytest.mark.parametrize("quantize", [pytest.param("none", marks=packed), pytest.param("int8", marks=in_8_bits)])
+def test_a_layer_that_is_frozen_twice_is_a_mistake_that_shows(quantize: Quantize) -> None:
+    """The second product would be made of the NaN that the first left."""
+    layer = Linear(8, 4)
+    layer.freeze(quantize)
+    x = torch.randn(2, 8)
+    before = layer(x)
+    with pytest.raises(AssertionError, match="frozen already"):
+        layer.freeze(quantize)
+    assert torch.equal(layer(x), before) and before.isfinite().all()

@@ -17,7 +17,7 @@ from tformer.nn.attention import ENCODER_ONLY, FullAttentionOptions
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import matmul_parameters
-from tformer.training.flops import attention_flops_per_token, mean_lengths
+from tformer.training.flops import attention_flops_per_token, head_parameters, mean_lengths, parameters_per_token
 from tformer.training.prepare import training_flops_per_token
 
 STACK = {"num_layers": 3, "num_heads": 4, "head_dim": 8, "feedforward": {"d_ff": 16}}
@@ -119,3 +119,28 @@ def test_parameters_of_a_kind_are_counted_with_its_keys_and_not_again(kind: str)
         return matmul_parameters(built)
 
     assert products({"kind": kind}) == products({"kind": "full"})
+
+
+@pytest.mark.parametrize(
+    ("head", "objective", "share"),
+    [
+        ("masked_lm", {"kind": "masked_lm", "mask_share": 0.25}, 0.25),
+        ("replaced_token", {"kind": "replaced_token"}, 1.0),
+        ("classifier", {"kind": "classification"}, 1 / 20),
+        ("next_sentence", {"kind": "next_sentence"}, 1 / 20),
+    ],
+)
+def test_a_head_counts_for_the_tokens_that_it_is_asked_for(head: str, objective: dict[str, Any], share: float) -> None:
+    options = {"num_labels": 3} if head == "classifier" else {}
+    encoder = {"vocab_size": 50, "d_model": 32, "encoder": stack(), "heads": [{"kind": head, **options}]}
+    recipe = Recipe.model_validate({"model": encoder, "objectives": [{"kind": "masked_lm"} | objective]})
+    built = build_model(recipe.model, device="meta")
+    of_head = head_parameters(built.heads[head])
+    found = parameters_per_token(built, recipe, length=20)
+    assert of_head > 0 and found == pytest.approx(matmul_parameters(built) - (1 - share) * of_head)
+
+
+def test_the_head_of_a_causal_model_counts_for_every_token() -> None:
+    recipe = Recipe.model_validate({"model": {"vocab_size": 50, "d_model": 32, "decoder": stack()}})
+    built = build_model(recipe.model, device="meta")
+    assert parameters_per_token(built, recipe, length=20) == matmul_parameters(built)

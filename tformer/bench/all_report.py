@@ -22,6 +22,7 @@ from tformer.bench.speed_report import FAIRNESS, best_rows, document, lines, row
 from tformer.bench.speed_request import SpeedRequest, peer_versions, resolve
 from tformer.bench.table import Table, markdown, show_bytes, show_factor
 from tformer.checkpoint.environment import describe_environment
+from tformer.decoding.precision import require_quantize
 from tformer.errors import InputError, TformerError
 from tformer.training.precision import resolve_device
 
@@ -82,8 +83,15 @@ def _measure(case: Case, told: Told, should_stop: Callable[[], bool]) -> Outcome
 
 
 def _with_what_is_there(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]:
-    """The request without libraries that cannot take part, and why each cannot."""
-    kept, notes, device = [], [], resolve_device(request.device)
+    """The request without libraries and formats that cannot take part, and why each cannot."""
+    kept, formats, notes, device = [], [], [], resolve_device(request.device)
+    for kind in request.quantize:
+        try:
+            require_quantize(kind, device)
+        except InputError as error:
+            notes.append(error.message)
+        else:
+            formats.append(kind)
     for name in request.peers:
         try:
             choose_peers(request.work, [name], None, device=device)
@@ -91,7 +99,7 @@ def _with_what_is_there(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]
             notes.append(error.message)
         else:
             kept.append(name)
-    return replace(request, peers=tuple(kept)), notes
+    return replace(request, peers=tuple(kept), quantize=tuple(formats)), notes
 
 
 def machine_line(device: torch.device) -> str:

@@ -32,7 +32,9 @@ class DataSheet:
 
 
 DATA_SHEETS: dict[str, DataSheet] = {
+    "H200 NVL": DataSheet(835e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet (NVL)"),
     "H200": DataSheet(989e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet (SXM)"),
+    "H100 NVL": DataSheet(835e12, 3.9e12, "NVIDIA H100 Tensor Core GPU data sheet (NVL)"),
     "H100 PCIe": DataSheet(756e12, 2.0e12, "NVIDIA H100 Tensor Core GPU data sheet (PCIe)"),
     "H100": DataSheet(989e12, 3.35e12, "NVIDIA H100 Tensor Core GPU data sheet (SXM)"),
     "A100-SXM4-80GB": DataSheet(312e12, 2.039e12, "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)"),

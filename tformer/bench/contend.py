@@ -29,7 +29,7 @@ def bounds(*, bench: dict[str, Any], batch_size: int) -> dict[str, Any]:
     if work.product is not None:
         formats = [task.precision, *(entry.precision for entry in asked.entries)]
         ceilings = asdict(measure_ceilings(formats, task.device, product=work.product(task)))
-    costs = [None if work.cost is None else asdict(work.cost(task, entry.precision)) for entry in asked.entries]
+    costs = [asdict(work.cost(task, entry.precision)) for entry in asked.entries]
     return {"ceilings": ceilings, "costs": costs}
 
 

@@ -58,6 +58,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
 
     def say(answer: Answer) -> None:
+        signal.alarm(0)  # now, for from the answer on the process may stand still for longer than its limit
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
@@ -76,8 +77,7 @@ def main() -> None:
 
 
 def _next_request() -> dict[str, Any]:
-    """Empty at the end of stdin. The clock runs from when a request is there."""
-    signal.alarm(0)
+    """Empty at the end of stdin. The clock runs from when a request is there until it is answered."""
     line = sys.stdin.readline()
     request: dict[str, Any] = json.loads(line) if line else {}
     if request:

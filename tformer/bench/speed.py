@@ -20,14 +20,14 @@ from tformer.recipe.recipe import Recipe
 
 
 class Entry(NamedTuple):
-    """A contender by name."""
+    """A contender by name. precision: empty where nothing is multiplied."""
 
     name: str
     precision: str
 
     @property
     def label(self) -> str:
-        return f"{self.name} {self.precision}"
+        return f"{self.name} {self.precision}".strip()
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Row:
 
     Attributes:
         seconds, spread, repeats: of a round (median; quartile distance as a share of it).
-        tokens: of a round; cost: its `task.Cost` as a mapping, None where nothing is multiplied.
+        tokens: of a round; cost: its `task.Cost` as a mapping.
         memory: peak_rss_bytes, and on a GPU peak_gpu_bytes, of its process.
-        ceilings: of the machine, measured just before.
+        ceilings: of the machine, measured just before; None where nothing is multiplied.
     """
 
     entry: Entry

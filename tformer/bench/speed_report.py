@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tformer.bench.roofline import Roofline, roofline, roofline_line
-from tformer.bench.speed import Row, SpeedBench
+from tformer.bench.speed import Entry, Row, SpeedBench
 from tformer.bench.table import Table, markdown, show_bytes, show_factor
 from tformer.bench.works import WORKS
 
@@ -15,7 +15,8 @@ UNSTEADY = 0.2
 
 FAIRNESS = (
     "Same sizes, same numbers of tokens, random weights and ids, no text; a process for each, rounds in turn, the same "
-    "number of threads; medians. Memory is the peak of the whole process."
+    "number of threads; medians. Memory is the peak of the whole process. Where `tformer compiled` is said, as of "
+    "training on a GPU, tformer goes through torch.compile and the other libraries run eagerly."
 )
 
 
@@ -36,7 +37,7 @@ def document(bench: SpeedBench, rows: Sequence[Row], *, environment: dict[str, A
 
 def _entry(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """One row of the document."""
-    named = {"name": row.entry.name, "precision": row.entry.precision, "batch_size": row.batch_size}
+    named = {"name": row.entry.name, "precision": row.entry.precision or None, "batch_size": row.batch_size}
     if row.failed is not None:
         return {**named, "failed": row.failed}
     found = {
@@ -55,11 +56,10 @@ def _entry(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     found |= {
         "step_ms": 1000 * row.seconds / row.cost["steps"],
         "examples_per_second": row.cost["examples"] / row.seconds,
-        "flops": row.cost["flops"],
-        "bytes_read": row.cost["bytes_read"],
     }
     own = line_of(row)
     if own is not None:
+        found |= {"flops": row.cost["flops"], "bytes_read": row.cost["bytes_read"]}
         found |= {"share_of_peak": share_of_peak(row), "share_of_data_sheet": share_of_data_sheet(row)}
         found |= {"share_of_arithmetic": own.arithmetic, "share_of_bandwidth": own.bandwidth, "bound": own.bound}
     if row.is_ours and row.cost["memory"]:
@@ -70,7 +70,7 @@ def _entry(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
 def _best_entry(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "name": row.entry.name,
-        "precision": row.entry.precision,
+        "precision": row.entry.precision or None,
         "batch_size": row.batch_size,
         "tokens_per_second": row.tokens_per_second,
         "ratios": ratios(row, best_rows(rows)),
@@ -147,18 +147,18 @@ def _table(title: str, bench: SpeedBench, rows: Sequence[Row], *, any_batch: boo
     on_gpu = any("peak_gpu_bytes" in row.memory for row in rows)
     step = f"ms per {WORKS[bench.work].step}"
     memory = "peak GPU memory" if on_gpu else "peak memory"
-    headings = ("", "batch", "tokens/s", step, "spread", memory, "share of peak", "tformer is faster by")
-    return Table(title, headings, tuple(_cells(row, rows, len(headings), any_batch=any_batch) for row in rows))
+    ours = bench.entries[0]
+    headings = ("", "batch", "tokens/s", step, "spread", memory, "share of peak", f"{ours.label}: times as fast")
+    cells = (_cells(row, rows, len(headings), ours=ours, any_batch=any_batch) for row in rows)
+    return Table(title, headings, tuple(cells))
 
 
-def _cells(row: Row, rows: Sequence[Row], width: int, *, any_batch: bool) -> tuple[str, ...]:
+def _cells(row: Row, rows: Sequence[Row], width: int, *, ours: Entry, any_batch: bool) -> tuple[str, ...]:
     named = (row.entry.label, str(row.batch_size))
     if row.failed is not None:
         return (*named, row.failed, *[""] * (width - 3))
-    ours = next(
-        (one for one in rows if one.is_ours and one.failed is None and (any_batch or one.batch_size == row.batch_size)),
-        None,
-    )
+    beside = (one for one in rows if any_batch or one.batch_size == row.batch_size)
+    our_row = next((one for one in beside if one.entry == ours and one.failed is None), None)
     share = share_of_peak(row)
     steps = None if row.cost is None else row.cost["steps"]
     memory = row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])
@@ -169,7 +169,7 @@ def _cells(row: Row, rows: Sequence[Row], width: int, *, any_batch: bool) -> tup
         f"{row.spread:.0%}",
         show_bytes(memory),
         "" if share is None else f"{share:.0%}",
-        "" if ours is None or row.entry == ours.entry else show_factor(row_ratio(ours, row)),
+        "" if our_row is None or row.entry == ours else show_factor(row_ratio(our_row, row)),
     )
 
 
@@ -184,7 +184,7 @@ def _milliseconds(value: float) -> str:
 def settings_line(bench: SpeedBench) -> str:
     """Model, sizes and the work's own options, in one line."""
     options = [f"{name.replace('_', ' ')} {value}" for name, value in bench.options.items()]
-    extra = ["compiled"] if bench.compile else []
+    extra = ["tformer compiled"] if bench.compile else []  # the others are not
     return ", ".join([bench.model, f"length {bench.length}", *options, bench.device, *extra])
 
 
@@ -197,7 +197,9 @@ def lines(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         found = line_of(row) if row.failed is None else None
         if found is not None and row.is_ours:
-            told.append(roofline_line(f"{row.entry.label}, batch {row.batch_size}", found))
+            sheet = share_of_data_sheet(row)
+            line = roofline_line(f"{row.entry.label}, batch {row.batch_size}", found)
+            told.append(line if sheet is None else f"{line}; {sheet:.0%} of the data sheet")
             told += _memory_line(row)
     unsteady = [row for row in rows if row.failed is None and row.spread > UNSTEADY]
     if unsteady:

@@ -15,9 +15,10 @@ from tformer.bench.speed import Entry, SpeedBench, task_of
 from tformer.bench.task import OURS, Work
 from tformer.bench.works import WORKS
 from tformer.build import count_parameters
-from tformer.decoding.precision import QUANTIZE
+from tformer.decoding.precision import require_quantize
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.nn.hardware import DTYPES
 from tformer.recipe import load_recipe, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.training.precision import resolve_device, resolve_precision
@@ -58,12 +59,11 @@ class SpeedRequest:
 def resolve(request: SpeedRequest) -> tuple[SpeedBench, list[str]]:
     """The bench and what was decided for the user. Raises InputError before anything is measured."""
     work = WORKS[request.work]
-    for kind in request.quantize:
-        if kind not in QUANTIZE:
-            raise InputError(f"--quantize: found '{kind}', expected {' or '.join(QUANTIZE)}")
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     device = resolve_device(request.device)
+    for kind in request.quantize:
+        require_quantize(kind, device, DTYPES.get(request.precision))
     entries = choose_peers(request.work, request.peers, request.peer_precisions, device=device)
     recipe, name, notes = _recipe_of(request, work, device)
     length = request.length or work.length(recipe)
@@ -101,7 +101,7 @@ def peer_versions(bench: SpeedBench) -> dict[str, str]:
 
 def _precision(bench: SpeedBench, asked: str, work: Work, device: torch.device) -> str:
     if work.product is None:
-        return "fp32"
+        return ""
     if asked not in ("auto", "fp32", "bf16", "fp16"):
         raise InputError(f"--precision: found '{asked}', expected auto, fp32, bf16 or fp16")
     rows, d_model, d_ff = work.product(task_of(bench, max(bench.batch_sizes)))

@@ -25,7 +25,7 @@ class Task:
     Attributes:
         recipe: with every size decided, the vocabulary's too.
         length: tokens of an example (of a source; of a prompt).
-        precision: the number format of our products, `auto` resolved: fp32, bf16 or fp16.
+        precision: the number format of our products, `auto` resolved: fp32, bf16 or fp16; empty: nothing is multiplied.
         compile: our model goes through torch.compile.
         options: the work's own, by the names that its command has: `new_tokens`, `beam`, `texts`, ...
     """
@@ -70,8 +70,8 @@ class Work:
         arch: the family where neither --arch, --preset nor --config names one.
         step: what `step_ms` is of, in a word.
         make: our contender. precision: the task's, or `int8` for quantised matrices.
-        cost: of one round with weights and activations in `precision`; None: nothing is multiplied.
-        product: (rows, inner, columns) of the matrix product whose rate is the ceiling.
+        cost: of one round with weights and activations in `precision`.
+        product: (rows, inner, columns) of the matrix product whose rate is the ceiling; None: nothing is multiplied.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Work:
     make: Callable[[Task, str], Contender]
     batch_sizes: tuple[int, ...]
     length: Callable[[Recipe], int]
-    cost: Callable[[Task, str], Cost] | None = None
+    cost: Callable[[Task, str], Cost]
     product: Callable[[Task], tuple[int, int, int]] | None = None
     objective: str | None = None
     arch: str = "gpt"

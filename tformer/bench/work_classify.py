@@ -64,7 +64,7 @@ class Classification:
         task = self.task
         self._texts = Texts(task)
         self._objective = build_objective(task.recipe.objectives, objective_context(task))
-        self._model: nn.Module = compiled(inference_model(task, self.precision), wanted=task.compile)
+        self._model: nn.Module = compiled(inference_model(task, self.precision), wanted=task.compile, dynamic=True)
 
     def run(self) -> int:
         predict_scores(self._model, self._texts, self._objective.collate, head=HEAD)
@@ -79,14 +79,14 @@ def check(task: Task) -> None:
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """Real tokens only; every batch of ours reads all matrices."""
-    texts, parameters = Texts(task), matrix_parameters(task)
+    """Real tokens only, and in the head one vector a text; every batch of ours reads all matrices."""
+    texts, (of_stack, of_head) = Texts(task), matrix_parameters(task, head=HEAD)
     mean = float((texts.lengths**2).sum() / texts.tokens)  # of the text that a token is in
     attention = attention_flops_per_token(task.recipe.model, source_length=mean, target_length=mean)
     batches = sum(1 for _ in length_sorted_batches(texts, batch_tokens=default_batch_tokens(task.device)))
     return Cost(
-        flops=texts.tokens * (2.0 * parameters + attention),
-        bytes_read=float(batches * parameters * BYTES[precision]),
+        flops=texts.tokens * (2.0 * of_stack + attention) + len(texts) * 2.0 * of_head,
+        bytes_read=float(batches * (of_stack + of_head) * BYTES[precision]),
         steps=len(texts),
         examples=len(texts),
     )

@@ -15,6 +15,7 @@ from tformer.errors import InputError
 from tformer.training.flops import attention_flops_per_token
 from tformer.training.prepare import product_shape
 
+HEAD = "lm"
 PROMPT_LENGTH = 16
 ROWS = 4096  # of the product whose rate is the ceiling: with few rows it would be memory's
 
@@ -57,8 +58,11 @@ def check(task: Task) -> None:
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """Every step reads all matrices and the keys and values of all rows; the first reads the prompts."""
-    new_tokens, parameters = task.options["new_tokens"], matrix_parameters(task)
+    """Every step reads all matrices and the keys and values of all rows; the first reads the prompts.
+
+    The head reads one position of a row at each step, of a prompt the last.
+    """
+    new_tokens, (of_stack, of_head) = task.options["new_tokens"], matrix_parameters(task, head=HEAD)
     positions = task.length + new_tokens - 1  # that one row passes through the model
     mean_length = task.length + (new_tokens - 1) / 2
     attention = attention_flops_per_token(task.recipe.model, source_length=mean_length, target_length=mean_length)
@@ -66,9 +70,9 @@ def cost(task: Task, precision: str) -> Cost:
     cached = sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
     cache_bytes = BYTES["bf16" if precision == "int8" else precision]
     return Cost(
-        flops=task.batch_size * positions * (2.0 * parameters + attention),
+        flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
         bytes_read=new_tokens
-        * (float(parameters * BYTES[precision]) + task.batch_size * mean_length * cached * cache_bytes),
+        * (float((of_stack + of_head) * BYTES[precision]) + task.batch_size * mean_length * cached * cache_bytes),
         steps=new_tokens,
         examples=task.batch_size,
     )

@@ -17,7 +17,7 @@ from tformer.objectives import build_objective
 from tformer.recipe.recipe import Recipe
 from tformer.training import assemble
 from tformer.training.estimate import estimate_memory
-from tformer.training.flops import attention_flops_per_token
+from tformer.training.flops import attention_flops_per_token, parameters_per_token
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
 from tformer.training.precision import LossScaler
@@ -98,9 +98,11 @@ class _Silent:
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """6 N + attention a token, as the log line of training counts; the state of training read once a step."""
+    """6 N + attention a token, as the log line of training counts: of a head only the tokens that have a label. The
+    state of training is read once a step."""
     model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
-    parameters, both = assemble.matmul_parameters(model), model.encoder is not None and model.decoder is not None
+    parameters = parameters_per_token(model, task.recipe, length=task.length)
+    both = model.encoder is not None and model.decoder is not None
     attention = attention_flops_per_token(task.recipe.model, source_length=task.length, target_length=task.length)
     flops_per_token = BACKWARD_AND_FORWARD * (2.0 * parameters / (2 if both else 1) + attention)
     steps = STEPS[task.device.type]

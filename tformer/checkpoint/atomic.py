@@ -33,12 +33,18 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """Replaces a file by rename; a symbolic link is followed once, so that the link stays a link.
 
+    A pipe or a device, such as /dev/null, is written to and never replaced.
+
     Raises:
         StorageError: the disk refuses; the old file is untouched and the temporary is gone.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(files.TEMPORARY + target.name)
     with files.storage_errors(path):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with open(target, "wb") as stream:
+                stream.writelines(chunks)
+            return
         try:
             write_durably(temporary, chunks)
             files.rename(temporary, target)

@@ -49,6 +49,7 @@ def all_(
         from tformer.bench.cases import cases_for
         from tformer.checkpoint.atomic import write_text
         from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.run import make_folders
         from tformer.training.precision import resolve_device
 
         where = resolve_device(device)
@@ -60,6 +61,7 @@ def all_(
         report = run_all(cases, where, told=told, should_stop=flag.should_stop)
         if report is None:
             raise flag.interrupted("interrupted: nothing was written")
+        make_folders(out.parent)
         write_text(out, report.markdown)
     if as_json:
         emit_json(report.document)

@@ -38,7 +38,7 @@ def run_bench(asked: Mapping[str, Any], *, out: Path | None, as_json: bool) -> N
         if out is not None:
             require_writable(out.parent)
         versions = peer_versions(bench)
-        line = environment_line(torch.device(bench.device), dtype=bench.precision)
+        line = environment_line(torch.device(bench.device), dtype=bench.precision or "text")
         line = ", ".join([line, *(f"{name} {version}" for name, version in versions.items())])
         for note in [*decided, line]:
             console.print(visible(note), markup=False)

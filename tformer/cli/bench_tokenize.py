@@ -63,7 +63,8 @@ def tokenize(
     """Time text to ids, in the pieces of 64K characters that training cuts text into.
 
     The vocabulary is that of the recipe, trained on the same text beforehand, or with --tokenizer or --run one that
-    there is. --batch-size counts pieces.
+    there is. --batch-size counts pieces; a step of the report is a batch of them. Nothing is multiplied: no ceiling
+    applies, and `share_of_peak` is null.
     """
     require_positive(megabytes=megabytes)
     if run is not None and tokenizer is not None:

@@ -28,7 +28,7 @@ from tformer.cli.common import examples
 EPILOG = examples(
     "`tformer bench train --arch gpt --preset char --batch-size 16 --peer transformers`",
     "`tformer bench train --arch gpt --preset small --length 512 --batch-size 2 --peer transformers --out train.md`",
-    "`tformer bench train --arch bert --preset base --batch-size 4,8,16 --json`",
+    "`tformer bench train --arch roberta --preset base --batch-size 4,8,16 --json`",
 )
 
 

@@ -25,7 +25,7 @@ from tformer.decoding.completion import Completion, OnToken, check_prompts
 from tformer.decoding.inputs import check_sources, left_padded, right_padded
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.model import Transformer
-from tformer.nn.cache import ModelCache
+from tformer.nn.cache import ModelCache, quickest_dtype
 from tformer.tokenizer import Tokenizer
 
 
@@ -200,7 +200,8 @@ def _prefill(
     device = next(model.parameters()).device
     longest = max(map(len, windows))
     capacity = min(model.max_seq_len, longest + steps)
-    cache = model.new_cache(len(windows), capacity, device=device, dtype=model.compute_dtype)
+    dtype = quickest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
+    cache = model.new_cache(len(windows), capacity, device=device, dtype=dtype)
     ids_BT, mask_BT = left_padded(windows, device)
     inputs = _decoder_inputs(sources is not None, input_ids=ids_BT, attention_mask=mask_BT)
     if sources is not None and full is not None:

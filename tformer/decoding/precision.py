@@ -54,9 +54,20 @@ def prepare_inference(model: Transformer, dtype: torch.dtype, *, quantize: str =
     Raises InputError for an unknown `quantize`, or int8 where there is none: elsewhere than on a CPU that multiplies 8
     bits in hardware, and in fp16.
     """
+    kind = require_quantize(quantize, next(model.parameters()).device, dtype)
+    keep_freed_memory()
+    cast_matrices(model, dtype)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.freeze(kind)
+        elif isinstance(module, VocabularyHead):
+            module.freeze(kind, dtype)
+
+
+def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
+    """The kind of that name. Raises InputError for another, and for int8 where there is none (dtype None: any)."""
     if quantize not in QUANTIZE:
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
-    device = next(model.parameters()).device
     if quantize == "int8" and not int8_is_possible(device):
         raise InputError(
             f"--quantize int8 needs a CPU with 8-bit products (VNNI, AMX) and a PyTorch with oneDNN, found {device}",
@@ -64,13 +75,7 @@ def prepare_inference(model: Transformer, dtype: torch.dtype, *, quantize: str =
         )
     if quantize == "int8" and dtype == torch.float16:
         raise InputError("--quantize int8 goes with bf16 or fp32, found fp16")
-    keep_freed_memory()
-    cast_matrices(model, dtype)
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.freeze(quantize)
-        elif isinstance(module, VocabularyHead):
-            module.freeze(quantize, dtype)
+    return quantize
 
 
 def _is_plain_head(module: nn.Module) -> bool:

@@ -19,6 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FEW_SLOTS = 1024
+"""Of all rows together: up to so many, a CPU's attention is bound by its overhead, not by reading the cache."""
+
+
+def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
+    """In which format to keep keys and values of `slots` positions, computed in `dtype`, that single queries read.
+
+    PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.
+    """
+    few_on_cpu = device.type == "cpu" and slots <= FEW_SLOTS
+    return torch.float32 if few_on_cpu and dtype == torch.bfloat16 else dtype
+
 
 class LayerState(Protocol):
     """What a layer of any attention kind remembers between steps of decoding."""

@@ -54,19 +54,19 @@ class Int8Product:
     """
 
     def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
-        scale_O1 = _row_scales(weight_OD)
+        scale_O1 = _row_scales(weight_OD).float()
         rounded_OD = (weight_OD / scale_O1).round_().to(torch.int8)
         self.scale_O = scale_O1.squeeze(1)
         self.zero_O = torch.zeros(len(rounded_OD), dtype=torch.long)
         self.packed = torch.ops.onednn.qlinear_prepack(rounded_OD, None)
-        self.bias = None if bias_O is None else bias_O.float()
+        self.bias = None if bias_O is None else bias_O.to(out_dtype or weight_OD.dtype)
         self.out_dtype = out_dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = self.out_dtype or x.dtype
         x_ND = x.reshape(-1, x.shape[-1])
         scale_N1 = _row_scales(x_ND)
-        signed_ND = (x_ND / scale_N1).round_().to(torch.int8)
+        signed_ND = (x_ND / scale_N1.float()).round_().to(torch.int8)
         unsigned_ND = signed_ND.view(torch.uint8).bitwise_xor_(ZERO_POINT)  # the quickest way to add it
         out_NO = torch.ops.onednn.qlinear_pointwise(
             unsigned_ND, 1.0, ZERO_POINT, self.packed, self.scale_O, self.zero_O, None, 1.0, 0, dtype, "none", [], ""
@@ -77,9 +77,9 @@ class Int8Product:
 
 
 def _row_scales(x_ND: Tensor) -> Tensor:
-    """fp32 [N, 1]: what 1 stands for in 8 bits; a number that bf16 has too, to multiply with in bf16."""
-    highest_N1 = x_ND.abs().amax(-1, keepdim=True).float()  # `vector_norm` takes several times as long
-    return highest_N1.mul_(1 / LARGEST).clamp_(min=TINY).bfloat16().float()
+    """bf16 [N, 1]: what 1 stands for in 8 bits, a number that can be multiplied with in bf16 and in fp32."""
+    highest_N1 = x_ND.abs().amax(-1, keepdim=True).bfloat16()  # `vector_norm` takes several times as long
+    return highest_N1.mul(1 / LARGEST).clamp_(min=TINY)
 
 
 PRODUCTS: dict[str, Callable[..., Product]] = {"none": PackedProduct, "int8": Int8Product}

@@ -137,9 +137,12 @@ def matmul_parameters(model: Transformer) -> int:
     return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))
 
 
-def compiled(model: Transformer, *, wanted: bool) -> nn.Module:
-    """The model's forward, compiled or as it is; the bare model stays the one that is saved."""
+def compiled(model: Transformer, *, wanted: bool, dynamic: bool = False) -> nn.Module:
+    """The model's forward, compiled or as it is; the bare model stays the one that is saved.
+
+    dynamic: once for batches of all shapes, in place of once for each shape.
+    """
     if not wanted:
         return model
-    forward: nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment]
+    forward: nn.Module = torch.compile(model, dynamic=dynamic)  # type: ignore[assignment]
     return forward

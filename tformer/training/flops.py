@@ -1,18 +1,27 @@
-"""What attention costs per token, layer by layer: each with its own kind, options and heads.
+"""What a token costs: the matrices that it meets, and attention, layer by layer with its own kind, options and heads.
 
+A head's matrices count for the positions that it reads, which are few in masked language modelling.
 Every kind says what a query costs it, in keys (`options.keys_per_query`): full attention looks at all T, a window at
 those in sight, Linformer at its rank and what projecting to it takes, Performer at its features and their making.
 """
 
 from __future__ import annotations
 
+from torch import nn
+
 from tformer.build import layer_sizes
 from tformer.data.pair_mixture import MixedPairs
 from tformer.data.pair_set import PairTokens
 from tformer.metrics import attention_flops
+from tformer.model import Transformer
 from tformer.nn.attention import CROSS_ATTENTION
+from tformer.nn.heads import PooledHead
+from tformer.objectives.masked_lm import TERM as MASKED_LM
+from tformer.objectives.options import MaskedLmOptions
 from tformer.recipe.layers import layer_sections
 from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
+from tformer.training.assemble import matmul_parameters
 from tformer.training.material import Material
 
 
@@ -24,6 +33,30 @@ def mean_lengths(material: Material) -> tuple[float, float]:
     lengths = samples.lengths
     length = material.tokens_per_sample if lengths is None else float(lengths.mean())
     return length, length
+
+
+def parameters_per_token(model: Transformer, recipe: Recipe, *, length: float) -> float:
+    """Parameters in the matrix products that a token of training meets, on average.
+
+    Those of the stacks meet all. Those of a head meet the tokens that it is asked for: of masked language modelling the
+    hidden ones, of a whole sample (`length` tokens on average) one.
+    """
+    found = float(matmul_parameters(model))
+    for name, head in model.heads.items():
+        found -= (1 - _share_of_tokens(name, head, recipe, length)) * head_parameters(head)
+    return found
+
+
+def head_parameters(head: nn.Module) -> int:
+    """Parameters in the matrix products of a head; a tied one is its own here."""
+    return sum(parameter.numel() for parameter in head.parameters() if parameter.ndim >= 2)
+
+
+def _share_of_tokens(name: str, head: nn.Module, recipe: Recipe, length: float) -> float:
+    if isinstance(head, PooledHead):
+        return 1 / length
+    shares = [options.mask_share for options in recipe.objectives if isinstance(options, MaskedLmOptions)]
+    return shares[0] if shares and name == MASKED_LM else 1.0
 
 
 def attention_flops_per_token(model: Model, *, source_length: float, target_length: float) -> float:

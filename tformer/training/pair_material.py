@@ -17,7 +17,7 @@ from tformer.tokenizer import Tokenizer
 from tformer.training.material import Material, Samples, Sources
 from tformer.training.pair_validation import PairValidation, plan_decoding
 from tformer.training.precision import resolve_device
-from tformer.training.sequence_targets import translate_sources
+from tformer.training.sequence_targets import translate_sources, weights_digest
 from tformer.training.tokenizers import decoder_context, obtain_tokenizers
 
 BUILTIN = "builtin:dates"
@@ -131,11 +131,12 @@ def _taught(
         return parts, []
     if sources.start.dry_run:
         return parts, ["dry run: the teacher translates nothing, the references stand in for it"]
-    device = resolve_device(sources.recipe.training.device)
+    device, weights = resolve_device(sources.recipe.training.device), weights_digest(teacher.model)
     translated = [
         translate_sources(
             part,
             teacher,
+            weights=weights,
             device=device,
             cache_dir=sources.cache_dir,
             progress=sources.progress,

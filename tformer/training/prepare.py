@@ -183,9 +183,10 @@ def measure_peak(prepared: Prepared) -> float:
     )
 
 
-def training_flops_per_token(prepared: Prepared, matmul_parameters: int) -> float:
+def training_flops_per_token(prepared: Prepared, matmul_parameters: float) -> float:
     """6 N + 12 (sum of d S over the layers): forward and backward of every matrix product and of attention.
 
+    `matmul_parameters`: those that a token meets (`flops.parameters_per_token`).
     S is what each layer's kind of attention costs in keys, T for full attention, T being the mean length; of images,
     operations per image: of all its patches. A token of a pair passes through the encoder or the decoder: half of the
     products each.

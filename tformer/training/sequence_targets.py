@@ -59,6 +59,7 @@ def translate_sources(
     originals: PairTokens,
     teacher: Loaded,
     *,
+    weights: str,
     device: torch.device,
     cache_dir: Path | None,
     progress: Progress,
@@ -66,8 +67,9 @@ def translate_sources(
 ) -> Translated:
     """The sources of `originals` with the teacher's translations, from the cache or made now.
 
-    The teacher moves to the device and is cast to the number format of its inference. Notes tell how many sentences
-    there are and how near to the references they came.
+    The teacher moves to the device and is cast to the number format of its inference; `weights` is the
+    `weights_digest` of what was loaded, before any set of pairs had it cast. Notes tell how many sentences there are
+    and how near to the references they came.
 
     Raises InputError for a model that does not translate, and for a cache file that another process is writing;
     StorageError where it cannot be written; Interrupted when `should_stop` says so, with everything so far kept.
@@ -75,7 +77,7 @@ def translate_sources(
     model, recipe = teacher.model, teacher.recipe
     dtype = inference_dtype("auto", trained_in=recipe.training.precision, device=device)
     texts = [originals.texts(index) for index in range(len(originals))]
-    parts = (_digest(model), dtype, repr(recipe.generation), teacher.decoder_tokens, [source for source, _ in texts])
+    parts = (weights, dtype, repr(recipe.generation), teacher.decoder_tokens, [source for source, _ in texts])
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     path = (default_cache_dir() if cache_dir is None else cache_dir) / f"translations-{key}.jsonl"
     with _opened(path) as file:
@@ -171,7 +173,7 @@ def _whole_lines(file: IO[bytes], sources: Sequence[str]) -> list[str]:
     return outputs
 
 
-def _digest(model: Transformer) -> str:
+def weights_digest(model: Transformer) -> str:
     """Of all weights: another teacher has other translations."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():

@@ -28,6 +28,7 @@ from tformer.training import assemble
 from tformer.training.batches import make_batches
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.dry_run import describe
+from tformer.training.flops import mean_lengths, parameters_per_token
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.material import Progress
 from tformer.training.parallel import SingleProcess
@@ -236,7 +237,6 @@ class Session:
             device=self.prepared.device,
             ema=self.ema,
         )
-        matmul_parameters = assemble.matmul_parameters(self.model)
         trainer = Trainer(
             components,
             Hooks(
@@ -252,7 +252,7 @@ class Session:
             seed=recipe.seed,
             state=self.state,
             warmup_steps=recipe.schedule.warmup_steps,
-            flops_per_token=training_flops_per_token(self.prepared, matmul_parameters),
+            flops_per_token=self._flops_per_token(),
             peak_flops=measure_peak(self.prepared),
             deadline=deadline,
         )
@@ -285,7 +285,7 @@ class Session:
             "step": state.step,
             "tokens": state.tokens,
             "parameters": self.prepared.num_parameters,
-            "flops_per_token": training_flops_per_token(self.prepared, assemble.matmul_parameters(self.model)),
+            "flops_per_token": self._flops_per_token(),
             "peak_device_bytes": device_peak(self.prepared.device),
             "checkpoint": None if latest is None else str(latest),
             "best_checkpoint": None if best is None else str(best),
@@ -293,6 +293,12 @@ class Session:
             "sample": self.last_sample,
             "seconds": round(time.monotonic() - self.began, 2),
         }
+
+    def _flops_per_token(self) -> float:
+        length, _ = mean_lengths(self.prepared.material)
+        return training_flops_per_token(
+            self.prepared, parameters_per_token(self.model, self.prepared.recipe, length=length)
+        )
 
     # The loop's hooks.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tformer.checkpoint.atomic import write_file
 from tformer.errors import InputError, cannot_write, did_you_mean
 
 FORMATS = ("html", "png", "svg", "terminal", "json", "csv")
@@ -72,29 +72,11 @@ def write_output(output: Output, content: str | bytes) -> None:
             stream.write(raw)
         sys.stdout.flush()
         return
-    target = Path(os.path.realpath(output.path))
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(raw)  # a pipe or a device such as /dev/null: to be written to, never to be replaced
-        else:
-            _replace(target, raw)
+        output.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(output.path, error) from error
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """A file by rename. `checkpoint.atomic` does this too, but brings seconds of imports that a page does without."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[:80]}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_file(output.path, [raw])
 
 
 def _by_suffix(output: Path, offered: Sequence[str], default: str) -> str:

@@ -48,7 +48,7 @@ PEERS: dict[tuple[str, str], Peer] = {
     ("train", "x-transformers"): Peer("x_transformers_train", ("x_transformers",)),
     ("translate", "transformers"): Peer("transformers_translate", ("transformers",)),
     ("translate", "ctranslate2"): Peer("ctranslate2_translate", ("ctranslate2", "transformers"), None),
-    ("tokenize", "transformers"): Peer("transformers_tokenize", ("transformers",), ("fp32",)),
+    ("tokenize", "transformers"): Peer("transformers_tokenize", ("transformers",), ("",)),  # it multiplies nothing
 }
 
 

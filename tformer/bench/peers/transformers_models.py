@@ -87,6 +87,8 @@ def _stack(task: Task, side: str, *, without: str) -> Stack:
     sizes = resolve_sizes(model, side)
     if sizes.num_heads * sizes.head_dim != model.d_model:
         raise InputError(f"--peer transformers: its heads fill the width {model.d_model}, these do not")
+    if stack.feedforward.gated or sizes.num_kv_heads != sizes.num_heads:
+        raise InputError("--peer transformers: GPT-2 and BERT have no gates and no shared key heads, this model has")
     return stack
 
 

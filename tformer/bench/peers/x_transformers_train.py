@@ -28,6 +28,8 @@ class LanguageModel(nn.Module):
         stack = model.decoder
         if stack is None or model.encoder is not None:
             raise InputError("--peer x-transformers: it trains decoders here, this model has an encoder")
+        if stack.feedforward.gated:
+            raise InputError("--peer x-transformers: the decoder that it trains here has no gates, this model has")
         sizes = resolve_sizes(model, "decoder")
         layers: dict[str, Any] = {
             "dim": model.d_model,

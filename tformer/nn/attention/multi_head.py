@@ -146,6 +146,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
             if isinstance(cache, LayerCache):
                 k, v = cache.append(k, v)
+                q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
         out_BHTv, weights = self.mechanism(
             q,
             k,
@@ -171,7 +172,7 @@ class MultiHeadAttention(nn.Module):
             if beams > 1:
                 weights = weights.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
             taps.put("weights", weights)
-        out_BTD = self.out(out_BHTv.transpose(1, 2).flatten(2))
+        out_BTD = self.out(out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
         return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
 
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:

@@ -28,9 +28,9 @@ def single_is_faster(q_BHTh: Tensor) -> bool:
 
 def attend_single(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
     """[B, H, T, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32."""
-    (batch, heads, num_queries, _), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
+    (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
     rows = heads // num_kv_heads * num_queries  # G T: the query heads that share a key head become one matrix
-    q_BKRh = q_BHTh.reshape(batch, num_kv_heads, rows, -1)
+    q_BKRh = q_BHTh.reshape(batch, num_kv_heads, rows, head_dim)
     if rows == 1:
         scores_BKRS = (k_BKSh @ q_BKRh.transpose(-1, -2)).transpose(-1, -2)
     else:
@@ -42,4 +42,5 @@ def attend_single(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tenso
     weights_BHTS = padded_BHTS.softmax(dim=-1)[..., :num_keys]
     if mask is not None:
         weights_BHTS = weights_BHTS.masked_fill(~mask.any(-1, keepdim=True), 0.0)
-    return (weights_BHTS.reshape(batch, num_kv_heads, rows, num_keys) @ v_BKSv).view(batch, heads, num_queries, -1)
+    out_BKRv = weights_BHTS.reshape(batch, num_kv_heads, rows, num_keys) @ v_BKSv
+    return out_BKRv.view(batch, heads, num_queries, v_BKSv.shape[-1])
