@@ -41,6 +41,15 @@ def test_a_missing_library_names_the_extra() -> None:
     assert caught.value.hint == "pip install 'tformer[bench]'"
 
 
+def test_an_installed_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Peer, device: object) -> None:
+        raise ImportError("libfoo.so: cannot open shared object file")
+
+    monkeypatch.setattr(Peer, "precisions_on", broken)
+    with pytest.raises(InputError, match="--peer here: it cannot be imported: libfoo"):
+        choose_peers("train", ["here"], None)
+
+
 def test_the_table_names_files_that_exist() -> None:
     from pathlib import Path
 

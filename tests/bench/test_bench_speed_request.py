@@ -91,6 +91,7 @@ def test_classification_gets_a_classifier() -> None:
         ("train", {"arch": "vit", "preset": "tiny"}, "models of images are not benched"),
         ("generate", {"quantize": ["int4"], "options": {"new_tokens": 1}}, "--quantize: found 'int4'"),
         ("generate", {"options": {"new_tokens": 500}}, "the model reads 256"),
+        ("generate", {"length": 300, "options": {"new_tokens": 1}}, "--prompt-length: found 300"),
         ("generate", {"arch": "bert", "preset": "tiny", "options": {"new_tokens": 1}}, "has no decoder"),
     ],
 )

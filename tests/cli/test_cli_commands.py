@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -35,3 +37,10 @@ def test_only_the_called_command_is_imported() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     modules = {f"tformer.cli.{command.module}" for command in COMMANDS.values()}
     assert modules & set(found) == {"tformer.cli.plot"}
+
+
+@pytest.mark.parametrize("words", [(), ("bench",), ("runs",), ("config",)])
+def test_help_without_a_command_ends_with_words(cli: Callable[..., Any], words: tuple[str, ...]) -> None:
+    done = cli(*words)
+    assert done.code == 2 and "error: no command was given" in done.err
+    assert f"see '{' '.join(['tformer', *words])} --help'" in done.err

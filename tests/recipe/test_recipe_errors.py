@@ -69,6 +69,7 @@ IN_FILES = {
     "word for an integer": ("seed: on", "seed: found the text 'on', expected an integer"),
     "boolean for an integer": ("seed: true", "seed: found true, expected an integer"),
     "float for an integer": ("training: {max_steps: 3.0}", "training.max_steps: found 3.0, expected an integer"),
+    "too many threads": ("training: {threads: 5000}", "training.threads: found 5000, expected at most 4096"),
     "list for an integer": ("seed: [1]", "seed: found a list of 1, expected an integer"),
     "null for an integer": ("seed: null", "seed: found null, expected an integer"),
     "text for a number": ("optimizer: {lr: '1e-3'}", "optimizer.lr: found the text '1e-3', expected a number"),

@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 
-from tformer.bench.speed_request import SpeedRequest
+from tformer.bench.speed_request import LENGTH_OPTIONS, SpeedRequest
 
 TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "ctranslate2"
 NO_DROPOUT = tuple(
     f"model.{key}=0" for key in ("embedding.dropout", "decoder.dropout", "decoder.attention_dropout")
 )  # as nanoGPT's own bench has it
 BOTH = ("none", "int8")
-LENGTH_FLAGS = {"generate": "--prompt-length", "translate": "--source-length"}
-"""What `length` is called by a command that does not call it so."""
-
 QUICK_REPEATS, QUICK_SECONDS, QUICK_TEXTS = 3, 300.0, 1000
 
 
@@ -133,7 +130,7 @@ def command_of(request: SpeedRequest) -> str:
     if request.batch_sizes:
         words += ["--batch-size", ",".join(map(str, request.batch_sizes))]
     if request.length is not None:
-        words += [LENGTH_FLAGS.get(request.work, "--length"), str(request.length)]
+        words += [LENGTH_OPTIONS.get(request.work, "--length"), str(request.length)]
     words += _options(request.options)
     if tuple(request.quantize) != _DEFAULTS["quantize"]:
         words += ["--quantize", ",".join(request.quantize)]

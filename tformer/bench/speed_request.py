@@ -26,6 +26,8 @@ from tformer.training.precision import resolve_device, resolve_precision
 CHARACTERS = 65
 """What a vocabulary of characters is taken to be: tinyshakespeare's."""
 
+LENGTH_OPTIONS = {"generate": "--prompt-length", "translate": "--source-length"}  # of the others: --length
+
 LABELS = ("0", "1")  # of a classifier whose recipe names none
 
 
@@ -68,7 +70,8 @@ def resolve(request: SpeedRequest) -> tuple[SpeedBench, list[str]]:
     recipe, name, notes = _recipe_of(request, work, device)
     length = request.length or work.length(recipe)
     if length > recipe.model.max_seq_len:
-        raise InputError(f"--length: found {length}, the model reads {recipe.model.max_seq_len} positions at most")
+        option = LENGTH_OPTIONS.get(request.work, "--length")
+        raise InputError(f"{option}: found {length}, the model reads {recipe.model.max_seq_len} positions at most")
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
     bench = SpeedBench(
         work=work.name,

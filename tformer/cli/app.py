@@ -90,7 +90,8 @@ def report(error: Exception) -> int:
         return known.exit_code
     if hasattr(error, "format_message"):  # typer's own usage errors
         command = getattr(getattr(error, "ctx", None), "command_path", "tformer")
-        _complain(" ".join(str(error.format_message()).split()), f"see '{command} --help'")
+        message = " ".join(str(error.format_message()).split()) or "no command was given"  # typer has no words for it
+        _complain(message, f"see '{command} --help'")
         return 2
     _complain(
         f"internal error: {type(error).__name__}: {error}", "this is a bug in tformer; --debug shows the traceback"

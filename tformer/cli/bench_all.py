@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer.cli.bench_options import HOW, RESULT, AsJson, Device, Threads, require_positive
+from tformer.cli.bench_options import HOW, RESULT, AsJson, Device, Threads, require_threads
 from tformer.cli.common import StopFlag, console, emit, emit_json, examples
 from tformer.errors import InputError, visible
 
@@ -39,7 +39,7 @@ def all_(
     What cannot be measured is said, and the rest goes on. The report has the machine, versions, the date and the
     command of each figure.
     """
-    require_positive(threads=threads)
+    require_threads(threads)
     if out.is_dir():
         raise InputError(f"--out: {out} is a folder, expected a file")
     with StopFlag() as flag:

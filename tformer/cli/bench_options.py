@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from tformer.errors import InputError
 
 MODEL, WORK, PEERS, HOW, RESULT = "Which model", "The work", "Compared with", "How", "Result"
 MOST = 2**24
+MOST_THREADS = 4096
 
 Arch = Annotated[str | None, typer.Option("--arch", help="A family, for example gpt.", rich_help_panel=MODEL)]
 Preset = Annotated[str | None, typer.Option("--preset", help="A shipped recipe of the family.", rich_help_panel=MODEL)]
@@ -95,18 +97,28 @@ def words(option: str, text: str) -> tuple[str, ...]:
 
 
 def require_positive(**values: float | None) -> None:
-    """Raise InputError for a number that is not above 0; None was not given."""
+    """Raise InputError for a number that is not above 0, or infinite; None was not given."""
     for name, value in values.items():
         if value is not None and not value > 0:
             raise InputError(f"--{name.replace('_', '-')}: found {value}, expected more than 0")
+        if value == inf:
+            raise InputError(f"--{name.replace('_', '-')}: found {value}, expected a finite number")
+
+
+def require_threads(threads: int | None) -> None:
+    """Raise InputError for a number of threads that no machine has; None was not given."""
+    require_positive(threads=threads)
+    if threads is not None and threads > MOST_THREADS:
+        raise InputError(f"--threads: found {threads}, expected {MOST_THREADS:,} at most")
 
 
 def speed_flags(
     *, batch_size: str | None, peer: list[str] | None, peer_precision: str | None, **flags: Any
 ) -> dict[str, Any]:
     """What every command shares, checked, as fields of a `SpeedRequest`. Raises InputError."""
-    positive = ("length", "repeats", "max_seconds", "threads")
+    positive = ("length", "repeats", "max_seconds")
     require_positive(**{name: flags[name] for name in positive if name in flags})
+    require_threads(flags.get("threads"))
     return {
         **flags,
         "batch_sizes": whole_numbers("--batch-size", batch_size),

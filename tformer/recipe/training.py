@@ -76,7 +76,7 @@ class Training(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     device: str = "auto"
-    threads: Positive | None = None
+    threads: Annotated[int, Field(gt=0, le=4096)] | None = None
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:

@@ -65,7 +65,10 @@ def choose_peers(
         missing = [module for module in known[name].needs if importlib.util.find_spec(module) is None]
         if missing:
             raise InputError(f"--peer {name}: {missing[0]} is not installed", hint="pip install 'tformer[bench]'")
-        usable = known[name].precisions_on(device)
+        try:
+            usable = known[name].precisions_on(device)
+        except ImportError as error:  # installed, but broken
+            raise InputError(f"--peer {name}: it cannot be imported: {error}") from error
         for precision in precisions or usable:
             if precision not in usable:
                 raise InputError(
