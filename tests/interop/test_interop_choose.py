@@ -33,7 +33,7 @@ CLASSES = {
     **dict.fromkeys((f"transformer/{name}" for name in ("base", "big", "base-enfr", "big-enfr")), "MarianMTModel"),
 }
 REFUSED = {
-    **dict.fromkeys(("gpt/tiny", "gpt/modern", "gpt/char-12s", "gpt/char-6m", "gpt/char-8m"), "relu2"),
+    **dict.fromkeys(("gpt/tiny", "gpt/modern", "gpt/char-12s", "gpt/char-6m", "gpt/char-15m"), "relu2"),
     **dict.fromkeys(("bert/pretrain", "bert/pairs", "roberta/tiny", "electra/tiny", "bart/tiny"), "qk_norm"),
     **dict.fromkeys(("bert/classify", "bert/finetune"), "model.heads.classifier.pooling: mean"),
     **dict.fromkeys(("transformer/modern", "transformer/dates", "t5/tiny", "vit/cifar"), "qk_norm"),
