@@ -11,9 +11,9 @@ from torch import nn
 from tests.nn.attention_cases import LAYER_KINDS, arange, naive, positions_for, self_attention, tensors
 from tformer.nn.attention import FullAttentionOptions, core
 from tformer.nn.attention.core import attend
+from tformer.nn.attention.few import attend_few, few_are_faster
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.attention.single import attend_single, single_is_faster
 from tformer.nn.cache import CrossCache
 from tformer.nn.drophead import DropHead, drop_heads
 from tformer.nn.positions.rope import RopeOptions
@@ -241,10 +241,10 @@ def test_few_queries_equal_the_formula(
         mask[2] = False
     before = [x.clone() for x in (q, k, v)]
     expected, _ = naive(q, k, v, mask=mask, scale=0.4)
-    torch.testing.assert_close(attend_single(q, k, v, mask=mask, scale=0.4), expected)
+    torch.testing.assert_close(attend_few(q, k, v, mask=mask, scale=0.4), expected)
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True))
     if mask is not None:
-        assert not attend_single(q, k, v, mask=mask, scale=0.4)[2].any()
+        assert not attend_few(q, k, v, mask=mask, scale=0.4)[2].any()
 
 
 @pytest.mark.parametrize(("examples", "queries"), [(0, 1), (0, 3), (2, 0), (0, 0)])
@@ -253,18 +253,18 @@ def test_no_examples_and_no_queries_give_an_empty_answer(examples: int, queries:
     """A last batch may be empty, and nobody may ask; a size of -1 would be ambiguous there."""
     q, k, v = (x.detach() for x in tensors(b=examples, k=kv_heads, t=queries, s=6, v=7))
     for mask in (None, torch.ones(examples, 1, queries, 6, dtype=torch.bool)):
-        assert attend_single(q, k, v, mask=mask, scale=0.4).shape == (examples, 4, queries, 7)
+        assert attend_few(q, k, v, mask=mask, scale=0.4).shape == (examples, 4, queries, 7)
 
 
 def test_a_single_query_of_a_view_equals_the_formula() -> None:
     q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(b=3, k=2, t=4, s=6))
-    torch.testing.assert_close(attend_single(q, k, v, mask=None, scale=0.4), naive(q, k, v, mask=None, scale=0.4)[0])
+    torch.testing.assert_close(attend_few(q, k, v, mask=None, scale=0.4), naive(q, k, v, mask=None, scale=0.4)[0])
 
 
 def test_a_single_query_has_a_gradient() -> None:
     q, k, v = tensors(b=2, k=2, t=1, s=6)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()[:, None, None]
-    found, expected = attend_single(q, k, v, mask=mask, scale=0.4), naive(q, k, v, mask=mask, scale=0.4)[0]
+    found, expected = attend_few(q, k, v, mask=mask, scale=0.4), naive(q, k, v, mask=mask, scale=0.4)[0]
     for one, other in zip(
         *(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected)), strict=True
     ):
@@ -273,9 +273,9 @@ def test_a_single_query_has_a_gradient() -> None:
 
 def test_bf16_on_a_cpu_takes_the_single_query_and_stays_close() -> None:
     q, k, v = (x.detach().bfloat16() for x in tensors(t=1))
-    assert single_is_faster(q) and not single_is_faster(q.float()) and not single_is_faster(q.repeat(1, 1, 2, 1))
+    assert few_are_faster(q) and not few_are_faster(q.float()) and not few_are_faster(q.repeat(1, 1, 2, 1))
     with torch.no_grad():
-        assert single_is_faster(q.repeat(1, 1, 8, 1)) and not single_is_faster(q.repeat(1, 1, 9, 1))
+        assert few_are_faster(q.repeat(1, 1, 8, 1)) and not few_are_faster(q.repeat(1, 1, 9, 1))
     expected, _ = naive(q.double(), k.double(), v.double(), mask=None, scale=0.4)
     torch.testing.assert_close(attend(q, k, v, scale=0.4)[0].double(), expected, atol=2e-2, rtol=2e-2)
 
@@ -290,9 +290,9 @@ def test_few_queries_are_chosen_without_a_gradient_and_never_where_causal(
 
     def counted(*given: Any, **more: Any) -> torch.Tensor:
         calls.append(1)
-        return attend_single(*given, **more)
+        return attend_few(*given, **more)
 
-    monkeypatch.setattr(core, "attend_single", counted)
+    monkeypatch.setattr(core, "attend_few", counted)
     mask = torch.ones(queries, queries, dtype=torch.bool).tril() if causal else None
     expected, _ = naive(q.double(), k.double(), v.double(), mask=mask, scale=0.4)
     for grad in (True, False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tformer.bench.ceiling import Ceilings
 from tformer.bench.roofline import Roofline, roofline, roofline_line
 from tformer.bench.speed import Entry, Row, SpeedBench
 from tformer.bench.table import Table, markdown, show_bytes, show_factor
@@ -98,15 +99,18 @@ def ratios(row: Row, others: Sequence[Row]) -> dict[str, float]:
 
 def line_of(row: Row) -> Roofline | None:
     """Shares of the ceilings of the contender's own number format."""
-    return None if row.ceilings is None else _against(row, _own_rate(row), row.ceilings["bytes_per_second"])
+    return (
+        None
+        if row.ceilings is None
+        else _against(row, _measured(row).arithmetic(row.entry.precision), row.ceilings["bytes_per_second"])
+    )
 
 
 def share_of_peak(row: Row) -> float | None:
     """Of the nearer ceiling, the best measured format's: so that all contenders are compared with the same machine."""
     if row.ceilings is None:
         return None
-    rate = max(row.ceilings["flops_per_second"].values())
-    found = _against(row, rate, row.ceilings["bytes_per_second"])
+    found = _against(row, _measured(row).best, row.ceilings["bytes_per_second"])
     return None if found is None else found.share
 
 
@@ -117,10 +121,10 @@ def share_of_data_sheet(row: Row) -> float | None:
     return None if found is None else found.share
 
 
-def _own_rate(row: Row) -> float:
+def _measured(row: Row) -> Ceilings:
+    """As they were before they went through JSON."""
     assert row.ceilings is not None
-    rates: dict[str, float] = row.ceilings["flops_per_second"]
-    return rates.get(row.entry.precision, max(rates.values()))
+    return Ceilings(**row.ceilings)
 
 
 def _against(row: Row, flops_per_second: float, bytes_per_second: float) -> Roofline | None:

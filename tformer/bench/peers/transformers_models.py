@@ -19,7 +19,7 @@ def gpt2(task: Task) -> Any:
     """`GPT2LMHeadModel`. Raises InputError for a recipe with an encoder."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    _quiet()
+    quiet()
     model = task.recipe.model
     stack = _stack(task, "decoder", without="encoder")
     make_config: Any = GPT2Config
@@ -59,7 +59,7 @@ def bert_for_classification(task: Task) -> Any:
 def _bert_config(task: Task) -> Any:
     from transformers import BertConfig
 
-    _quiet()
+    quiet()
     model = task.recipe.model
     stack = _stack(task, "encoder", without="decoder")
     make_config: Any = BertConfig
@@ -96,7 +96,7 @@ def _inner(stack: Stack, d_model: int) -> int:
     return stack.feedforward.d_ff or 4 * d_model
 
 
-def _quiet() -> None:
+def quiet() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity(QUIET)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.bench.peers.transformers_models import _quiet
+from tformer.bench.peers.transformers_models import quiet
 from tformer.bench.task import Task
 from tformer.bench.work_tokenize import texts_of, tokenizer_of, use_threads
 
@@ -24,7 +24,7 @@ class TransformersTokenizing:
     def prepare(self) -> None:
         from transformers import PreTrainedTokenizerFast
 
-        _quiet()
+        quiet()
         use_threads()
         self._batches = texts_of(self.task)
         rust = RustTokenizer.from_str(tokenizer_of(self.task).to_json())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tformer.bench.peers.transformers_models import _quiet
+from tformer.bench.peers.transformers_models import quiet
 from tformer.bench.random_material import SPECIAL
 from tformer.bench.task import SEED, Task, synchronise
 from tformer.bench.work_translate import sources_of
@@ -56,7 +56,7 @@ def marian(task: Task) -> Any:
     """`MarianMTModel` with random weights."""
     from transformers import MarianConfig, MarianMTModel
 
-    _quiet()
+    quiet()
     model = task.recipe.model
     encoder, decoder = model.encoder, model.decoder
     assert encoder is not None and decoder is not None

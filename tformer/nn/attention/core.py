@@ -2,7 +2,7 @@
 
 One entry, `attend`, four ways to the same numbers:
 - fused: PyTorch's kernel, which never stores the T x S scores;
-- blocked (`blocked.py`) and single (`single.py`, few queries): the same for bf16 on a CPU, several times faster there;
+- blocked (`blocked.py`) and few (queries, `few.py`): the same for bf16 on a CPU, several times faster there;
 - explicit (`chunked.py`): where that kernel would store them or cannot say what is asked (a bias that is learned,
   Shaw's terms, dropout on a CPU, value_dim other than head_dim, weights to look at).
 A query that may look nowhere gets zeros, and finite gradients, on all of them.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tformer.nn.attention.blocked import attend_blocked, blocks_are_faster
 from tformer.nn.attention.chunked import attend_chunked
-from tformer.nn.attention.single import attend_single, single_is_faster
+from tformer.nn.attention.few import attend_few, few_are_faster
 
 BiasFunction = Callable[[slice], Tensor]
 ScoreFunction = Callable[[Tensor, slice], Tensor]
@@ -63,8 +63,8 @@ def attend(
         need_weights or score_fn is not None or mix_fn is not None or (dropout > 0.0 and q_BHTh.device.type == "cpu")
     )
     blocked = not explicit and bias_fn is None and blocks_are_faster(q_BHTh)
-    single = not explicit and bias_fn is None and not is_causal and single_is_faster(q_BHTh)
-    explicit = explicit or (not (blocked or single) and q_BHTh.shape[-1] != v_BKSv.shape[-1])
+    few = not explicit and bias_fn is None and not is_causal and few_are_faster(q_BHTh)
+    explicit = explicit or (not (blocked or few) and q_BHTh.shape[-1] != v_BKSv.shape[-1])
     bias: Tensor | None = None
     if bias_fn is not None and not explicit:
         bias = _mergeable_bias(bias_fn, q_BHTh, num_keys)
@@ -84,8 +84,8 @@ def attend(
             dropout=dropout,
             need_weights=need_weights,
         )
-    elif single:
-        out = attend_single(q_BHTh, k_BKSh, v_BKSv, mask=mask, scale=scale)
+    elif few:
+        out = attend_few(q_BHTh, k_BKSh, v_BKSv, mask=mask, scale=scale)
     elif blocked:
         out = attend_blocked(q_BHTh, k_BKSh, v_BKSv, mask=mask, is_causal=is_causal, scale=scale)
     else:

@@ -19,14 +19,14 @@ FEW = 8  # queries
 WIDTH = 16  # of a vector register, in fp32
 
 
-def single_is_faster(q_BHTh: Tensor) -> bool:
+def few_are_faster(q_BHTh: Tensor) -> bool:
     """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence)."""
     on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
     most = 1 if torch.is_grad_enabled() else FEW
     return on_cpu and q_BHTh.shape[2] <= most and not torch.compiler.is_compiling()
 
 
-def attend_single(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
+def attend_few(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
     """[B, H, T, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32."""
     (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
     rows = heads // num_kv_heads * num_queries  # G T: the query heads that share a key head become one matrix
