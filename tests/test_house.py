@@ -26,7 +26,8 @@ LAYERS = (
     ("objectives", "optim", "model"),
     ("nn", "data", "metrics"),
     ("tokenizer",),
-    ("errors", "memory"),
+    ("kernels",),
+    ("cache_dir", "errors", "memory"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FREE_OF_FILES = {"nn", "model"}  # these see torch and the rooms below that hold no file, tokenizer or optimizer

@@ -138,7 +138,7 @@ def rows_of(cache: ModelCache) -> list[int]:
     rows = cache.key_positions[:, 0].tolist()
     for layer in cache.layers:
         assert layer.keys[:, 0, 3, 0].tolist() == layer.values[:, 1, 0, 3].tolist() == rows
-        assert layer.keys.shape[2] == cache.capacity
+        assert layer.capacity == cache.capacity
     for other in cache.cross:
         keys, values = other.read()
         assert keys[:, 0, 0, 0].tolist() == values[:, 0, 0, 0].tolist() == rows

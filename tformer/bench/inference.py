@@ -16,8 +16,10 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Of a weight of a matrix; what quantised matrices need beside (scales) is left out."""
 
 
-def inference_model(task: Task, precision: str) -> Transformer:
+def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
     """Drawn from a fixed seed, in evaluation mode. precision: the task's, or int8: its matrices quantised.
+
+    rows: of a step of decoding; None: many.
 
     One that is to be compiled keeps its plain matrices: packed ones the compiler cannot look into.
     """
@@ -28,7 +30,7 @@ def inference_model(task: Task, precision: str) -> Transformer:
         cast_matrices(model, DTYPES[task.precision])
         return model
     quantize = "none" if precision == task.precision else precision
-    prepare_inference(model, DTYPES[task.precision], quantize=quantize)
+    prepare_inference(model, DTYPES[task.precision], quantize=quantize, rows=rows)
     return model
 
 

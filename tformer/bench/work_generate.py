@@ -30,7 +30,7 @@ class Generation:
 
     def prepare(self) -> None:
         task = self.task
-        self._model = inference_model(task, self.precision)
+        self._model = inference_model(task, self.precision, rows=task.batch_size)
         self._prompts = random_ids(task, task.batch_size, task.length).tolist()
         new_tokens = task.options["new_tokens"]
         self._settings = GenerationSettings(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=0.0)

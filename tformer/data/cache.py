@@ -25,20 +25,13 @@ from typing import IO
 
 import numpy as np
 
+from tformer.cache_dir import default_cache_dir
 from tformer.data import shards
 from tformer.data.corpus import TokenCorpus
 from tformer.data.shards import DamagedShardError, map_array, storage_error, token_dtype, verify_array
 from tformer.data.tokenise import Encoder, Progress, Source, shard_path, write_entry
 
 TEMPORARY = ".tmp-"
-
-
-def default_cache_dir() -> Path:
-    """$TFORMER_CACHE, else tformer/ in $XDG_CACHE_HOME or ~/.cache."""
-    if path := os.environ.get("TFORMER_CACHE"):
-        return Path(path).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "tformer"
 
 
 def token_corpus(

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tformer.kernels.functions import find
+
 NEVER = float("-inf")
 CHUNK = 64
 
@@ -25,8 +27,19 @@ CHUNK = 64
 def top_candidates(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The `k` (<= V) largest fp32 values of each row and their ids, [R, k] each: largest first, equal ones by id.
 
+    NaN counts as larger than any number, so that it is seen.
+    """
+    kernels = find() if logprobs_RV.device.type == "cpu" else None
+    if kernels is not None:
+        return kernels.top(logprobs_RV, k)
+    return _top_by_chunks(logprobs_RV, k)
+
+
+def _top_by_chunks(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """By PyTorch's operators.
+
     The k largest lie in the k chunks with the largest maxima, and a pass for maxima runs at the memory's speed: some
-    times faster than `topk` over a whole vocabulary. NaN counts as larger than any number, so that it is seen.
+    times faster than `topk` over a whole vocabulary.
     """
     num_rows, vocab_size = logprobs_RV.shape
     chunks = vocab_size // CHUNK

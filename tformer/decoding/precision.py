@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from tformer.errors import InputError, did_you_mean
+from tformer.kernels.functions import find
 from tformer.memory import keep_freed_memory
 from tformer.model import Transformer
 from tformer.nn.hardware import DTYPES, has_bf16_instructions
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.kernels import bring
 from tformer.nn.linear import Linear
 from tformer.nn.products import Quantize, int8_is_possible
 
@@ -47,21 +49,28 @@ def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
                 parameter.data = parameter.data.to(dtype)
 
 
-def prepare_inference(model: Transformer, dtype: torch.dtype, *, quantize: str = "none") -> None:
+def prepare_inference(
+    model: Transformer, dtype: torch.dtype, *, quantize: str = "none", rows: int | None = None
+) -> None:
     """Make a model as quick as it gets, for inference alone: matrices in `dtype`, on a CPU packed or in 8 bits.
+
+    rows: the most that a step of decoding has, texts times samples or beams; None: many.
 
     After this its weights cannot be read, saved or trained; load it again for that.
     Raises InputError for an unknown `quantize`, or int8 where there is none: elsewhere than on a CPU that multiplies 8
     bits in hardware, and in fp16.
     """
-    kind = require_quantize(quantize, next(model.parameters()).device, dtype)
+    device = next(model.parameters()).device
+    kind = require_quantize(quantize, device, dtype)
     keep_freed_memory()
+    if device.type == "cpu":
+        bring(find())
     cast_matrices(model, dtype)
     for module in model.modules():
         if isinstance(module, Linear):
-            module.freeze(kind)
+            module.freeze(kind, rows)
         elif isinstance(module, VocabularyHead):
-            module.freeze(kind, dtype)
+            module.freeze(kind, dtype, rows)
 
 
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:

@@ -12,15 +12,20 @@ b beams, so that B / b sentences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tformer.nn.kernels import brought
+
 FEW_SLOTS = 1024
 """Of all rows together: up to so many, a CPU's attention is bound by its overhead, not by reading the cache."""
+SLACK = 8
+"""The number of slots for which a row's room grows."""
 
 
 def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
@@ -28,6 +33,8 @@ def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> t
 
     PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.
     """
+    if brought() is not None:
+        return dtype
     few_on_cpu = device.type == "cpu" and slots <= FEW_SLOTS
     return torch.float32 if few_on_cpu and dtype == torch.bfloat16 else dtype
 
@@ -57,18 +64,25 @@ class LayerCache:
         dtype: torch.dtype,
     ) -> None:
         # Nothing beyond `length` is ever read, and memory that is not written costs nothing on a CPU.
-        self.keys = torch.empty(batch_size, num_kv_heads, capacity, head_dim, device=device, dtype=dtype)
-        self.values = torch.empty(batch_size, num_kv_heads, capacity, value_dim, device=device, dtype=dtype)
-        self.length = 0
+        rows = (batch_size, num_kv_heads, capacity)
+        self._keys = _Kept(torch.empty(*rows, head_dim, device=device, dtype=dtype))
+        self._values = _Kept(torch.empty(*rows, value_dim, device=device, dtype=dtype))
+        self.capacity, self.length = capacity, 0
 
     @property
-    def capacity(self) -> int:
-        return self.keys.shape[2]
+    def keys(self) -> Tensor:
+        return self._keys.slots
+
+    @property
+    def values(self) -> Tensor:
+        return self._values.slots
 
     def append(self, k_BKTh: Tensor, v_BKTv: Tensor) -> tuple[Tensor, Tensor]:
         """Write T new slots and return views of all S in use. ValueError when they do not fit."""
         end = self.length + k_BKTh.shape[2]
         _check_fit(end, self.capacity)
+        if end > self.keys.shape[2]:
+            self._keys, self._values = self._with_room(self.keys, end), self._with_room(self.values, end)
         self.keys[:, :, self.length : end] = k_BKTh
         self.values[:, :, self.length : end] = v_BKTv
         self.length = end
@@ -77,33 +91,53 @@ class LayerCache:
     def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
         """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
         spares = Spares() if spares is None else spares
-        capacity = self.capacity if capacity is None else capacity
-        self.keys = spares.gather(self.keys, index, length=self.length, capacity=capacity)
-        self.values = spares.gather(self.values, index, length=self.length, capacity=capacity)
+        self.capacity = self.capacity if capacity is None else capacity
+        self._keys = spares.gather(self._keys, index, length=self.length, capacity=self.capacity)
+        self._values = spares.gather(self._values, index, length=self.length, capacity=self.capacity)
 
     def truncate(self, length: int) -> None:
         self.length = length
 
+    def _with_room(self, old_BKCx: Tensor, end: int) -> _Kept:
+        new_BKCx = old_BKCx.new_empty(*old_BKCx.shape[:2], _room(end, self.capacity), old_BKCx.shape[3])
+        new_BKCx[:, :, : self.length] = old_BKCx[:, :, : self.length]
+        return _Kept(new_BKCx)
+
+
+class _Kept(NamedTuple):
+    """Slots [B, K, C, x], and the memory they begin in if that is larger."""
+
+    slots: Tensor
+    memory: Tensor | None = None
+
 
 class Spares:
-    """Memory for moving rows: a tensor is gathered into a free one, and is then itself the free one of its shape.
+    """Memory for moving rows: a tensor is gathered into a free one, and is then itself the free one of its size.
 
-    Layers of one shape share a single free tensor, so that a reorder allocates nothing and clears nothing.
+    Layers of one shape share a single free tensor, so that a reorder allocates nothing and clears nothing. What is
+    gathered has room for few more slots: with gaps between heads, memory is read several times more slowly.
     """
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, ...], Tensor] = {}
 
-    def gather(self, storage_BKCx: Tensor, index: Tensor, *, length: int, capacity: int) -> Tensor:
-        """Rows `index` of the first `length` slots, in a tensor with room for `capacity`; `storage` is given up."""
-        num_kv_heads, _, size = storage_BKCx.shape[1:]
-        free = self._free.get((num_kv_heads, capacity, size))
-        if free is None or free.shape[0] < index.shape[0]:
-            free = storage_BKCx.new_empty(index.shape[0], num_kv_heads, capacity, size)
-        target = free[: index.shape[0]]
-        torch.index_select(storage_BKCx[:, :, :length], 0, index, out=target[:, :, :length])
-        self._free[tuple(storage_BKCx.shape[1:])] = storage_BKCx
-        return target
+    def gather(self, kept: _Kept, index: Tensor, *, length: int, capacity: int) -> _Kept:
+        """Rows `index` of the first `length` slots, with room for more, up to `capacity`; `kept` is given up."""
+        _, num_kv_heads, _, size = kept.slots.shape
+        shape = (index.shape[0], num_kv_heads, _room(length + 1, capacity), size)
+        memory = self._free.pop((num_kv_heads, size), None)
+        if memory is None or memory.numel() < math.prod(shape):
+            memory = kept.slots.new_empty(index.shape[0] * num_kv_heads * capacity * size)
+        slots = memory[: math.prod(shape)].view(shape)
+        torch.index_select(kept.slots[:, :, :length], 0, index, out=slots[:, :, :length])
+        if kept.memory is not None:
+            self._free[num_kv_heads, size] = kept.memory
+        return _Kept(slots, memory)
+
+
+def _room(slots: int, capacity: int) -> int:
+    """So many slots lie together for `slots` to fit, and a few after them."""
+    return min(capacity, -(-slots // SLACK) * SLACK)
 
 
 class CrossCache:

@@ -175,9 +175,10 @@ class VocabularyHead(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     @torch.no_grad()
-    def freeze(self, quantize: Quantize, dtype: torch.dtype) -> None:
+    def freeze(self, quantize: Quantize, dtype: torch.dtype, rows: int | None = None) -> None:
         """For inference alone: prepare the product. The weight stays, for it may be the embedding table too."""
-        self.product = prepare_product(self.matrix().to(dtype), self.bias, quantize, out_dtype=torch.float32)
+        matrix = self.matrix().to(dtype)
+        self.product = prepare_product(matrix, self.bias, quantize, rows=rows, out_dtype=torch.float32)
 
 
 class PooledHead(nn.Module):

@@ -33,10 +33,10 @@ class Linear(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
     @torch.no_grad()
-    def freeze(self, quantize: Quantize) -> None:
+    def freeze(self, quantize: Quantize, rows: int | None = None) -> None:
         """For inference alone: prepare the product, and let go of the weight. Its shape stays, its numbers are NaN."""
         assert self.product is None, "frozen already: its weight is gone"
-        self.product = prepare_product(self.weight, self.bias, quantize)
+        self.product = prepare_product(self.weight.detach(), self.bias, quantize, rows=rows)
         if self.product is not None:
             self.weight = nn.Parameter(self.weight.new_full((1, 1), torch.nan).expand_as(self.weight), False)
 

@@ -5,6 +5,9 @@
     int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, the input as it comes
             with a scale for each of its rows (after LLM.int8(), arXiv 2208.07339, without its outliers)
 
+Both have a second form for steps of few rows, by kernels of our own where there are some (`nn/kernels.py`): those read
+the weight as it is stored, at the memory's speed.
+
 Sums of 8-bit products are exact integers, so that a row's result does not depend on the rows beside it. A row that
 holds a NaN or an infinity becomes NaN as a whole.
 
@@ -18,7 +21,10 @@ from functools import cache
 from typing import Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from tformer.nn.kernels import Kernels, brought
 
 Quantize = Literal["none", "int8"]
 
@@ -26,6 +32,8 @@ LARGEST = 126  # a row's largest number in 8 bits: rounding the scale may make i
 ZERO_POINT = 128
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TINY = 1e-20  # a row of zeros has this scale, in place of a division by zero
+FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
+"""Up to so many, our kernels are ahead of oneDNN's: then they multiply more slowly than it does."""
 
 
 class Product(Protocol):
@@ -54,26 +62,70 @@ class Int8Product:
     """
 
     def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
-        scale_O1 = _row_scales(weight_OD).float()
-        rounded_OD = (weight_OD / scale_O1).round_().to(torch.int8)
-        self.scale_O = scale_O1.squeeze(1)
+        rounded_OD, self.scale_O = _rounded(weight_OD)
         self.zero_O = torch.zeros(len(rounded_OD), dtype=torch.long)
         self.packed = torch.ops.onednn.qlinear_prepack(rounded_OD, None)
-        self.bias = None if bias_O is None else bias_O.to(out_dtype or weight_OD.dtype)
+        self.bias = None if bias_O is None else bias_O.float()
         self.out_dtype = out_dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = self.out_dtype or x.dtype
         x_ND = x.reshape(-1, x.shape[-1])
-        scale_N1 = _row_scales(x_ND)
-        signed_ND = (x_ND / scale_N1.float()).round_().to(torch.int8)
-        unsigned_ND = signed_ND.view(torch.uint8).bitwise_xor_(ZERO_POINT)  # the quickest way to add it
+        kernels = brought()
+        unsigned_ND, scale_N = _unsigned_rows(x_ND) if kernels is None else kernels.round_rows(x_ND)
         out_NO = torch.ops.onednn.qlinear_pointwise(
             unsigned_ND, 1.0, ZERO_POINT, self.packed, self.scale_O, self.zero_O, None, 1.0, 0, dtype, "none", [], ""
         )
-        scale_N1 = scale_N1.to(dtype)
-        out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias.to(dtype), out_NO, scale_N1)
+        if kernels is not None:
+            out_NO = kernels.rescale_rows(out_NO, scale_N, self.bias)
+        elif self.bias is None:
+            out_NO = out_NO.mul_(scale_N.to(dtype).unsqueeze(1))
+        else:
+            out_NO = torch.addcmul(self.bias.to(dtype), out_NO, scale_N.to(dtype).unsqueeze(1))
         return out_NO.view(*x.shape[:-1], len(self.scale_O))
+
+
+class FewRowsProduct:
+    """bf16, for steps of few rows; more of them, a prompt's, are multiplied by PyTorch's operator."""
+
+    def __init__(
+        self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> None:
+        self.weight_OD, self.bias = weight_OD, None if bias_O is None else bias_O.to(weight_OD.dtype)
+        self.out_dtype = out_dtype or weight_OD.dtype
+        self.few = kernels.linear(weight_OD, bias_O, scales_O=None, out_dtype=self.out_dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.numel() <= FEW_ROWS["none"] * x.shape[-1] and x.dtype == torch.bfloat16:
+            return self.few(x)
+        return F.linear(x.to(self.weight_OD.dtype), self.weight_OD, self.bias).to(self.out_dtype)
+
+
+class FewRowsInt8Product:
+    """`Int8Product` for steps of few rows; more of them take longer than there."""
+
+    def __init__(
+        self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> None:
+        rounded_OD, scale_O = _rounded(weight_OD)
+        self.few = kernels.linear(rounded_OD, bias_O, scales_O=scale_O, out_dtype=out_dtype or weight_OD.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.few(x)
+
+
+def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [O, D], and fp32 [O]: what 1 stands for in each row."""
+    scale_O1 = _row_scales(weight_OD).float()
+    return (weight_OD / scale_O1).round_().to(torch.int8), scale_O1.squeeze(1)
+
+
+def _unsigned_rows(x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """`Kernels.round_rows` by PyTorch's operators; the scales are numbers of bf16."""
+    scale_N1 = _row_scales(x_ND)
+    signed_ND = (x_ND / scale_N1.float()).round_().to(torch.int8)
+    unsigned_ND = signed_ND.view(torch.uint8).bitwise_xor_(ZERO_POINT)  # the quickest way to add it
+    return unsigned_ND, scale_N1.squeeze(1)
 
 
 def _row_scales(x_ND: Tensor) -> Tensor:
@@ -82,14 +134,21 @@ def _row_scales(x_ND: Tensor) -> Tensor:
     return highest_N1.mul(1 / LARGEST).clamp_(min=TINY)
 
 
-PRODUCTS: dict[str, Callable[..., Product]] = {"none": PackedProduct, "int8": Int8Product}
+PRODUCTS: dict[Quantize, Callable[..., Product]] = {"none": PackedProduct, "int8": Int8Product}
+FEW_ROWS_PRODUCTS: dict[Quantize, Callable[..., Product]] = {"none": FewRowsProduct, "int8": FewRowsInt8Product}
 
 
 def prepare_product(
-    weight_OD: Tensor, bias_O: Tensor | None, quantize: Quantize, *, out_dtype: torch.dtype | None = None
+    weight_OD: Tensor,
+    bias_O: Tensor | None,
+    quantize: Quantize,
+    *,
+    rows: int | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Product | None:
     """The product of a weight that stays as it is; None where the plain one is as good (no CPU, no oneDNN).
 
+    rows: how many there are in a step, at most; None: many.
     Raises ValueError for int8 where `int8_is_possible` says no, and for a weight in fp16, which overflows.
     """
     if quantize == "int8":
@@ -99,6 +158,9 @@ def prepare_product(
             raise ValueError(f"8-bit products are made of weights in bf16 or fp32, found {weight_OD.dtype}")
     elif not (_has_onednn(weight_OD.device) and _packs(weight_OD.dtype)):
         return None
+    kernels = brought()
+    if kernels is not None and rows is not None and rows <= FEW_ROWS[quantize] and _fits_kernels(weight_OD, quantize):
+        return FEW_ROWS_PRODUCTS[quantize](kernels, weight_OD, bias_O, out_dtype)
     return PRODUCTS[quantize](weight_OD, bias_O, out_dtype)
 
 
@@ -113,6 +175,10 @@ def _sums_are_exact() -> bool:
     ones = torch.ones(LARGEST, LARGEST)
     largest = Int8Product(ones, None)(ones)
     return bool((largest > 0.9 * LARGEST).all())
+
+
+def _fits_kernels(weight_OD: Tensor, quantize: Quantize) -> bool:
+    return quantize == "int8" or weight_OD.dtype == torch.bfloat16
 
 
 def _packs(dtype: torch.dtype) -> bool:

@@ -20,7 +20,7 @@ from typing import IO
 
 import torch
 
-from tformer.data.cache import default_cache_dir
+from tformer.cache_dir import default_cache_dir
 from tformer.data.pair_set import PairTokens
 from tformer.data.pair_tables import PairRow
 from tformer.decoding.precision import cast_matrices, inference_dtype

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.nn.attention.masks import MASKED_SCORE
+from tformer.nn.kernels import brought
 
 FEW = 8  # queries
 WIDTH = 16  # of a vector register, in fp32
@@ -27,7 +28,13 @@ def few_are_faster(q_BHTh: Tensor) -> bool:
 
 
 def attend_few(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
-    """[B, H, T, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32."""
+    """[B, H, T, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32.
+
+    A kernel of our own, where there is one, reads keys and values once and rounds nothing between.
+    """
+    kernels = brought()
+    if kernels is not None and not torch.is_grad_enabled():
+        return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, scale=scale)
     (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
     rows = heads // num_kv_heads * num_queries  # G T: the query heads that share a key head become one matrix
     q_BKRh = q_BHTh.reshape(batch, num_kv_heads, rows, head_dim)

@@ -1,0 +1,142 @@
+"""The compiled library of this room's C files: built on first use, kept per user, checked before it is trusted.
+
+A library is named by the digest of everything it is made of: sources, flags, compiler and processor. It is built in a
+file of its own and appears whole. Only files that nobody else can have written are loaded. On another system than
+Linux, without a compiler, or with TFORMER_KERNELS=off there is no library, and PyTorch's operators do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tformer.cache_dir import default_cache_dir
+
+SWITCH = "TFORMER_KERNELS"
+COMPILERS = ("cc", "gcc", "clang")
+# No exceptions of floating-point arithmetic are read here; without that promise its loops stay scalar.
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+BUILD_SECONDS = 60
+
+POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+
+
+class LinearArguments(ctypes.Structure):
+    """`struct linear` of linear.h."""
+
+    _fields_ = [
+        ("weight", POINTER),
+        ("bias", POINTER),
+        ("scales", POINTER),
+        ("totals", POINTER),
+        ("inner", LONG),
+        ("columns", LONG),
+        ("wide", INT),
+    ]
+
+
+class AttentionArguments(ctypes.Structure):
+    """`struct attention` of attention.h."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "out")),
+        *((name, LONG) for name in ("rows", "heads", "kv_heads", "num_queries", "num_keys", "head_dim", "value_dim")),
+        ("q_strides", LONG * 3),
+        ("k_strides", LONG * 3),
+        ("v_strides", LONG * 3),
+        ("mask_strides", LONG * 4),
+        ("bias_strides", LONG * 4),
+        ("scale", ctypes.c_float),
+    ]
+
+
+SIGNATURES = {
+    "linear_bf16": (None, [POINTER, POINTER, POINTER, LONG, INT]),
+    "linear_int8": (INT, [POINTER, POINTER, INT, POINTER, LONG, INT]),
+    "round_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
+    "rescale_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
+    "attend": (INT, [POINTER, INT]),
+    "top": (INT, [POINTER, LONG, LONG, LONG, LONG, POINTER, POINTER, INT]),
+}
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """The library, built if need be (a second or two, once per machine); None where there is none."""
+    if sys.platform != "linux" or os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false"):
+        return None
+    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
+    if compiler is None:
+        return None
+    try:
+        sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".c", ".h"))
+        kept = _folder() / f"{_digest(sources, compiler)}.so"
+        if not _is_ours(kept):
+            _build(compiler, [path for path in sources if path.suffix == ".c"], kept)
+        library = ctypes.CDLL(str(kept))
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, subprocess.SubprocessError, AttributeError):
+        return None  # a home that cannot be written, a compiler that fails: nothing that a user must repair
+    return library
+
+
+def _compilers() -> tuple[str, ...]:
+    chosen = os.environ.get("CC", "").split()
+    return (chosen[0], *COMPILERS) if chosen else COMPILERS
+
+
+def _folder() -> Path:
+    """A folder of the cache that belongs to this user alone."""
+    folder = default_cache_dir() / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(folder):
+        raise OSError(f"{folder} can be written by others")
+    return folder
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is there, and only this user can have written it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _digest(sources: list[Path], compiler: str) -> str:
+    found = Path(compiler).resolve()
+    parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), platform.machine(), _processor()]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What tells instruction sets apart: homes are shared between machines."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _build(compiler: str, sources: list[Path], target: Path) -> None:
+    """SubprocessError when the compiler fails or takes too long."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
+    os.close(handle)
+    try:
+        command = [compiler, *FLAGS, *map(str, sources), "-o", name, "-lm"]
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS)
+        os.chmod(name, 0o700)
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
