@@ -6,11 +6,13 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tformer.nn.kernels import bring
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 
@@ -41,6 +43,13 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     """No test sees the user's cache, and none reaches for a network."""
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_nobody() -> Iterator[None]:
+    """What a command brought for its process, the next test has not."""
+    yield
+    bring(None)
 
 
 @pytest.fixture

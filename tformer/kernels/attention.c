@@ -9,6 +9,7 @@ enum { LINE = 64, MOST_ASKED = 64, VECTORS = 4 }; /* bytes of a cache line; keys
 
 /* e^x for x <= 0, to within two units in the last place: 2^(n + f) with a polynomial for 2^f (Cephes' expf). */
 static inline float exponential(float x) {
+    x = x < -104.0f ? -104.0f : x; /* 0 to any fp32 sum that has a 1 in it */
     float n = rintf(x * 1.44269504f);
     float f = fmaf(n, -0.693359375f, x);
     f = fmaf(n, 2.12194440e-4f, f);
@@ -120,7 +121,7 @@ static void one(const struct attention *a, long b, long h, long t, float *scores
 /* Every query head of every row. Returns 1 when memory is short. */
 int attend(const struct attention *a, int threads) {
     long each = in_lanes(a->num_keys), heads = a->rows * a->heads;
-    float *room = malloc((size_t)(each * threads) * sizeof(float));
+    float *room = malloc((size_t)(each * threads + 1) * sizeof(float));
     if (!room) return 1;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (long i = 0; i < heads; i++) {

@@ -16,12 +16,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from tformer.cache_dir import default_cache_dir
 
-SWITCH = "TFORMER_KERNELS"
+SWITCH, OFF = "TFORMER_KERNELS", ("off", "0", "no", "false")
 COMPILERS = ("cc", "gcc", "clang")
 # No exceptions of floating-point arithmetic are read here; without that promise its loops stay scalar.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
@@ -72,28 +74,51 @@ SIGNATURES = {
 @cache
 def load() -> ctypes.CDLL | None:
     """The library, built if need be (a second or two, once per machine); None where there is none."""
-    if sys.platform != "linux" or os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false"):
-        return None
-    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
-    if compiler is None:
+    compiler = find_compiler()
+    if sys.platform != "linux" or compiler is None or os.environ.get(SWITCH, "").lower() in OFF:
         return None
     try:
-        sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".c", ".h"))
-        kept = _folder() / f"{_digest(sources, compiler)}.so"
-        if not _is_ours(kept):
-            _build(compiler, [path for path in sources if path.suffix == ".c"], kept)
-        library = ctypes.CDLL(str(kept))
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        kept = _folder() / f"{_digest(compiler)}.so"
+        if _is_ours(kept):
+            with suppress(OSError):  # damaged: it is made anew
+                return open_at(kept)
+        build(compiler, kept)
+        return open_at(kept)
     except (OSError, subprocess.SubprocessError, AttributeError):
         return None  # a home that cannot be written, a compiler that fails: nothing that a user must repair
+
+
+def find_compiler() -> str | None:
+    """$CC, or the system's C compiler."""
+    chosen = os.environ.get("CC", "").split()[:1]
+    return next((found for name in (*chosen, *COMPILERS) if (found := shutil.which(name))), None)
+
+
+def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
+    """Compile this room into `target`. SubprocessError when the compiler fails or takes too long."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
+    os.close(handle)
+    try:
+        sources = [str(path) for path in _sources() if path.suffix == ".c"]
+        command = [compiler, *flags, *sources, "-o", name, "-lm"]
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS)
+        os.chmod(name, 0o700)
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def open_at(path: Path) -> ctypes.CDLL:
+    """A library that `build` made. OSError or AttributeError for another file."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 
-def _compilers() -> tuple[str, ...]:
-    chosen = os.environ.get("CC", "").split()
-    return (chosen[0], *COMPILERS) if chosen else COMPILERS
+def _sources() -> list[Path]:
+    return sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".c", ".h"))
 
 
 def _folder() -> Path:
@@ -114,11 +139,11 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _digest(sources: list[Path], compiler: str) -> str:
+def _digest(compiler: str) -> str:
     found = Path(compiler).resolve()
     parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), platform.machine(), _processor()]
     digest = hashlib.sha256("\0".join(parts).encode())
-    for path in sources:
+    for path in _sources():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -127,16 +152,3 @@ def _processor() -> str:
     """What tells instruction sets apart: homes are shared between machines."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-
-
-def _build(compiler: str, sources: list[Path], target: Path) -> None:
-    """SubprocessError when the compiler fails or takes too long."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
-    os.close(handle)
-    try:
-        command = [compiler, *FLAGS, *map(str, sources), "-o", name, "-lm"]
-        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS)
-        os.chmod(name, 0o700)
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -107,8 +107,8 @@ void linear_bf16(const struct linear *l, const bf16 *x, void *y, long rows, int 
 
 /* x bf16, or fp32 where `x_wide` [rows, inner], weight int8 -> y [rows, columns]. Returns 1 when memory is short. */
 int linear_int8(const struct linear *l, const void *x, int x_wide, void *y, long rows, int threads) {
-    uint8_t *rounded = malloc((size_t)(rows * l->inner));
-    float *scales = malloc((size_t)rows * sizeof(float));
+    uint8_t *rounded = malloc((size_t)(rows * l->inner) + 1);
+    float *scales = malloc((size_t)(rows + 1) * sizeof(float));
     int failed = !rounded || !scales;
     if (!failed) {
 #pragma omp parallel num_threads(threads)

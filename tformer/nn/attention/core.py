@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tformer.nn.attention.blocked import attend_blocked, blocks_are_faster
 from tformer.nn.attention.chunked import attend_chunked
-from tformer.nn.attention.few import attend_few, few_are_faster
+from tformer.nn.attention.few import attend_few, few_are_faster, few_may_have_bias
 
 BiasFunction = Callable[[slice], Tensor]
 ScoreFunction = Callable[[Tensor, slice], Tensor]
@@ -63,10 +63,10 @@ def attend(
         need_weights or score_fn is not None or mix_fn is not None or (dropout > 0.0 and q_BHTh.device.type == "cpu")
     )
     blocked = not explicit and bias_fn is None and blocks_are_faster(q_BHTh)
-    few = not explicit and bias_fn is None and not is_causal and few_are_faster(q_BHTh)
+    few = not (explicit or is_causal) and few_are_faster(q_BHTh) and (bias_fn is None or few_may_have_bias())
     explicit = explicit or (not (blocked or few) and q_BHTh.shape[-1] != v_BKSv.shape[-1])
     bias: Tensor | None = None
-    if bias_fn is not None and not explicit:
+    if bias_fn is not None and not (explicit or few):
         bias = _mergeable_bias(bias_fn, q_BHTh, num_keys)
         explicit = bias is None
     weights: Tensor | None = None
@@ -85,7 +85,8 @@ def attend(
             need_weights=need_weights,
         )
     elif few:
-        out = attend_few(q_BHTh, k_BKSh, v_BKSv, mask=mask, scale=scale)
+        bias = None if bias_fn is None else bias_fn(slice(0, num_queries)).float()
+        out = attend_few(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
     elif blocked:
         out = attend_blocked(q_BHTh, k_BKSh, v_BKSv, mask=mask, is_causal=is_causal, scale=scale)
     else:

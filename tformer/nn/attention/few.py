@@ -27,14 +27,23 @@ def few_are_faster(q_BHTh: Tensor) -> bool:
     return on_cpu and q_BHTh.shape[2] <= most and not torch.compiler.is_compiling()
 
 
-def attend_few(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
-    """[B, H, T, v]; arguments as in `core.attend`. Scores are rounded to bf16 once, the softmax computes in fp32.
+def few_may_have_bias() -> bool:
+    """Only our own kernel adds one to the scores."""
+    return brought() is not None and not torch.is_grad_enabled()
 
+
+def attend_few(
+    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, bias: Tensor | None = None, scale: float
+) -> Tensor:
+    """[B, H, T, v]; arguments as in `core.attend`, the bias as it is added.
+
+    Scores are rounded to bf16 once, the softmax computes in fp32.
     A kernel of our own, where there is one, reads keys and values once and rounds nothing between.
     """
     kernels = brought()
     if kernels is not None and not torch.is_grad_enabled():
-        return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, scale=scale)
+        return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
+    assert bias is None
     (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q_BHTh.shape, k_BKSh.shape[1:3]
     rows = heads // num_kv_heads * num_queries  # G T: the query heads that share a key head become one matrix
     q_BKRh = q_BHTh.reshape(batch, num_kv_heads, rows, head_dim)

@@ -22,6 +22,7 @@ from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Projectio
 from tformer.nn.attention.mechanism import Call
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.drophead import DropHead
+from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.fused import rms_norm
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
@@ -119,7 +120,7 @@ class MultiHeadAttention(nn.Module):
         reach: Reach | None = None,
         positions: Positions | None = None,
         prepared: Any = None,
-        cache: LayerState | CrossCache | None = None,
+        cache: LayerState | FixedLayer | CrossCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D].
@@ -144,7 +145,7 @@ class MultiHeadAttention(nn.Module):
             assert not isinstance(cache, CrossCache), "self-attention takes the state of its kind"
             beams = 1
             q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
-            if isinstance(cache, LayerCache):
+            if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
                 q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
         out_BHTv, weights = self.mechanism(
@@ -162,7 +163,7 @@ class MultiHeadAttention(nn.Module):
                 reach=Reach(causal=is_causal) if reach is None else reach,
                 hooks=hooks,
                 need_weights=taps is not None and taps.wants("weights"),
-                state=None if isinstance(cache, CrossCache) else cache,
+                state=None if isinstance(cache, CrossCache | FixedLayer) else cache,
             ),
         )
         if self.training:
