@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,6 +48,13 @@ def test_what_others_can_write_is_not_loaded(loosened: str, tmp_path: Path, monk
     monkeypatch.setattr(library, "build", lambda compiler, target: (built.append(target), original(compiler, target)))
     assert (library.load() is None) == (loosened == "folder")
     assert built == ([] if loosened == "folder" else [found])  # a file is made anew, a folder left alone
+
+
+def test_its_threads_are_those_of_pytorch() -> None:
+    """With a second OpenMP library in the process, each would keep a set of threads waiting for work."""
+    code = "from tformer.kernels.library import load; load(); print(open('/proc/self/maps').read())"
+    maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line}) == 1
 
 
 @pytest.mark.parametrize("word", ["off", "0", "OFF", "no"])

@@ -21,12 +21,15 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import torch  # noqa: F401  whose threads are ours
+
 from tformer.cache_dir import default_cache_dir
 
 SWITCH, OFF = "TFORMER_KERNELS", ("off", "0", "no", "false")
 COMPILERS = ("cc", "gcc", "clang")
 # No exceptions of floating-point arithmetic are read here; without that promise its loops stay scalar.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+OPENMP = ("libgomp", "libiomp")
 BUILD_SECONDS = 60
 
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
@@ -100,7 +103,7 @@ def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
     os.close(handle)
     try:
         sources = [str(path) for path in _sources() if path.suffix == ".c"]
-        command = [compiler, *flags, *sources, "-o", name, "-lm"]
+        command = [compiler, *flags, *sources, "-o", name, "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS)
         os.chmod(name, 0o700)
         os.replace(name, target)
@@ -115,6 +118,13 @@ def open_at(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def _threads_of_pytorch() -> list[str]:
+    """The OpenMP library that PyTorch has loaded: with another of its own, two sets of threads would wait for work."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[-1] for line in maps if "/" in line}
+    return sorted(path for path in paths if Path(path).name.startswith(OPENMP))[:1]
 
 
 def _sources() -> list[Path]:
@@ -141,7 +151,8 @@ def _is_ours(path: Path) -> bool:
 
 def _digest(compiler: str) -> str:
     found = Path(compiler).resolve()
-    parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), platform.machine(), _processor()]
+    machine = [platform.machine(), _processor(), *_threads_of_pytorch()]
+    parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), *machine]
     digest = hashlib.sha256("\0".join(parts).encode())
     for path in _sources():
         digest.update(path.read_bytes())
