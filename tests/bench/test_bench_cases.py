@@ -12,13 +12,14 @@ import torch
 
 from tformer.bench import all_report
 from tformer.bench.all_report import Told, run_all
-from tformer.bench.cases import CPU_CASES, GPU_CASES, Case, cases_for
+from tformer.bench.cases import CPU_CASES, GPU_CASES, Case, cases_for, quality_for
 from tformer.bench.peers import PEERS
+from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench
 from tformer.bench.speed_request import SpeedRequest, resolve
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-SILENT = Told(case=lambda *_: None, row=lambda _: None, note=lambda _: None)
+SILENT = Told(case=lambda *_: None, row=lambda _: None, note=lambda _: None, seed=lambda _: None)
 
 
 @pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: f"{case.request.work}: {case.title}")
@@ -74,7 +75,7 @@ def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.Monk
     usable = Case(translate.title, replace(translate.request, device="cpu", precision="fp32", peers=("transformers",)))
     broken = Case("Broken", SpeedRequest("train", arch="gpt", preset="no-such", peers=("no-such-library",)))
     notes: list[str] = []
-    told = Told(case=lambda *_: None, row=lambda _: None, note=notes.append)
+    told = replace(SILENT, note=notes.append)
     report = run_all([usable, broken], CPU, told=told, should_stop=lambda: False)
     assert report is not None and not report.nothing_measured
     page = report.markdown
@@ -82,7 +83,7 @@ def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.Monk
     assert "| Broken | not measured |" in page and "no-such" in page and len(notes) == 1
     assert torch.__version__ in page and "Python 3" in page
     first, second = report.document["cases"]
-    assert first["rows"][0]["tokens_per_second"] == 1600.0 and second["rows"] == []
+    assert first["rows"][0]["tokens_per_second"] == 800.0 and second["rows"] == []
     assert {"tokens_per_second", "step_ms", "peak_rss_bytes", "share_of_peak"} <= first["rows"][0].keys()
 
 
@@ -103,6 +104,40 @@ def test_8_bits_are_left_out_and_said_where_there_are_none(int8: None, monkeypat
     report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
     assert report is not None and "--quantize int8 needs a CPU" in report.markdown
     assert [row["precision"] for row in report.document["cases"][0]["rows"]] == ["fp32"]
+
+
+def test_peers_are_swept_where_the_shape_leaves_the_batch_free_and_else_it_is_said() -> None:
+    for case in (*CPU_CASES, *GPU_CASES):
+        sizes = case.request.batch_sizes
+        assert len(sizes) > 1 or f"a batch of {sizes[0]} belongs to the shape" in case.note
+    translate = next(case for case in CPU_CASES if case.request.work == "translate")
+    assert translate.request.batch_sizes == (8, 32, 64)
+
+
+def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", measured)
+    case = CPU_CASES[0]
+    case = replace(case, request=replace(case.request, device="cpu", precision="fp32", peers=()))
+    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    assert report is not None and f"- {case.note}" in report.markdown
+    assert case.note in report.document["cases"][0]["notes"]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_time_to_quality_is_in_the_report(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    def reached(bench: QualityBench, **_: Any) -> list[QualityRow]:
+        return [QualityRow(seed, seconds=10.0 + seed, loss=1.4, reached=True) for seed in bench.seeds]
+
+    monkeypatch.setattr(all_report, "run_quality", reached)
+    benches = quality_for(device, data="train.txt", valid="val.txt", threads=2)
+    presets = {"cpu": ["char-12s", "char-6m"], "cuda": ["char"]}[device.type]
+    assert [bench.preset for bench in benches] == presets and benches[-1].target == 1.4697
+    assert len(quality_for(device, data="a", valid="b", quick=True)) == 1
+    report = run_all([], CPU, told=SILENT, should_stop=lambda: False, qualities=benches)
+    assert report is not None and not report.nothing_measured
+    assert f"Time to quality, gpt/{presets[0]}" in report.markdown and "12.0 ± 1.0" in report.markdown
+    assert "tformer bench quality --preset char" in report.markdown
+    assert len(report.document["quality"]) == len(benches)
 
 
 def test_a_stop_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,7 @@ def test_one_over_the_limit_fails_alone(log: Log) -> None:
 def test_one_without_room_beside_the_others_is_measured_alone(log: Log) -> None:
     rows = run({}, {"prepare": "full"})
     assert log.of("round") == "aaa" + "bbb" and rows is not None and [row["repeats"] for row in rows] == [3, 3]
+    assert "alone" not in rows[0] and rows[1]["alone"] is True
 
 
 def test_one_without_room_though_it_is_alone_fails_once(log: Log) -> None:

@@ -142,16 +142,42 @@ def test_work_that_multiplies_nothing_has_steps_and_no_ceiling_and_no_format(mak
     bench = make_speed_bench(entries=(rows[0].entry, rows[1].entry))
     ours = entries(bench, rows)[0]
     assert ours["tokens_per_second"] == 100 and ours["step_ms"] == 250 and ours["examples_per_second"] == 8
-    assert ours["share_of_peak"] is None and ours["precision"] is None and "flops" not in ours
+    assert ours["share_of_peak"] is None and ours["precision"] is ours["flops"] is None
     assert ours["ratios"] == {"transformers": 2.0} and lines(rows) == []
     assert "| transformers | 2 | 50 | 250 | 3% | 1.00 GiB |  | 2.00 x |" in markdown(tables(bench, rows)[0])
 
 
 def test_a_failed_row_says_why(make_speed_bench: Make) -> None:
     rows = [ROWS[0], Row(Entry("transformers", "fp32"), 2, failed="out of memory")]
-    assert entries(make_speed_bench(), rows)[1] == {
+    failed = entries(make_speed_bench(), rows)[1]
+    assert {name: value for name, value in failed.items() if value} == {
         "name": "transformers", "precision": "fp32", "batch_size": 2, "failed": "out of memory",
     }  # fmt: skip
+
+
+def test_every_row_of_every_bench_has_the_same_keys(make_speed_bench: Make) -> None:
+    """What was measured, what failed, what multiplies nothing, with memory that was expected and on a GPU."""
+    assert ROWS[0].cost is not None
+    rows = [
+        row("tformer", "bf16", 4800, cost={**ROWS[0].cost, "memory": {"total_bytes": 3}}),
+        row("tformer", "bf16", 4800, memory={"peak_rss_bytes": 5, "peak_gpu_bytes": 7}),
+        row("tformer", "", 100, ceilings=None),
+        Row(Entry("transformers", "fp32"), 2, failed="out of memory"),
+    ]
+    found = entries(make_speed_bench(), rows)
+    assert len({frozenset(one) for one in found}) == 1
+    assert {"tokens_per_second", "step_ms", "peak_rss_bytes", "share_of_peak"} <= found[0].keys()
+
+
+def test_who_was_measured_alone_is_said(make_speed_bench: Make) -> None:
+    rows = [ROWS[0], row("transformers", "fp32", 1200, alone=True)]
+    assert [one["measured_alone"] for one in entries(make_speed_bench(), rows)] == [False, True]
+    assert "measured alone, for memory was too small for all at once: transformers fp32, batch 2" in lines(rows)
+
+
+def test_options_that_were_not_given_are_not_in_the_heading(make_speed_bench: Make) -> None:
+    bench = make_speed_bench(options={"data": None, "megabytes": 4.0})
+    assert tables(bench, ROWS)[0].title == "bench train: gpt/tiny, length 8, megabytes 4.0, cpu"
 
 
 def test_the_report_has_the_command(make_speed_bench: Make) -> None:

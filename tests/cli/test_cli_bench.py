@@ -16,7 +16,7 @@ SMALL = ("bench", "attention", "--lengths", "4096,2048", "--kinds", "dense-maske
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is measured, a second for 1,000 positions of dense-masked attention; full attention has no 4,096."""
-    from tformer.bench import attention
+    from tformer.bench import attention, attention_ceilings
 
     requests: list[dict[str, Any]] = []
 
@@ -27,7 +27,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seconds = arguments["length"] / 1000
         return {"median": seconds, "minimum": seconds, "spread": 0.0, "repeats": 3, "peak_bytes": 2**20}
 
+    def ceilings(measurement: str, arguments: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        assert measurement == "attention_ceilings"
+        size = [arguments["rows"], arguments["width"], 4 * arguments["width"]]
+        rates = {arguments["dtype"]: 1e12}
+        return {"flops_per_second": rates, "product": size, "bytes_per_second": 1e12, "data_sheet": None}
+
     monkeypatch.setattr(attention, "run_isolated", run)
+    monkeypatch.setattr(attention_ceilings, "run_isolated", ceilings)
     return requests
 
 
@@ -65,6 +72,61 @@ def test_json_is_one_document(cli: Cli, asked: list[dict[str, Any]]) -> None:
     assert found["environment"]["line"].startswith("torch ") and found["settings"]["lengths"] == [2048, 4096]
 
 
+def test_every_cell_has_the_keys_of_every_bench(cli: Cli, asked: list[dict[str, Any]]) -> None:
+    found = json.loads(cli(*SMALL, "--batch-size", 2, "--json").out)
+    keys = {"tokens_per_second", "step_ms", "peak_rss_bytes", "share_of_peak", "bound"}
+    assert all(keys <= cell.keys() for cell in found["cells"])
+    masked, failed = found["cells"][1], found["cells"][2]
+    assert masked["tokens_per_second"] == 2000.0 and masked["step_ms"] == 2048.0
+    flops = 3 * 4 * 4 * 64 * 2048 * (2 * 2048)  # forward and backward, 4 heads of 64, all keys of all queries
+    assert masked["flops"] == flops and masked["share_of_peak"] == pytest.approx(flops / 2.048 / 1e12)
+    assert failed["tokens_per_second"] is failed["share_of_peak"] is None
+    assert found["environment"]["ceilings"]["product"] == [8192, 256, 1024]
+
+
+def test_a_roofline_line_for_each_kind(cli: Cli, asked: list[dict[str, Any]]) -> None:
+    out = cli(*SMALL).out
+    assert "- ceilings: fp32 1,000 GFLOP/s (product 4096 x 256 x 1024)" in out
+    assert "- dense-masked at 4,096: 1% of the matrix-product rate" in out and "bound by overhead" in out
+
+
+def test_a_model_gives_heads_kind_options_and_lengths(cli: Cli, asked: list[dict[str, Any]]) -> None:
+    words = ("bench", "attention", "--device", "cpu")
+    done = cli(*words, "--arch", "longformer", "--preset", "base")
+    assert {one["kind"] for one in asked} == {"full", "sliding_window"} and not any(one["causal"] for one in asked)
+    assert asked[0]["heads"] == 12 and asked[0]["head_dim"] == 64 and "longformer/base" in done.err
+    windows = [one["options"]["window"] for one in asked if one["kind"] == "sliding_window"]
+    assert set(windows) == {512} and max(one["length"] for one in asked) == 4096
+    asked.clear()
+    set_ = ("--set", "model.decoder.num_heads=6", "--set", "model.decoder.num_kv_heads=2")
+    assert cli(*words, "--arch", "llama", "--preset", "tiny", *set_, "--set", "model.d_model=96").code == 0
+    assert all(one["causal"] and (one["heads"], one["kv_heads"], one["head_dim"]) == (6, 2, 16) for one in asked)
+    asked.clear()
+    assert cli(*words, "--arch", "gpt", "--preset", "char", "--heads", 3, "--lengths", "64").code == 0
+    assert asked[0]["heads"] == 3 and asked[0]["length"] == 64
+
+
+def test_a_run_gives_its_attention(cli: Cli, asked: list[dict[str, Any]], random_run: Path) -> None:
+    done = cli("bench", "attention", "--run", random_run, "--device", "cpu")
+    assert done.code == 0 and [(one["kind"], one["length"], one["heads"], one["head_dim"]) for one in asked] == [
+        ("full", 16, 2, 4)
+    ]
+
+
+def test_precision_is_the_other_name_of_dtype_and_compile_reaches_the_cell(
+    cli: Cli, asked: list[dict[str, Any]]
+) -> None:
+    assert cli(*SMALL, "--precision", "bf16", "--compile").code == 0
+    assert asked[0]["dtype"] == "bf16" and asked[0]["compile"] is True
+
+
+def test_peers_are_rows_beside_the_kinds(cli: Cli, asked: list[dict[str, Any]]) -> None:
+    pytest.importorskip("transformers")
+    done = cli(*SMALL, "--peer", "transformers", "--json")
+    kinds = [cell["kind"] for cell in json.loads(done.out)["cells"]]
+    assert kinds[:4] == ["full", "dense-masked", "transformers-eager", "transformers-sdpa"]
+
+
 def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     out = tmp_path / "report"
     done = cli(*SMALL, "--out", out)
@@ -89,6 +151,12 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["--set", "full"], "expected KIND.OPTION=VALUE"),
         (["--set", "dense-masked.window=wide"], "--set dense-masked.window: found the text 'wide'"),
         (["--dtype", "int8"], "--dtype: found 'int8'"),
+        (["--precision", "int8"], "--precision: found 'int8'"),
+        (["--precision", "fp32", "--dtype", "fp32"], "--precision and --dtype are the same"),
+        (["--peer", "ctranslate2"], "--peer ctranslate2: it does no attention here; available: transformers, x-tr"),
+        (["--run", "x", "--arch", "gpt"], "--run is a model already"),
+        (["--set", "model.d_model=8"], "unknown kind 'model'"),
+        (["--arch", "gpt", "--set", "model.no_such=8"], "no_such"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--head-dim", "0"], "--head-dim: found 0"),
         (["--repeats", "-1"], "--repeats: found -1"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tformer.bench import all_report
+from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench
 
 Cli = Callable[..., Any]
@@ -38,6 +39,33 @@ def test_json_is_one_document(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", "all", "--quick", "--device", "cpu", "--out", tmp_path / "report.md", "--json")
     found = json.loads(done.out)
     assert len(found["cases"]) == 6 and all(case["command"] for case in found["cases"])
+
+
+def test_time_to_quality_needs_text_and_text_to_validate_on(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bench", "all", "--quick", "--data", tmp_path, "--out", tmp_path / "r.md")
+    assert done.code == 2 and "--data: found without --valid" in done.err
+    (tmp_path / "a.txt").write_text("some text\n")
+    words = ("--data", tmp_path / "a.txt", "--valid", tmp_path / "missing.txt", "--out", tmp_path / "r.md")
+    done = cli("bench", "all", "--quick", "--device", "cpu", *words)
+    assert done.code == 2 and "missing.txt" in done.err and "Training" not in done.err
+
+
+def test_with_text_the_seconds_to_a_loss_are_reported(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(bench: QualityBench, *, told: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
+        rows = [QualityRow(seed, seconds=11.5, loss=1.84, reached=True) for seed in bench.seeds]
+        for row in rows:
+            told(row)
+        return rows
+
+    monkeypatch.setattr(all_report, "run_quality", reached)
+    (tmp_path / "a.txt").write_text("some text\n")
+    words = ("--data", tmp_path / "a.txt", "--valid", tmp_path / "a.txt", "--out", tmp_path / "r.md")
+    done = cli("bench", "all", "--quick", "--device", "cpu", *words)
+    assert done.code == 0 and "7 of 7  Time to quality, gpt/char-12s" in done.err
+    assert "seed 1: loss 1.8400 after 11.5 s" in done.err
+    assert "## Time to quality, gpt/char-12s to a validation loss of 1.88" in (tmp_path / "r.md").read_text()
 
 
 def test_the_folder_of_the_report_is_made(cli: Cli, tmp_path: Path) -> None:

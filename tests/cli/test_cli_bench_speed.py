@@ -125,6 +125,9 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
     [
         (["train", "--batch-size", "2,many"], "--batch-size: found 'many'"),
         (["train", "--batch-size", ","], "--batch-size: found none"),
+        (["train", "--batch-size", "65537"], "--batch-size: found '65537', expected whole numbers from 1 to 65,536"),
+        (["train", "--batch-size", ",".join(map(str, range(1, 34)))], "--batch-size: found 33 sizes, expected 32"),
+        (["generate", "--quantize", ""], "--quantize: found '', expected a word"),
         (["train", "--repeats", "0"], "--repeats: found 0"),
         (["train", "--threads", "99999999999999"], "--threads: found 99999999999999, expected 4,096 at most"),
         (["train", "--max-seconds", "inf"], "--max-seconds: found inf, expected a finite number"),
@@ -138,7 +141,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["generate", "--new-tokens", "0"], "--new-tokens: found 0"),
         (["generate", "--preset", "char", "--new-tokens", "400"], "the model reads 256"),
         (["classify", "--texts", "0"], "--texts: found 0"),
-        (["classify", "--arch", "gpt"], "classification"),
+        (["classify", "--arch", "gpt"], "bench classify: gpt has no encoder, which classification needs"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_measured(
@@ -147,6 +150,25 @@ def test_a_mistake_is_one_line_before_anything_is_measured(
     done = cli("bench", *words)
     assert done.code == 2 and done.out == "" and asked == []
     assert done.err.startswith("error: ") and told in done.err and len(done.err.splitlines()) <= 2
+
+
+def test_text_that_is_no_utf8_names_the_file_and_the_place(
+    cli: Cli, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_bytes(b"first line\nsecond \xff line\n")
+    done = cli("bench", "tokenize", "--data", tmp_path / "text.txt")
+    assert done.code == 2 and done.out == "" and asked == []
+    assert done.err.splitlines() == [
+        f"error: {tmp_path}/text.txt:2: invalid UTF-8 at byte 18 (0xff: invalid start byte)",
+        "hint: convert it to UTF-8",
+    ]
+
+
+def test_a_flag_with_a_value_points_to_the_help_of_its_command(cli: Cli) -> None:
+    done = cli("bench", "all", "--quick=2")
+    assert done.code == 2 and "'--quick' does not take a value" in done.err
+    assert done.err.splitlines()[-1] == "hint: see 'tformer bench all --help'"
+    assert cli("train", "--json=1").err.splitlines()[-1] == "hint: see 'tformer train --help'"
 
 
 def test_a_folder_where_the_file_should_be_is_refused(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ COMMANDS = (
     "bench classify",
     "bench translate",
     "bench tokenize",
+    "bench quality",
     "bench all",
     "config",
     "config show",

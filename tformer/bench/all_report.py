@@ -17,6 +17,8 @@ from tformer import __version__
 from tformer.bench.cases import Case
 from tformer.bench.environment import environment_line
 from tformer.bench.peers import choose_peers
+from tformer.bench.quality import QualityBench, QualityRow, run_quality
+from tformer.bench.quality_report import quality_command, quality_document, quality_section, quality_title
 from tformer.bench.speed import Row, SpeedBench, run_speed
 from tformer.bench.speed_report import FAIRNESS, best_rows, document, lines, row_ratio, share_of_peak, tables
 from tformer.bench.speed_request import SpeedRequest, peer_versions, resolve
@@ -29,11 +31,13 @@ from tformer.training.precision import resolve_device
 
 @dataclass(frozen=True)
 class Told:
-    """Who is told of progress: of a case as it begins, with its number and how many there are, of rows, of notes."""
+    """Who is told of progress: of a case as it begins (title, command, its number, how many there are), of rows, of
+    notes, of seeds."""
 
-    case: Callable[[Case, int, int], None]
+    case: Callable[[str, str, int, int], None]
     row: Callable[[Row], None]
     note: Callable[[str], None]
+    seed: Callable[[QualityRow], None]
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class Outcome:
     notes: tuple[str, ...]
 
 
+Quality = tuple[QualityBench, tuple[QualityRow, ...]]
+"""A time to quality, as it was measured."""
+
+
 @dataclass(frozen=True)
 class AllReport:
     markdown: str
@@ -54,29 +62,42 @@ class AllReport:
 
 
 def run_all(
-    cases: Sequence[Case], device: torch.device, *, told: Told, should_stop: Callable[[], bool]
+    cases: Sequence[Case],
+    device: torch.device,
+    *,
+    told: Told,
+    should_stop: Callable[[], bool],
+    qualities: Sequence[QualityBench] = (),
 ) -> AllReport | None:
-    """Every case; None when stopped."""
+    """Every case, and then every time to quality; None when stopped."""
     outcomes: list[Outcome] = []
-    machine = machine_line(device)
+    machine, total = machine_line(device), len(cases) + len(qualities)
     for number, case in enumerate(cases, start=1):
-        told.case(case, number, len(cases))
+        told.case(case.title, case.command, number, total)
         outcome = _measure(case, told, should_stop)
         if outcome is None:
             return None
         outcomes.append(outcome)
-    return report_of(outcomes, device, machine=machine)
+    reached: list[Quality] = []
+    for number, bench in enumerate(qualities, start=len(cases) + 1):
+        told.case(quality_title(bench), quality_command(bench), number, total)
+        rows = run_quality(bench, told=told.seed, should_stop=should_stop)
+        if rows is None:
+            return None
+        reached.append((bench, tuple(rows)))
+    return report_of(outcomes, device, machine=machine, qualities=reached)
 
 
 def _measure(case: Case, told: Told, should_stop: Callable[[], bool]) -> Outcome | None:
-    request, notes = _with_what_is_there(case.request)
+    request, missing = _with_what_is_there(case.request)
+    notes = [*([case.note] if case.note else []), *missing]
     case = replace(case, request=request)
     try:
         bench, decided = resolve(request)
     except TformerError as error:
         told.note(error.message)
         return Outcome(case, None, (), (*notes, f"not measured: {error.message}"))
-    for note in notes:
+    for note in missing:
         told.note(note)
     rows = run_speed(bench, told=told.row, should_stop=should_stop)
     return None if rows is None else Outcome(case, bench, tuple(rows), (*notes, *decided))
@@ -108,7 +129,9 @@ def machine_line(device: torch.device) -> str:
     return f"{line}, {show_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
 
 
-def report_of(outcomes: Sequence[Outcome], device: torch.device, *, machine: str) -> AllReport:
+def report_of(
+    outcomes: Sequence[Outcome], device: torch.device, *, machine: str, qualities: Sequence[Quality] = ()
+) -> AllReport:
     """The page and the document of what was measured."""
     environment = describe_environment(device=str(device), data_fingerprint=None)
     versions: dict[str, str] = {}
@@ -124,11 +147,15 @@ def report_of(outcomes: Sequence[Outcome], device: torch.device, *, machine: str
         markdown(summary(outcomes)),
     ]
     sections = [section(outcome) for outcome in outcomes]
+    sections += [quality_section(bench, rows) for bench, rows in qualities]
     documents = [_document(outcome, environment) for outcome in outcomes]
+    timed = [quality_document(bench, rows, environment={}, command=quality_command(bench)) for bench, rows in qualities]
+    failures = [row.failed for outcome in outcomes for row in outcome.rows]
+    failures += [row.failed for _, rows in qualities for row in rows]
     return AllReport(
         markdown="\n\n".join([*head, *sections]) + "\n",
-        document={"environment": environment, "cases": documents},
-        nothing_measured=all(row.failed is not None for outcome in outcomes for row in outcome.rows),
+        document={"environment": environment, "cases": documents, "quality": [_without_environment(d) for d in timed]},
+        nothing_measured=all(failed is not None for failed in failures),
     )
 
 
@@ -174,4 +201,9 @@ def _document(outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
     if outcome.bench is None:
         return {**named, "rows": []}
     found = document(outcome.bench, outcome.rows, environment=environment, command=outcome.case.command)
-    return {**{name: value for name, value in found.items() if name != "environment"}, **named}
+    return {**_without_environment(found), **named}
+
+
+def _without_environment(document: dict[str, Any]) -> dict[str, Any]:
+    """It is the whole report's."""
+    return {name: value for name, value in document.items() if name != "environment"}

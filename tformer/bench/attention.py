@@ -13,13 +13,22 @@ from typing import Any
 import torch
 
 from tformer.bench.attention_cell import make_mechanism, sizes_of
+from tformer.bench.attention_peers import ATTENTION_PEERS
 from tformer.bench.isolate import OUT_OF_MEMORY, TOO_LONG, run_isolated
 from tformer.errors import InputError
 
 
 @dataclass(frozen=True)
 class AttentionBench:
-    """What to measure. options: of each kind, by name; max_seconds: of one cell, starting Python included."""
+    """What to measure.
+
+    Attributes:
+        kinds: the other libraries' ways are among them, last. options: of each, by name.
+        kv_heads: None: as many as heads.
+        max_seconds: of one cell, starting Python included.
+        model: whose attention it is, where it is a model's.
+        compile: our kinds go through torch.compile.
+    """
 
     kinds: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -32,6 +41,9 @@ class AttentionBench:
     device: str = "cpu"
     repeats: int = 10
     max_seconds: float = 120.0
+    kv_heads: int | None = None
+    model: str | None = None
+    compile: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -39,7 +51,10 @@ class AttentionBench:
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind at one length: seconds of forward and backward, peak bytes above the inputs, or why there are none."""
+    """One kind at one length: seconds of forward and backward, or why there are none.
+
+    peak_bytes: above the inputs; peak_rss_bytes: of the whole process.
+    """
 
     kind: str
     length: int
@@ -48,6 +63,7 @@ class Cell:
     spread: float | None = None
     repeats: int | None = None
     peak_bytes: int | None = None
+    peak_rss_bytes: int | None = None
     failed: str | None = None
 
 
@@ -59,8 +75,16 @@ Measured = Callable[[Cell, int, int], None]
 
 def check(bench: AttentionBench) -> None:
     """Refuse options that suit no length. Errors: InputError, with the words of the kind."""
-    longest = sizes_of(heads=bench.heads, head_dim=bench.head_dim, length=bench.lengths[-1], causal=bench.causal)
+    longest = sizes_of(
+        heads=bench.heads,
+        head_dim=bench.head_dim,
+        length=bench.lengths[-1],
+        causal=bench.causal,
+        kv_heads=bench.kv_heads,
+    )
     for kind in bench.kinds:
+        if kind in ATTENTION_PEERS:
+            continue
         try:
             with torch.device("meta"):
                 make_mechanism(kind, bench.options[kind], longest)
@@ -90,7 +114,7 @@ def bench_attention(bench: AttentionBench, *, measured: Measured, should_stop: C
 
 
 def _measure(bench: AttentionBench, kind: str, length: int, should_stop: Callable[[], bool]) -> Cell | None:
-    arguments = {
+    arguments: dict[str, Any] = {
         "kind": kind,
         "length": length,
         "options": dict(bench.options[kind]),
@@ -103,6 +127,9 @@ def _measure(bench: AttentionBench, kind: str, length: int, should_stop: Callabl
         "repeats": bench.repeats,
         "max_seconds": bench.max_seconds,
     }
+    # What is as usual is not said.
+    arguments |= {} if bench.kv_heads is None else {"kv_heads": bench.kv_heads}
+    arguments |= {"compile": True} if bench.compile else {}
     found = run_isolated("attention", arguments, max_seconds=bench.max_seconds, should_stop=should_stop)
     return None if found is None else Cell(kind, length, **found)
 

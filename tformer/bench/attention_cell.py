@@ -7,7 +7,7 @@ them, [B, T, H, h].
 Order: code is loaded by a short call; inputs are made; memory is counted from here over the first call, so that masks
 and tables which a kind makes at its first call count too; then calls are timed.
 
-Shape legend: B batch, T positions, H heads, h head_dim, D = H h.
+Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_dim, D = H h.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer.bench.attention_kinds import DenseMaskedOptions, make_options
+from tformer.bench.attention_kinds import DENSE_MASKED, DenseMaskedOptions, make_options
+from tformer.bench.attention_peers import ATTENTION_PEERS, make_peer
 from tformer.bench.memory import PeakMemory
 from tformer.bench.timing import measure
 from tformer.nn.attention import AttentionSizes, Mechanism, build_mechanism
@@ -45,23 +46,28 @@ def measure_attention(
     device: str,
     repeats: int,
     max_seconds: float,
+    kv_heads: int | None = None,
+    compile: bool = False,
 ) -> dict[str, Any]:
     """Seconds (median, minimum, spread as a share, repeats) and peak bytes above the inputs.
 
-    kind, options: as in `attention_options.KINDS`.
+    kind, options: as in `attention_kinds.KINDS`; or one of `ATTENTION_PEERS`.
+    compile: a kind of ours goes through torch.compile, once for each length; peers are taken as they are.
     dtype: fp32, bf16 or fp16. ValueError when options and sizes do not suit each other.
     """
     began = time.perf_counter()
     torch.manual_seed(0)
     where, number_format = torch.device(device), DTYPES[dtype]
-    parsed = make_options(kind, options)
-    window = parsed.window if isinstance(parsed, DenseMaskedOptions) else None
-    sizes = sizes_of(heads=heads, head_dim=head_dim, length=length, causal=causal)
+    window = _window(options) if kind == DENSE_MASKED else None
+    sizes = sizes_of(heads=heads, head_dim=head_dim, length=length, causal=causal, kv_heads=kv_heads)
 
     def prepare(positions: int) -> Callable[[], object]:
         mechanism = make_mechanism(kind, options, sizes).to(where)
+        if compile and kind not in ATTENTION_PEERS:
+            mechanism.compile(dynamic=False)
+        widths = (heads, sizes.num_kv_heads, sizes.num_kv_heads, heads)  # of queries, keys, values, gradient
         inputs = [
-            torch.randn(batch_size, positions, heads, head_dim, device=where, dtype=number_format) for _ in range(4)
+            torch.randn(batch_size, positions, count, head_dim, device=where, dtype=number_format) for count in widths
         ]
         return _work(mechanism, inputs, window, causal=causal)
 
@@ -82,12 +88,18 @@ def measure_attention(
     return {**asdict(timing), "peak_bytes": peak}
 
 
-def sizes_of(*, heads: int, head_dim: int, length: int, causal: bool) -> AttentionSizes:
+def _window(options: Mapping[str, Any]) -> int:
+    parsed = make_options(DENSE_MASKED, options)
+    assert isinstance(parsed, DenseMaskedOptions)
+    return parsed.window
+
+
+def sizes_of(*, heads: int, head_dim: int, length: int, causal: bool, kv_heads: int | None = None) -> AttentionSizes:
     """Self-attention of the first layer of a model that reads so many positions."""
     return AttentionSizes(
         d_model=heads * head_dim,
         num_heads=heads,
-        num_kv_heads=heads,
+        num_kv_heads=heads if kv_heads is None else kv_heads,
         head_dim=head_dim,
         value_dim=head_dim,
         max_seq_len=length,
@@ -96,7 +108,9 @@ def sizes_of(*, heads: int, head_dim: int, length: int, causal: bool) -> Attenti
 
 
 def make_mechanism(kind: str, options: Mapping[str, Any], sizes: AttentionSizes) -> Mechanism:
-    """A kind with its parameters drawn. ValueError when options and sizes do not suit each other."""
+    """A kind with its parameters drawn, or a peer's. ValueError when options and sizes do not suit each other."""
+    if kind in ATTENTION_PEERS:
+        return make_peer(kind, sizes)
     mechanism = build_mechanism(make_options(kind, options), sizes)
     mechanism.reset_parameters(0.02)
     return mechanism.train()

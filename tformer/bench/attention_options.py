@@ -12,10 +12,13 @@ from tformer.bench.attention_kinds import DENSE_MASKED, FULL, KINDS
 from tformer.errors import InputError, did_you_mean
 from tformer.nn.attention import ENCODER_ONLY, ProjectionOptions
 from tformer.recipe.problems import EXPECTED
+from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import describe, parse_value
 
 NOT_MEASURED = frozenset(field.name for field in fields(ProjectionOptions))
 """Options of the projections around a kind, and the factor of the scores, which costs nothing."""
+
+SECTIONS = frozenset(Recipe.model_fields)
 
 
 def choose_kinds(names: Sequence[str] | None, *, causal: bool) -> tuple[list[str], list[str]]:
@@ -61,6 +64,12 @@ def read_settings(texts: Sequence[str], kinds: Sequence[str]) -> dict[str, dict[
     if DENSE_MASKED in kinds and "window" in settings.get("sliding_window", {}):
         settings[DENSE_MASKED].setdefault("window", settings["sliding_window"]["window"])
     return settings
+
+
+def split_settings(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """--set of kinds, and of a model's recipe: those whose first word is a section of recipes."""
+    of_recipe = [text for text in texts if text.partition("=")[0].partition(".")[0].strip() in SECTIONS]
+    return [text for text in texts if text not in of_recipe], of_recipe
 
 
 def _check(kind: str, options: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tformer.bench.attention import NOT_TRIED, AttentionBench, Cell, succeeded
 from tformer.bench.attention_kinds import DENSE_MASKED, FULL
+from tformer.bench.attention_rows import figures, lines
 from tformer.bench.isolate import OUT_OF_MEMORY, TOO_LONG
 from tformer.bench.scaling import crossover, log_log_slope, slope_lengths
 from tformer.bench.table import Table, markdown, show_bytes, show_factor, show_seconds
@@ -174,32 +175,42 @@ def notes(bench: AttentionBench, cells: Sequence[Cell]) -> list[str]:
 def settings_line(bench: AttentionBench) -> str:
     """What was measured, in one line."""
     options = [f"{kind}.{name}={value}" for kind, values in bench.options.items() for name, value in values.items()]
-    parts = [f"batch {bench.batch_size}", f"{bench.heads} heads of {bench.head_dim}"]
+    parts = [] if bench.model is None else [bench.model]
+    parts += [f"batch {bench.batch_size}", f"{bench.heads} heads of {bench.head_dim}"]
+    parts += [] if bench.kv_heads is None else [f"{bench.kv_heads} of keys and values"]
     parts += ["causal"] if bench.causal else []
+    parts += ["compiled"] if bench.compile else []
     return ", ".join([*parts, *options])
 
 
 def document(bench: AttentionBench, cells: Sequence[Cell], *, environment: dict[str, Any]) -> dict[str, Any]:
-    """Everything, for programs; seconds and bytes."""
+    """Everything, for programs; seconds and bytes. environment: with `ceilings` where they were measured."""
+    found = environment.get("ceilings")
     return {
         "environment": environment,
         "settings": bench.to_json(),
-        "cells": [asdict(cell) for cell in cells],
+        "cells": [asdict(cell) | figures(bench, cell, found) for cell in cells],
         "summary": [asdict(one) | {"faster_than_full": show_crossover(one, bench)} for one in summarise(bench, cells)],
         "notes": notes(bench, cells),
     }
 
 
+def text(bench: AttentionBench, cells: Sequence[Cell], *, environment: dict[str, Any]) -> str:
+    """The tables, and the lines under them, as Markdown."""
+    told = "\n".join(f"- {line}" for line in lines(bench, cells, environment.get("ceilings")))
+    return "\n\n".join(part for part in [*map(markdown, tables(bench, cells)), told] if part)
+
+
 def write_report(bench: AttentionBench, cells: Sequence[Cell], out: Path, *, environment: dict[str, Any]) -> None:
     """`FILES`, each whole or not at all; pictures only of what was measured. Errors: StorageError."""
     make_folders(out)
-    lines = [f"# Attention: time and memory against length\n\n{environment['line']}; {settings_line(bench)}"]
-    lines += [markdown(table) for table in tables(bench, cells)]
-    lines += ["\n".join(f"- {note}" for note in notes(bench, cells))]
-    write_text(out / "table.md", "\n\n".join(part for part in lines if part) + "\n")
+    parts = [f"# Attention: time and memory against length\n\n{environment['line']}; {settings_line(bench)}"]
+    parts += [text(bench, cells, environment=environment)]
+    parts += ["\n".join(f"- {note}" for note in notes(bench, cells))]
+    write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
     write_text(out / "table.csv", _csv(cells))
-    text = json.dumps(finite(document(bench, cells, environment=environment)), ensure_ascii=False, allow_nan=False)
-    write_text(out / "table.json", text + "\n")
+    found = json.dumps(finite(document(bench, cells, environment=environment)), ensure_ascii=False, allow_nan=False)
+    write_text(out / "table.json", found + "\n")
     if any(cell.failed is None for cell in cells):
         _draw(bench, cells, out)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tformer.bench.quality import QualityBench
 from tformer.bench.speed_request import LENGTH_OPTIONS, SpeedRequest
 
 TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "ctranslate2"
@@ -21,10 +22,11 @@ QUICK_REPEATS, QUICK_SECONDS, QUICK_TEXTS = 3, 300.0, 1000
 
 @dataclass(frozen=True)
 class Case:
-    """title: what is measured, for people."""
+    """title: what is measured, for people; note: what they should know of how."""
 
     title: str
     request: SpeedRequest
+    note: str = ""
 
     @property
     def command(self) -> str:
@@ -36,13 +38,19 @@ def _case(title: str, work: str, arch: str, preset: str, **fields: Any) -> Case:
 
 
 def _training(title: str, preset: str, batch_sizes: tuple[int, ...], length: int, **fields: Any) -> Case:
-    return _case(title, "train", "gpt", preset, batch_sizes=batch_sizes, length=length, **fields)
+    case = _case(title, "train", "gpt", preset, batch_sizes=batch_sizes, length=length, **fields)
+    return case if len(batch_sizes) > 1 else replace(case, note=_fixed(batch_sizes[0]))
+
+
+def _fixed(batch_size: int) -> str:
+    return f"a batch of {batch_size} belongs to the shape that is measured: nobody's is swept, formats are"
 
 
 def _generation(title: str, preset: str, batch_size: int, **fields: Any) -> Case:
     options = {"new_tokens": 128}
     given = {"length": 16, "options": options, "peers": (TRANSFORMERS,), **fields}
-    return _case(title, "generate", "gpt", preset, batch_sizes=(batch_size,), **given)
+    case = _case(title, "generate", "gpt", preset, batch_sizes=(batch_size,), **given)
+    return replace(case, note=_fixed(batch_size))
 
 
 CPU_CASES = (
@@ -63,7 +71,7 @@ CPU_CASES = (
         "transformer",
         "base",
         sets=("model.vocab_size=16000",),
-        batch_sizes=(16, 32, 64),
+        batch_sizes=(8, 32, 64),
         length=20,
         options={"new_tokens": 30, "beam": 4, "sentences": 64},
         quantize=BOTH,
@@ -91,6 +99,32 @@ GPU_CASES = (
     _generation("Generation, GPT-2 of 1.5B, one text", "xl", 1, precision="bf16"),
 )
 """The presets' own precision is what the device has: bf16."""
+
+SEEDS = (1, 2, 3)
+QUALITY = {
+    "cpu": (("char-12s", 1.88), ("char-6m", 1.4697)),
+    "cuda": (("char", 1.4697),),
+}
+"""Presets by characters, and the validation loss on tinyshakespeare that each is timed to."""
+
+
+def quality_for(
+    device: torch.device, *, data: str, valid: str, quick: bool = False, threads: int | None = None
+) -> tuple[QualityBench, ...]:
+    """Times to quality on a kind of device. quick: the first preset, one seed."""
+    found = [
+        QualityBench(
+            preset=preset,
+            data=data,
+            valid=valid,
+            target=target,
+            seeds=SEEDS[:1] if quick else SEEDS,
+            device=str(device),
+            threads=threads,
+        )
+        for preset, target in QUALITY[device.type]
+    ]
+    return tuple(found[:1] if quick else found)
 
 
 def cases_for(device: torch.device, *, quick: bool = False, threads: int | None = None) -> tuple[Case, ...]:

@@ -24,8 +24,16 @@ Answer = dict[str, Any]
 
 def _attention(**arguments: Any) -> Answer:
     from tformer.bench.attention_cell import measure_attention
+    from tformer.bench.memory import peak_of_process
 
-    return measure_attention(**arguments)
+    found = measure_attention(**arguments)
+    return {**found, "peak_rss_bytes": peak_of_process()}
+
+
+def _attention_ceilings(**arguments: Any) -> Answer:
+    from tformer.bench.attention_ceilings import ceilings
+
+    return ceilings(**arguments)
 
 
 def _bounds(**arguments: Any) -> Answer:
@@ -40,7 +48,11 @@ def _contender(**arguments: Any) -> Callable[[str], Answer]:
     return contend(**arguments)
 
 
-MEASUREMENTS: dict[str, Callable[..., Answer]] = {"attention": _attention, "bounds": _bounds}
+MEASUREMENTS: dict[str, Callable[..., Answer]] = {
+    "attention": _attention,
+    "attention_ceilings": _attention_ceilings,
+    "bounds": _bounds,
+}
 """Each loads what it needs and no more: that would count as its memory."""
 
 CONVERSATIONS: dict[str, Callable[..., Callable[[str], Answer]]] = {"contender": _contender}

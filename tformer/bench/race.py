@@ -28,7 +28,7 @@ def race(
     """A row for each contender, in order; None when stopped.
 
     A row is a timing, the tokens of a round and the peak `memory` of the process, or {"failed": why}. A contender for
-    whom memory was too small beside the others is measured again, alone.
+    whom memory was too small beside the others is measured again, alone: its row has {"alone": True}.
 
     Args:
         contenders: the arguments of `contend.contend` for each.
@@ -42,7 +42,8 @@ def race(
     try:
         rows, crowded = take(contenders)
         for index in crowded:
-            [rows[index]], _ = take([contenders[index]])
+            [again], _ = take([contenders[index]])
+            rows[index] = again if "failed" in again else {**again, "alone": True}
     except Stopped:
         return None
     return rows

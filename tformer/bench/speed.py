@@ -78,6 +78,7 @@ class Row:
         tokens: of a round; cost: its `task.Cost` as a mapping.
         memory: peak_rss_bytes, and on a GPU peak_gpu_bytes, of its process.
         ceilings: of the machine, measured just before; None where nothing is multiplied.
+        alone: memory was too small beside the others, so that its rounds were not in turn with theirs.
     """
 
     entry: Entry
@@ -90,6 +91,7 @@ class Row:
     memory: Mapping[str, int] = field(default_factory=dict)
     ceilings: Mapping[str, Any] | None = None
     failed: str | None = None
+    alone: bool = False
 
     @property
     def tokens_per_second(self) -> float:
@@ -159,6 +161,7 @@ def _at(bench: SpeedBench, batch_size: int, should_stop: Callable[[], bool]) -> 
             cost=cost,
             memory=row["memory"],
             ceilings=bounds["ceilings"],
+            alone=row.get("alone", False),
         )
         for entry, row, cost in zip(bench.entries, raced, bounds["costs"], strict=True)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer.bench.ceiling import Ceilings
@@ -19,6 +19,13 @@ FAIRNESS = (
     "number of threads; medians. Memory is the peak of the whole process. Where `tformer compiled` is said, as of "
     "training on a GPU, tformer goes through torch.compile and the other libraries run eagerly."
 )
+
+KEYS = (
+    *("tokens_per_second", "step_ms", "examples_per_second", "spread", "repeats", "round_seconds"),
+    *("peak_rss_bytes", "peak_gpu_bytes", "expected_memory", "flops", "bytes_read"),
+    *("share_of_peak", "share_of_data_sheet", "share_of_arithmetic", "share_of_bandwidth", "bound"),
+)
+"""Of what is measured, in a row of the document."""
 
 
 def document(bench: SpeedBench, rows: Sequence[Row], *, environment: dict[str, Any], command: str) -> dict[str, Any]:
@@ -37,19 +44,24 @@ def document(bench: SpeedBench, rows: Sequence[Row], *, environment: dict[str, A
 
 
 def _entry(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """One row of the document."""
-    named = {"name": row.entry.name, "precision": row.entry.precision or None, "batch_size": row.batch_size}
+    """One row of the document. Every row of every bench has all keys; what is not known or does not apply is None."""
+    found: dict[str, Any] = {
+        "name": row.entry.name,
+        "precision": row.entry.precision or None,
+        "batch_size": row.batch_size,
+        "failed": row.failed,
+        "measured_alone": row.alone,
+        **dict.fromkeys(KEYS),
+        "ratios": {},
+    }
     if row.failed is not None:
-        return {**named, "failed": row.failed}
-    found = {
-        **named,
+        return found
+    found |= {
         "tokens_per_second": row.tokens_per_second,
-        "step_ms": None,
         "spread": row.spread,
         "repeats": row.repeats,
         "round_seconds": row.seconds,
         **row.memory,
-        "share_of_peak": None,
         "ratios": ratios(row, [other for other in rows if other.batch_size == row.batch_size]),
     }
     if row.cost is None:
@@ -187,7 +199,8 @@ def _milliseconds(value: float) -> str:
 
 def settings_line(bench: SpeedBench) -> str:
     """Model, sizes and the work's own options, in one line."""
-    options = [f"{name.replace('_', ' ')} {value}" for name, value in bench.options.items()]
+    given = {name: value for name, value in bench.options.items() if value is not None}
+    options = [f"{name.replace('_', ' ')} {value}" for name, value in given.items()]
     extra = ["tformer compiled"] if bench.compile else []  # the others are not
     return ", ".join([bench.model, f"length {bench.length}", *options, bench.device, *extra])
 
@@ -205,6 +218,9 @@ def lines(rows: Sequence[Row]) -> list[str]:
             line = roofline_line(f"{row.entry.label}, batch {row.batch_size}", found)
             told.append(line if sheet is None else f"{line}; {sheet:.0%} of the data sheet")
             told += _memory_line(row)
+    alone = [f"{row.entry.label}, batch {row.batch_size}" for row in rows if row.alone]
+    if alone:
+        told.append(f"measured alone, for memory was too small for all at once: {'; '.join(alone)}")
     unsteady = [row for row in rows if row.failed is None and row.spread > UNSTEADY]
     if unsteady:
         told.append(f"{len(unsteady)} of {len(rows)} spread by more than {UNSTEADY:.0%}: this machine was not quiet")
@@ -214,15 +230,19 @@ def lines(rows: Sequence[Row]) -> list[str]:
 def ceilings_line(row: Row) -> str:
     """What the machine did at most just before the rows of one batch size were timed."""
     assert row.ceilings is not None
-    product = " x ".join(f"{size}" for size in row.ceilings["product"])
-    rates = ", ".join(f"{name} {_giga(rate)}FLOP/s" for name, rate in row.ceilings["flops_per_second"].items())
-    line = f"ceilings, batch {row.batch_size}: {rates} (product {product}), memory read at "
-    line += f"{_giga(row.ceilings['bytes_per_second'])}B/s"
-    sheet = row.ceilings["data_sheet"]
+    return f"ceilings, batch {row.batch_size}: {ceilings_words(row.ceilings)}"
+
+
+def ceilings_words(ceilings: Mapping[str, Any]) -> str:
+    """Rates of products and of reading, and a known GPU's data sheet. ceilings: a `Ceilings` as a mapping."""
+    product = " x ".join(f"{size}" for size in ceilings["product"])
+    rates = ", ".join(f"{name} {_giga(rate)}FLOP/s" for name, rate in ceilings["flops_per_second"].items())
+    words = f"{rates} (product {product}), memory read at {_giga(ceilings['bytes_per_second'])}B/s"
+    sheet = ceilings["data_sheet"]
     if sheet is not None:
-        line += f"; data sheet: bf16 {_giga(sheet['bf16_flops'])}FLOP/s, {_giga(sheet['bytes_per_second'])}B/s"
-        line += f" ({sheet['source']})"
-    return line
+        words += f"; data sheet: bf16 {_giga(sheet['bf16_flops'])}FLOP/s, {_giga(sheet['bytes_per_second'])}B/s"
+        words += f" ({sheet['source']})"
+    return words
 
 
 def _giga(rate: float) -> str:

@@ -12,14 +12,14 @@ import torch
 
 from tformer.bench.peers import choose_peers
 from tformer.bench.speed import Entry, SpeedBench, task_of
+from tformer.bench.subject import recipe_of
 from tformer.bench.task import OURS, Work
 from tformer.bench.works import WORKS
 from tformer.build import count_parameters
 from tformer.decoding.precision import require_quantize
 from tformer.errors import InputError
-from tformer.interop.importing import open_checkpoint
 from tformer.nn.hardware import DTYPES
-from tformer.recipe import load_recipe, recipe_to_yaml
+from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.training.precision import resolve_device, resolve_precision
 
@@ -66,6 +66,8 @@ def resolve(request: SpeedRequest) -> tuple[SpeedBench, list[str]]:
     device = resolve_device(request.device)
     for kind in request.quantize:
         require_quantize(kind, device, DTYPES.get(request.precision))
+        if request.compile and kind != "none":
+            raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
     entries = choose_peers(request.work, request.peers, request.peer_precisions, device=device)
     recipe, name, notes = _recipe_of(request, work, device)
     length = request.length or work.length(recipe)
@@ -113,29 +115,18 @@ def _precision(bench: SpeedBench, asked: str, work: Work, device: torch.device) 
 
 def _recipe_of(request: SpeedRequest, work: Work, device: torch.device) -> tuple[Recipe, str, list[str]]:
     """The recipe, what to call it, and notes."""
-    flags = {} if work.objective is None else {"objectives": [{"kind": work.objective}]}
-    if request.run is not None:
-        if any(value is not None for value in (request.arch, request.preset, request.config)):
-            raise InputError("--run is a model already", hint="leave --arch, --preset and --config out")
-        checkpoint = open_checkpoint(request.run)
-        stored = load_recipe(
-            base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=request.sets
-        ).recipe
-        objectives = [objective.kind for objective in stored.objectives]
-        if work.objective is not None and work.objective not in objectives:
-            raise InputError(f"--run {request.run}: it was trained for {objectives[0]}, expected {work.objective}")
-        return _sized(stored, str(request.run))
-    resolved = load_recipe(
-        arch=request.arch or (None if request.config or "/" in (request.preset or "") else work.arch),
+    recipe, name = recipe_of(
+        arch=request.arch,
         preset=request.preset,
         config=request.config,
+        run=request.run,
         sets=request.sets,
-        flags=flags,
-        device=device.type,
+        device=device,
+        usual_arch=work.arch,
+        objective=work.objective,
+        bench=work.name,
     )
-    recipe = resolved.recipe
-    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(request.config or recipe.arch)
-    return _sized(recipe, " ".join([name, *request.sets]))
+    return _sized(recipe, name)
 
 
 def _sized(recipe: Recipe, name: str) -> tuple[Recipe, str, list[str]]:

@@ -5,7 +5,7 @@ No token ends a text and none is made into text: what is timed is reading the pr
 
 from __future__ import annotations
 
-from tformer.bench.inference import BYTES, inference_model, matrix_parameters
+from tformer.bench.inference import BYTES, check_compiled_steps, decoding_model, matrix_parameters
 from tformer.bench.random_material import random_ids
 from tformer.bench.task import OURS, Cost, Task, Work, synchronise
 from tformer.build import layer_sizes
@@ -30,7 +30,7 @@ class Generation:
 
     def prepare(self) -> None:
         task = self.task
-        self._model = inference_model(task, self.precision, rows=task.batch_size)
+        self._model = decoding_model(task, self.precision, rows=task.batch_size)
         self._prompts = random_ids(task, task.batch_size, task.length).tolist()
         new_tokens = task.options["new_tokens"]
         self._settings = GenerationSettings(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=0.0)
@@ -55,6 +55,7 @@ def check(task: Task) -> None:
             f"--prompt-length {length} and --new-tokens {new_tokens} are {length + new_tokens} positions, the model "
             f"reads {recipe.model.max_seq_len}"
         )
+    check_compiled_steps(task)
 
 
 def cost(task: Task, precision: str) -> Cost:

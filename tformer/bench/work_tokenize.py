@@ -99,9 +99,12 @@ def _first(pieces: Iterable[Piece], most_bytes: int) -> Iterable[str]:
 
 
 def check(task: Task) -> None:
-    """Raise InputError for text or a vocabulary that cannot be read."""
-    data = task.options["data"]
-    open_sources([] if data is None else [_Spec(data)])
+    """Raise InputError for text or a vocabulary that cannot be read: the text is, as far as it will be measured."""
+    try:
+        texts_of(task)
+    except InputError as error:
+        other = error.hint is not None and "data.errors" in error.hint  # which is an option of training
+        raise InputError(error.message, hint="convert it to UTF-8" if other else error.hint) from None
     if task.options["tokenizer"] is not None:
         tokenizer_of(task)
 

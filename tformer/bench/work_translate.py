@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from tformer.bench.inference import BYTES, inference_model
+from tformer.bench.inference import BYTES, check_compiled_steps, decoding_model
 from tformer.bench.random_material import SPECIAL, random_ids
 from tformer.bench.task import OURS, Cost, Task, Work, synchronise
 from tformer.bench.work_generate import ROWS
@@ -49,7 +49,7 @@ class Translating:
 
     def prepare(self) -> None:
         new_tokens = self.task.options["new_tokens"]
-        self._model = inference_model(self.task, self.precision)
+        self._model = decoding_model(self.task, self.precision)
         self._batches = sources_of(self.task)
         self._never = unwritten_tokens(SPECIAL, TARGET, eos=TARGET.eos)
         self._settings = BeamSettings(
@@ -88,6 +88,7 @@ def check(task: Task) -> None:
         raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
     if model.vocab_size is not None and beam > model.vocab_size:
         raise InputError(f"--beam: found {beam}, the vocabulary has {model.vocab_size} tokens")
+    check_compiled_steps(task)
 
 
 def cost(task: Task, precision: str) -> Cost:

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli.commands import add_commands
+from tformer.cli.commands import COMMANDS, add_commands
 from tformer.cli.common import console
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
@@ -79,17 +79,21 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        sys.exit(report(error))
+        sys.exit(report(error, words))
 
 
-def report(error: Exception) -> int:
-    """Print what went wrong, in one line and a hint, and give the exit code that belongs to it."""
+def report(error: Exception, words: Sequence[str] = ()) -> int:
+    """Print what went wrong, in one line and a hint, and give the exit code that belongs to it.
+
+    words: the command line without the program's name, for a mistake in it that says not of which command.
+    """
     known = as_tformer_error(error)
     if known is not None:
         _complain(known.message, known.hint)
         return known.exit_code
     if hasattr(error, "format_message"):  # typer's own usage errors
-        command = getattr(getattr(error, "ctx", None), "command_path", "tformer")
+        context = getattr(error, "ctx", None)
+        command = _command_of(words) if context is None else context.command_path
         message = " ".join(str(error.format_message()).split()) or "no command was given"  # typer has no words for it
         _complain(message, f"see '{command} --help'")
         return 2
@@ -97,6 +101,14 @@ def report(error: Exception) -> int:
         f"internal error: {type(error).__name__}: {error}", "this is a bug in tformer; --debug shows the traceback"
     )
     return 1
+
+
+def _command_of(words: Sequence[str]) -> str:
+    """The program and the command that a command line begins with, a group's own command too."""
+    found = [word for word in words[:1] if word in COMMANDS]
+    if found and COMMANDS[found[0]].is_group:
+        found += [word for word in words[1:2] if word.isidentifier()]
+    return " ".join(["tformer", *found])
 
 
 def as_tformer_error(error: Exception) -> TformerError | None:

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer.cli.bench_options import HOW, RESULT, AsJson, Device, Threads, require_threads
+from tformer.cli.bench_options import HOW, RESULT, WORK, AsJson, Device, Threads, require_threads
+from tformer.cli.bench_quality import tell_seed
 from tformer.cli.common import StopFlag, console, emit, emit_json, examples
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
-    from tformer.bench.cases import Case
+    from tformer.bench.quality import QualityBench
     from tformer.bench.speed import Row
 
 EPILOG = examples(
     "`tformer bench all --out report.md`",
     "`tformer bench all --quick --out quick.md`",
-    "`tformer bench all --device cuda --out gpu.md --json`",
+    "`tformer bench all --device cuda --data train.txt --valid val.txt --out gpu.md --json`",
 )
 
 
@@ -26,6 +27,19 @@ def all_(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer batch sizes, rounds and texts.", rich_help_panel=HOW)
     ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="Text by which time to quality is measured too; the targets are those of tinyshakespeare.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    valid: Annotated[
+        str | None,
+        typer.Option("--valid", metavar="PATH", help="Its validation text, needed with --data.", rich_help_panel=WORK),
+    ] = None,
     threads: Threads = None,
     device: Device = "auto",
     out: Annotated[
@@ -35,18 +49,23 @@ def all_(
 ) -> None:
     """Measure everything that the README's table has, beside the libraries that are installed, and write a report.
 
-    Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU.
+    Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU;
+    with --data and --valid also the seconds of training to a validation loss, which `bench quality` measures.
     What cannot be measured is said, and the rest goes on. The report has the machine, versions, the date and the
     command of each figure.
     """
     require_threads(threads)
     if out.is_dir():
         raise InputError(f"--out: {out} is a folder, expected a file")
+    if (data is None) != (valid is None):
+        given, missing = ("--data", "--valid") if valid is None else ("--valid", "--data")
+        raise InputError(f"{given}: found without {missing}", hint="time to quality needs both")
     with StopFlag() as flag:
         import torch
 
         from tformer.bench.all_report import Told, run_all
-        from tformer.bench.cases import cases_for
+        from tformer.bench.cases import cases_for, quality_for
+        from tformer.bench.quality import check
         from tformer.checkpoint.atomic import write_text
         from tformer.checkpoint.probe import require_writable
         from tformer.checkpoint.run import make_folders
@@ -57,8 +76,13 @@ def all_(
         if threads is not None:
             torch.set_num_threads(threads)
         cases = cases_for(where, quick=quick, threads=torch.get_num_threads())
-        told = Told(case=_tell_case, row=_tell_row, note=_tell_note)
-        report = run_all(cases, where, told=told, should_stop=flag.should_stop)
+        qualities: tuple[QualityBench, ...] = ()
+        if data is not None and valid is not None:
+            qualities = quality_for(where, data=data, valid=valid, quick=quick, threads=torch.get_num_threads())
+        for quality in qualities:
+            check(quality)
+        told = Told(case=_tell_case, row=_tell_row, note=_tell_note, seed=tell_seed)
+        report = run_all(cases, where, told=told, should_stop=flag.should_stop, qualities=qualities)
         if report is None:
             raise flag.interrupted("interrupted: nothing was written")
         make_folders(out.parent)
@@ -71,8 +95,8 @@ def all_(
         raise typer.Exit(1)
 
 
-def _tell_case(case: Case, number: int, total: int) -> None:
-    console.print(f"{number} of {total}  {case.title}: {case.command}", markup=False)
+def _tell_case(title: str, command: str, number: int, total: int) -> None:
+    console.print(visible(f"{number} of {total}  {title}: {command}"), markup=False)
 
 
 def _tell_row(row: Row) -> None:

@@ -11,7 +11,9 @@ import typer
 from tformer.errors import InputError
 
 MODEL, WORK, PEERS, HOW, RESULT = "Which model", "The work", "Compared with", "How", "Result"
-MOST = 2**24
+MOST_BATCH = 2**16
+MOST_SIZES = 32
+"""Of a sweep."""
 MOST_THREADS = 4096
 
 Arch = Annotated[str | None, typer.Option("--arch", help="A family, for example gpt.", rich_help_panel=MODEL)]
@@ -77,22 +79,28 @@ Out = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=RESULT)]
 
 
-def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """`4,16` as numbers in the given order, each once; none for no text. Raises InputError for other words."""
+def batch_sizes_of(text: str | None) -> tuple[int, ...]:
+    """`4,16` as numbers in the given order, each once; none for no text. Raises InputError for other words, for sizes
+    that no machine takes and for a sweep without end."""
     if text is None:
         return ()
-    listed = words(option, text)
+    listed = [word.strip() for word in text.split(",") if word.strip()]
+    if not listed:
+        raise InputError("--batch-size: found none, expected whole numbers separated by commas")
     for word in listed:
-        if not word.isdecimal() or not 1 <= int(word) <= MOST:
-            raise InputError(f"{option}: found '{word}', expected whole numbers from 1 to {MOST:,}")
-    return tuple(dict.fromkeys(map(int, listed)))
+        if not word.isdecimal() or not 1 <= int(word) <= MOST_BATCH:
+            raise InputError(f"--batch-size: found '{word}', expected whole numbers from 1 to {MOST_BATCH:,}")
+    sizes = tuple(dict.fromkeys(map(int, listed)))
+    if len(sizes) > MOST_SIZES:
+        raise InputError(f"--batch-size: found {len(sizes)} sizes, expected {MOST_SIZES} at most")
+    return sizes
 
 
 def words(option: str, text: str) -> tuple[str, ...]:
-    """Words between commas. Raises InputError for none."""
-    listed = tuple(word.strip() for word in text.split(",") if word.strip())
+    """Words between commas, each once. Raises InputError where there is no word."""
+    listed = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not listed:
-        raise InputError(f"{option}: found none")
+        raise InputError(f"{option}: found '{text}', expected a word, or several separated by commas")
     return listed
 
 
@@ -121,7 +129,7 @@ def speed_flags(
     require_threads(flags.get("threads"))
     return {
         **flags,
-        "batch_sizes": whole_numbers("--batch-size", batch_size),
+        "batch_sizes": batch_sizes_of(batch_size),
         "peers": peer or (),
         "peer_precisions": None if peer_precision is None else words("--peer-precision", peer_precision),
         "sets": flags.get("sets") or (),
