@@ -12,6 +12,7 @@ A forward pass returns hidden states; logits are formed on demand, by `Output`, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from tformer.nn.attention import Reach
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Sight
-from tformer.nn.cache import CrossCache, ModelCache
+from tformer.nn.cache import ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.fixed_cache import AnyCache, FixedCache
+from tformer.nn.layer_cache import CrossCache
 from tformer.nn.output import Output
 from tformer.nn.positions.learned import LearnedPositions
 from tformer.nn.stack import Stack
@@ -39,6 +42,8 @@ class Transformer(nn.Module):
 
     Attributes:
         compute_dtype: dtype of the residual stream; parameters may stay in fp32 beside it.
+        compiled_decoder: takes the steps of decoding in the place of `forward`, once there is one
+            (`decoding.compiled`).
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Transformer(nn.Module):
         self.heads = nn.ModuleDict(heads or {})
         self.max_seq_len = max_seq_len
         self.compute_dtype = torch.float32
+        self.compiled_decoder: Any = None
         self._tied = self.tied_names()
 
     # --- what the model is -------------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ class Transformer(nn.Module):
         decoder_position_ids: Tensor | None = None,
         encoder_hidden: Tensor | None = None,
         encoder_mask: Tensor | None = None,
-        cache: ModelCache | None = None,
+        cache: AnyCache | None = None,
         taps: Iterable[str] = frozenset(),
     ) -> Output:
         """Hidden states of a batch.
@@ -166,7 +172,7 @@ class Transformer(nn.Module):
             encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask` tells its padding
                 (default: `attention_mask`).
             cache: keys and values of the positions before these ones; it grows by T. With one that knows the encoder's
-                output, the encoder does not run.
+                output, the encoder does not run. A `FixedCache` takes one position, which has to be given.
             taps: names of inner tensors to return (`tap_names()` lists them).
 
         Raises:
@@ -196,7 +202,8 @@ class Transformer(nn.Module):
                 sink=sink,
             )
         found = sink.values if sink is not None else {}
-        return Output(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found)
+        compiled = torch.compiler.is_compiling()
+        return Output(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found, compiled=compiled)
 
     def _sink(self, taps: Iterable[str]) -> TapSink | None:
         wanted = frozenset(taps)
@@ -224,7 +231,8 @@ class Transformer(nn.Module):
                 raise ValueError("a model of images needs pixel_values")
             pos_1T = torch.arange(self.embedding.seq_len, device=pixel_values.device).unsqueeze(0)
             x_BTD = self.embedding(pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype)
-            return stack(x_BTD, Sight(pos_1T, pos_1T), taps=sink.scope("encoder") if sink is not None else None)
+            sight = Sight(pos_1T, pos_1T, reach=Reach())
+            return stack(x_BTD, sight, taps=sink.scope("encoder") if sink is not None else None)
         if input_ids is None:
             raise ValueError("the model needs input_ids")
         pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
@@ -246,7 +254,7 @@ class Transformer(nn.Module):
         *,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        cache: ModelCache | None,
+        cache: AnyCache | None,
         sink: TapSink | None,
     ) -> Tensor:
         stack = self.decoder
@@ -254,7 +262,9 @@ class Transformer(nn.Module):
         assert stack is not None and isinstance(embedding, TokenEmbedding)
         pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=cache)
         k_pos, key_mask = pos_BT, attention_mask
-        if cache is not None:
+        if isinstance(cache, FixedCache):
+            k_pos, key_mask = cache.advance(pos_BT)
+        elif cache is not None:
             remembered = cache.length > 0
             k_pos, key_valid = cache.advance(pos_BT, attention_mask)
             key_mask = key_valid if remembered else attention_mask
@@ -276,13 +286,14 @@ class Transformer(nn.Module):
         )
 
     def _cross_sight(
-        self, pos_BT: Tensor, memory: Tensor | None, memory_mask: Tensor | None, cache: ModelCache | None
+        self, pos_BT: Tensor, memory: Tensor | None, memory_mask: Tensor | None, cache: AnyCache | None
     ) -> Sight:
         """What the decoder sees of the encoder: every real position. A cache remembers both after the first step."""
         if cache is not None:
             if memory_mask is None:
                 memory_mask = cache.encoder_mask
-            cache.encoder_mask = memory_mask
+            else:
+                cache.encoder_mask = memory_mask
         mask = None
         if memory_mask is not None:
             mask, _ = make_mask(
@@ -300,9 +311,12 @@ class Transformer(nn.Module):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         *,
-        cache: ModelCache | None,
+        cache: AnyCache | None,
     ) -> Tensor:
         """Positions [B or 1, T]: those given, or the count of real tokens before each one; padding may have its own."""
+        if isinstance(cache, FixedCache):
+            assert position_ids is not None, "a cache that counts nothing on the host is told the positions"
+            return position_ids
         positions = stack.positions_of(0)
         length, past = input_ids.shape[1], cache.length if cache is not None else 0
         # With a cache, positions that are given were counted by the caller: slots may be padding.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tformer.loading import Loaded
 
 DEFAULT_SEED = 1337
-BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
 
 EPILOG = examples(
     "`tformer generate`",
@@ -78,6 +77,7 @@ def generate(
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     quantize: Quantize = "none",
+    compile: options.Compile = "auto",
 ) -> None:
     """Continue or translate a text, or each line of a file, with a trained model.
 
@@ -108,7 +108,10 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
     first, notes = models[0], [note for loaded in models for note in loaded.notes]
     if fills_masks(first):
         names = dict.fromkeys((*OF_TEXTS, *SEARCH, *OF_SOURCES))
-        refuse_options(**{name: getattr(asked, name) for name in asked.given(names) if name != "top_k"})
+        refuse_options(
+            **{name: getattr(asked, name) for name in asked.given(names) if name != "top_k"},
+            compile="on" if asked.compile == "on" else None,
+        )
         filler = MaskFiller(
             first, flag, printer.write, top_k=asked.top_k, as_json=asked.as_json, on_terminal=printer.on_terminal
         )
@@ -121,7 +124,7 @@ def _answer(asked: Asked, models: list[Loaded], flag: StopFlag, printer: Printer
         asked.check_decoder_only(first.path)
     eos_id = first.decoder_tokens.eos if translates else end_token(first)
     forced_eos = first.recipe.tokenizer.special_ids.forced_eos
-    batch_size = asked.batch_size or (BATCH_OF_SOURCES if translates else BATCH_OF_PROMPTS)
+    batch_size = asked.texts_at_once(encoder_decoder=translates)
     paths = ", ".join(str(loaded.path) for loaded in models)
     settings: BeamSettings | GenerationSettings
     translation: TranslateSession

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tformer.cli.generate_compile import compiles
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[s
 
 def load_models(asked: Asked) -> list[Loaded]:
     """Every model asked for, once, in the precision asked for. Raises InputError for models that do not go together."""
+    from tformer.decoding.compiled import compile_decoding
     from tformer.decoding.precision import inference_dtype, prepare_inference
     from tformer.decoding.vocabularies import require_same_vocabularies
     from tformer.loading import load
@@ -52,7 +54,11 @@ def load_models(asked: Asked) -> list[Loaded]:
     for loaded in chosen:
         trained_in = loaded.recipe.training.precision
         dtype = inference_dtype(asked.precision, trained_in=trained_in, device=place)
-        prepare_inference(loaded.model, dtype, quantize=asked.quantize)
+        if compiles(asked, loaded, place):
+            compile_decoding(loaded.model, dtype)
+        else:
+            rows = asked.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder(loaded))
+            prepare_inference(loaded.model, dtype, quantize=asked.quantize, rows=rows)
     return chosen
 
 

@@ -235,3 +235,12 @@ BatchSize = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)]
 Precision = Annotated[str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)]
+Compile = Annotated[
+    str,
+    typer.Option(
+        "--compile",
+        metavar="auto|on|off",
+        help="Compile the step of decoding; auto: on a GPU, when many tokens are asked for.",
+        rich_help_panel=MODEL,
+    ),
+]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tformer.recipe.training import Generation
 
 Engine = Literal["sample", "beam"]
+BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples")
 SEARCH = (
@@ -48,6 +49,7 @@ WORDS = {
     "too_long": ("error", "cut"),
     "stopping": ("beam", "heuristic", "exhaustive"),
     "length_penalty_type": ("gnmt", "avg", "none"),
+    "compile": ("auto", "on", "off"),
 }
 EXCLUSIVE = (("prompt", "input_path"), ("target_prefix", "target_prefix_file"), ("prompt", "target_prefix_file"))
 
@@ -102,6 +104,7 @@ class Asked:
     device: str
     precision: str
     quantize: str
+    compile: str
 
     @property
     def files(self) -> list[str]:
@@ -151,6 +154,11 @@ class Asked:
                 expected = f"{', '.join(words[:-1])} or {words[-1]}"
                 raise InputError(f"{flag_of(name)} must be {expected}, found '{word}'")
         check_quantize(self.quantize, self.precision)
+        if self.compile == "on" and self.quantize != "none":
+            raise InputError(
+                f"--compile on and --quantize {self.quantize} exclude each other",
+                hint="8-bit matrices are closed to the compiler",
+            )
         sampling, search = self.given(SAMPLING), self.given(SEARCH)
         if sampling and search:
             raise InputError(
@@ -173,6 +181,17 @@ class Asked:
                 f"--stop is not for beam search, and the model's recipe asks for a beam of {width}", hint="add --greedy"
             )
         return "beam"
+
+    def texts_at_once(self, *, encoder_decoder: bool) -> int:
+        """Of many."""
+        return self.batch_size or (BATCH_OF_SOURCES if encoder_decoder else BATCH_OF_PROMPTS)
+
+    def rows_of_a_step(self, generation: Generation, *, encoder_decoder: bool) -> int:
+        """The most rows that a step of decoding has: texts of a batch, each with its samples or beams."""
+        texts = 1 if self.prompt is not None else self.texts_at_once(encoder_decoder=encoder_decoder)
+        if self.engine(generation, encoder_decoder=encoder_decoder) == "sample":
+            return texts * self.num_samples
+        return texts * (1 if self.is_greedy else self.beam_size or generation.beam_size)
 
     def check_decoder_only(self, path: Path) -> None:
         """Raise InputError for an option about sources, which a decoder alone does not have."""

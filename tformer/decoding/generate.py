@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.chooser import TokenChooser
+from tformer.decoding.compiled import BucketedCache
 from tformer.decoding.completion import Completion, OnToken, check_prompts
 from tformer.decoding.inputs import check_sources, left_padded, right_padded
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.model import Transformer
-from tformer.nn.cache import ModelCache, quickest_dtype
+from tformer.nn.cache import ModelCache
+from tformer.nn.layer_cache import quickest_dtype
 from tformer.tokenizer import Tokenizer
 
 
@@ -154,7 +156,7 @@ def _run(
     should_stop: Callable[[], bool],
 ) -> None:
     live = list(completions)
-    cache: ModelCache | None = None
+    cache: ModelCache | BucketedCache | None = None
     steps_left = settings.max_new_tokens
     while live:
         if should_stop():
@@ -168,9 +170,11 @@ def _run(
             if settings.num_samples > 1:
                 cache.expand(settings.num_samples)
                 logits_BV = logits_BV.repeat_interleave(settings.num_samples, dim=0)
+            cache = _in_buckets(model, cache, steps=steps_left)
         elif cache.length == cache.capacity:
             windows = [completion.window() for completion in live]
-            logits_BV, cache = _prefill(model, windows, steps=steps_left, sources=sources, full=cache)
+            logits_BV, read = _prefill(model, windows, steps=steps_left, sources=sources, full=cache)
+            cache = _in_buckets(model, read, steps=steps_left, full=cache)
         else:
             logits_BV = _step(model, live, cache, beside_encoder=sources is not None)
         steps_left -= 1
@@ -191,9 +195,11 @@ def _prefill(
     *,
     steps: int,
     sources: Sequence[Sequence[int]] | None,
-    full: ModelCache | None = None,
+    full: ModelCache | BucketedCache | None = None,
 ) -> tuple[Tensor, ModelCache]:
     """Read whole windows into a new cache with room for `steps` tokens, or as many as the context holds.
+
+    Where compiled steps follow, there is room for the windows alone: see `_in_buckets`.
 
     full: the cache of the same rows that the new one replaces; what it knows of the sources is taken over.
     """
@@ -201,21 +207,43 @@ def _prefill(
     longest = max(map(len, windows))
     capacity = min(model.max_seq_len, longest + steps)
     dtype = quickest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
-    cache = model.new_cache(len(windows), capacity, device=device, dtype=dtype)
+    room = capacity if model.compiled_decoder is None else longest
+    cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
     ids_BT, mask_BT = left_padded(windows, device)
     inputs = _decoder_inputs(sources is not None, input_ids=ids_BT, attention_mask=mask_BT)
     if sources is not None and full is not None:
-        cache.take_encoder(full)
+        if isinstance(full, BucketedCache):
+            cache.cross, cache.encoder_mask = full.known_of_encoder()
+        else:
+            cache.take_encoder(full)
     elif sources is not None:
         inputs["input_ids"], inputs["attention_mask"] = right_padded(sources, device)
     return model(**inputs, cache=cache).logits_at(-1), cache
 
 
-def _step(model: Transformer, live: Sequence[Completion], cache: ModelCache, *, beside_encoder: bool) -> Tensor:
+def _in_buckets(
+    model: Transformer, cache: ModelCache, *, steps: int, full: ModelCache | BucketedCache | None = None
+) -> ModelCache | BucketedCache:
+    """What to go on with after a prefill of the cache: itself, or what compiled steps work on (that of `full`)."""
+    if model.compiled_decoder is None:
+        return cache
+    capacity = min(model.max_seq_len, cache.length + steps)
+    if isinstance(full, BucketedCache):
+        full.refill(cache, capacity=capacity)
+        return full
+    begun: BucketedCache = model.compiled_decoder.begin(cache, capacity=capacity)
+    return begun
+
+
+def _step(
+    model: Transformer, live: Sequence[Completion], cache: ModelCache | BucketedCache, *, beside_encoder: bool
+) -> Tensor:
     """Feed the newest token of every completion."""
     device = next(model.parameters()).device
     ids_B1 = torch.tensor([[completion.ids[-1]] for completion in live], device=device)
     position_ids_B1 = torch.tensor([[completion.next_position] for completion in live], device=device)
+    if isinstance(cache, BucketedCache):
+        return cache.step(ids_B1, position_ids_B1)
     inputs = _decoder_inputs(beside_encoder, input_ids=ids_B1, position_ids=position_ids_B1)
     return model(**inputs, cache=cache).logits_at(-1)
 

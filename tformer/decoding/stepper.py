@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tformer.decoding.compiled import BucketedCache
 from tformer.decoding.generate import inference
 from tformer.decoding.inputs import check_sources, left_padded, right_padded
 from tformer.errors import InputError, TformerError
@@ -118,11 +119,11 @@ class DecoderStepper:
         self.num_sentences, self._beams = len(self._prompts), beams
         self._sentence_rows = torch.arange(self.num_sentences * beams, device=self._device)
         with _evaluating(self._model):
-            self._cache = self._model.new_cache(
+            read = self._model.new_cache(
                 self.num_sentences, longest, device=self._device, dtype=self._model.compute_dtype
             )
-            logits_SV = self._prefill(ids_ST, mask_ST, self._cache).logits_at(-1)
-            self._cache.fan_out(beams, capacity=longest + self.max_steps - 1)
+            logits_SV = self._prefill(ids_ST, mask_ST, read).logits_at(-1)
+            self._cache = self._fanned_out(read, beams, capacity=longest + self.max_steps - 1)
             # Where the next token stands, [1, 1] for all rows or [R, 1].
             if mask_ST is None:
                 self._positions = torch.full((1, 1), longest, device=self._device)
@@ -139,7 +140,10 @@ class DecoderStepper:
         with _evaluating(self._model):
             # Sentences past their own room are fed on beside others that are not: within any table of positions.
             positions = self._positions.clamp(max=self._model.max_seq_len - 1)
-            logits_RV = self._feed(ids_R.unsqueeze(1), positions, self._cache).logits_at(-1)
+            if isinstance(self._cache, BucketedCache):
+                logits_RV = self._cache.step(ids_R.unsqueeze(1), positions)
+            else:
+                logits_RV = self._feed(ids_R.unsqueeze(1), positions, self._cache).logits_at(-1)
             self._positions = self._positions + 1
         return self._log_probabilities(logits_RV)
 
@@ -161,6 +165,14 @@ class DecoderStepper:
                 self._positions = self._positions.unflatten(0, (-1, self._beams))[sentences].flatten(0, 1)
         self.num_sentences = len(sentences)
         self._sentence_rows = self._sentence_rows[: self.num_sentences * self._beams]
+
+    def _fanned_out(self, read: ModelCache, beams: int, *, capacity: int) -> ModelCache | BucketedCache:
+        """Every row of the prefill as `beams` rows, with room for `capacity` positions."""
+        if self._model.compiled_decoder is None:
+            read.fan_out(beams, capacity=capacity)
+            return read
+        begun: BucketedCache = self._model.compiled_decoder.begin(read, capacity=capacity, beams=beams)
+        return begun
 
     def _prefill(self, ids_ST: Tensor, mask_ST: Tensor | None, cache: ModelCache) -> Output:
         return self._model(ids_ST, attention_mask=mask_ST, cache=cache)

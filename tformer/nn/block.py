@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from tformer.nn.attention.mechanism import Reach
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import CrossCache, LayerState
 from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import FeedForward
+from tformer.nn.fixed_cache import FixedLayer
+from tformer.nn.layer_cache import CrossCache, LayerState
 from tformer.nn.positions.base import Positions
 from tformer.nn.taps import TapSink
 
@@ -85,7 +86,7 @@ class Block(nn.Module):
         *,
         positions: Positions,
         cross_sight: Sight | None = None,
-        cache: LayerState | None = None,
+        cache: LayerState | FixedLayer | None = None,
         cross_cache: CrossCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from tformer.nn.attention import Reach
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.block import Block, Sight
-from tformer.nn.cache import ModelCache
 from tformer.nn.eager import outside_graphs
+from tformer.nn.fixed_cache import AnyCache
 from tformer.nn.layerdrop import Draw, LayerDrop
 from tformer.nn.norm import BatchNorm, statistics_kept
 from tformer.nn.positions.base import Positions
@@ -100,7 +100,7 @@ class Stack(nn.Module):
         sight: Sight,
         *,
         cross_sight: Sight | None = None,
-        cache: ModelCache | None = None,
+        cache: AnyCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
         """Embedded input → last hidden states, [B, T, D]."""
@@ -120,7 +120,7 @@ class Stack(nn.Module):
         x_BTD: Tensor,
         sight: Sight,
         cross_sight: Sight | None,
-        cache: ModelCache | None,
+        cache: AnyCache | None,
         taps: TapSink | None,
         recompute: bool,
         draw: Draw | None,

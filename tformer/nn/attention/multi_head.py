@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions, Reach, build_mechanism
 from tformer.nn.attention.mechanism import Call
-from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.drophead import DropHead
 from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.fused import rms_norm
+from tformer.nn.layer_cache import CrossCache, LayerCache, LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
 from tformer.nn.taps import TapSink
@@ -147,7 +147,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
-                q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
+                q = q.to(k.dtype)  # a cache may be kept in more bits: see `layer_cache.quickest_dtype`
         out_BHTv, weights = self.mechanism(
             q,
             k,

@@ -26,7 +26,7 @@ from torch import Tensor
 from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions
 from tformer.nn.attention.performer_features import Kernel, default_features, draw_directions, mixed_seed
 from tformer.nn.attention.performer_sums import Features, Keys, Sums, dense_weights, linear_attention
-from tformer.nn.cache import LayerState, Spares
+from tformer.nn.layer_cache import LayerState, Spares
 from tformer.nn.options import require, require_positive
 from tformer.nn.step import Step
 

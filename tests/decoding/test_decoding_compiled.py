@@ -1,0 +1,274 @@
+"""Compiled steps write what the model as it is writes; one graph for a bucket, without breaks, at fixed addresses.
+
+Most tests trace without generating code (`aot_eager`, `eager`): graphs, guards and mutations are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from tformer.build import build_model
+from tformer.decoding import compiled
+from tformer.decoding.beam import beam_search
+from tformer.decoding.beam_settings import BeamSettings
+from tformer.decoding.compiled import CompiledDecoder, compile_decoding, missing_compiler, no_compiled_steps
+from tformer.decoding.ensemble import EnsembleStepper
+from tformer.decoding.generate import generate
+from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper
+from tformer.errors import InputError
+from tformer.model import Transformer
+from tformer.recipe.model import Model
+
+CPU = torch.device("cpu")
+VOCAB = 29
+POSITIONS: dict[str, dict[str, Any]] = {
+    "rope": {"kind": "rope"},
+    "learned": {"kind": "learned", "offset": 2},
+    "alibi": {"kind": "alibi"},
+    "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
+}
+every_position = pytest.mark.parametrize("positions", POSITIONS)
+PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
+SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [14, 2], [15, 16, 17, 2]]
+PREFIXES = [[1], [1, 20, 21, 22], [1, 23], [1, 24]]
+
+
+def make(
+    positions: str = "rope", *, encoder: bool = False, max_seq_len: int = 64, seed: int = 0, **stack: Any
+) -> Transformer:
+    """A tiny model whose every parameter is random."""
+    torch.manual_seed(seed)
+    side = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, "positions": POSITIONS[positions], **stack}
+    sides = {"encoder": side, "decoder": side} if encoder else {"decoder": side}
+    model = build_model(Model.model_validate({"d_model": 24, "max_seq_len": max_seq_len, "vocab_size": VOCAB} | sides))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def attach(model: Transformer, *, backend: str = "eager", smallest: int = 8, ahead: int = 4) -> CompiledDecoder:
+    model.compiled_decoder = CompiledDecoder(model, backend=backend, smallest=smallest, ahead=ahead)
+    counters.clear()
+    return model.compiled_decoder
+
+
+def num_graphs() -> int:
+    assert not counters["graph_break"]
+    return counters["stats"]["unique_graphs"]
+
+
+def write(model: Transformer, *, sources: list[list[int]] | None = None, **changes: Any) -> list[list[Any]]:
+    settings = GenerationSettings(**{"max_new_tokens": 20, "temperature": 0.0, "logprobs": True, **changes})
+    return generate(model, PROMPTS if sources is None else PREFIXES, settings, sources=sources)
+
+
+def tokens(results: list[list[Any]]) -> list[list[Any]]:
+    return [[one.ids for one in row] for row in results]
+
+
+def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
+    assert tokens(found) == tokens(expected)
+    for row, expected_row in zip(found, expected, strict=True):
+        for one, other in zip(row, expected_row, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def search(models: list[Transformer], *, beam: int = 3, **changes: Any) -> list[list[Any]]:
+    steppers = [
+        DecoderStepper(model, PREFIXES, capacity=15)
+        if model.encoder is None
+        else EncoderDecoderStepper(model, SOURCES, PREFIXES, capacity=15)
+        for model in models
+    ]
+    stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
+    found = beam_search(stepper, BeamSettings(beam_size=beam, max_new_tokens=15, eos_id=2, **changes))
+    return [[(one.ids, pytest.approx(one.score, abs=1e-4)) for one in row] for row in found]
+
+
+@every_position
+def test_prompts_of_different_lengths_are_continued_alike_across_buckets(positions: str) -> None:
+    model = make(positions)
+    expected = write(model)
+    attach(model, backend="aot_eager")
+    assert_same(write(model), expected)  # prompts of 6 and 20 tokens more: buckets of 16 and 32
+    assert num_graphs() == 2
+
+
+def test_a_bucket_is_a_power_of_two_and_the_first_one_looks_ahead() -> None:
+    decoder = CompiledDecoder(make(), backend="eager")
+    assert [decoder.bucket(slots) for slots in (1, 64, 65, 128, 1000)] == [64, 64, 128, 128, 1024]
+    assert decoder.first_bucket(100, 120) == 128  # no more is asked for
+    assert decoder.first_bucket(100, 5000) == 512  # 100 + 256
+
+
+def test_nothing_is_compiled_again_within_a_bucket_nor_for_the_next_batch() -> None:
+    model = make()
+    attach(model, smallest=64)
+    first = write(model)
+    assert num_graphs() == 1
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert tokens(write(model)) == tokens(first)
+    assert num_graphs() == 1
+
+
+def test_addresses_stay_from_batch_to_batch() -> None:
+    model = make()
+    decoder = attach(model, smallest=64)
+    write(model)
+    [(cache, _)] = decoder._caches
+    before = [tensor.data_ptr() for tensor in cache.tensors()]
+    write(model, eos_id=2)
+    generate(model, PROMPTS[:3], GenerationSettings(max_new_tokens=5))  # fits into the rows that there are
+    [(again, owner)] = decoder._caches
+    assert again is cache and owner() is None
+    assert [tensor.data_ptr() for tensor in again.tensors()] == before
+
+
+def test_rows_that_end_leave_the_others_as_they_were() -> None:
+    model = make(seed=3)
+    free = write(model, max_new_tokens=24)
+    ends = free[1][0].ids[4], free[3][0].ids[9]
+    expected = write(model, max_new_tokens=24, stop_tokens=ends)
+    assert len({len(row[0].ids) for row in expected}) > 1
+    attach(model)
+    assert_same(write(model, max_new_tokens=24, stop_tokens=ends), expected)
+
+
+@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+def test_several_samples_and_a_sliding_context(encoder: bool) -> None:
+    model = make(encoder=encoder, max_seq_len=12)
+    sources = SOURCES if encoder else None
+    expected = write(model, sources=sources, num_samples=2, temperature=1.0, seed=5)
+    decoder = attach(model)
+    assert_same(write(model, sources=sources, num_samples=2, temperature=1.0, seed=5), expected)
+    assert len(decoder._caches) <= 2  # of 8 and of 16 slots: windows are read again into the same memory
+
+
+@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+@every_position
+def test_beam_search_finds_the_same(positions: str, encoder: bool) -> None:
+    model = make(positions, encoder=encoder, seed=1)
+    expected = search([model])
+    attach(model)
+    found = search([model])
+    graphs = num_graphs()
+    assert found == expected and graphs <= 3
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert search([model]) == expected
+    assert num_graphs() == graphs
+
+
+def test_a_beam_of_one_and_groups_of_beams() -> None:
+    model = make(encoder=True)
+    for changes in ({"beam": 1}, {"beam": 4, "beam_groups": 2, "diversity_penalty": 0.5}):
+        model.compiled_decoder = None
+        expected = search([model], **changes)
+        attach(model)
+        assert search([model], **changes) == expected
+
+
+def test_an_ensemble_of_compiled_models() -> None:
+    models = [make(encoder=True, seed=seed) for seed in (1, 2)]
+    expected = search(models)
+    for model in models:
+        attach(model)
+    assert search(models) == expected
+
+
+def test_two_searches_of_one_model_do_not_share_memory() -> None:
+    model = make()
+    attach(model)
+    one, other = (DecoderStepper(model, prompts, capacity=9) for prompts in (PROMPTS[:2], PROMPTS[2:]))
+    one.start(2)
+    other.start(2)
+    ids = torch.tensor([3, 4, 5, 6])
+    found = [one.step(ids), other.step(ids), one.step(ids), other.step(ids)]
+    model.compiled_decoder = None
+    for stepper, index in ((DecoderStepper(model, PROMPTS[:2], capacity=9), 0),
+                           (DecoderStepper(model, PROMPTS[2:], capacity=9), 1)):  # fmt: skip
+        stepper.start(2)
+        torch.testing.assert_close(found[index], stepper.step(ids), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found[index + 2], stepper.step(ids), atol=1e-5, rtol=0)
+
+
+def test_memory_of_batches_long_past_is_given_back() -> None:
+    model = make()
+    decoder = attach(model)
+    for count in range(1, 9):
+        generate(model, [[1]] * 2**count, GenerationSettings(max_new_tokens=2, temperature=0.0))
+    assert len(decoder._caches) <= compiled.KEPT + 1
+
+
+@pytest.mark.parametrize("most", [2, 64])
+def test_more_shapes_than_the_compiler_takes_by_itself(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST_GRAPHS", most)
+    model = make(num_layers=1)
+    attach(model)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for count in (1, 3, 7, 15):
+            generate(model, [[1]] * count, GenerationSettings(max_new_tokens=2, temperature=0.0))
+    assert num_graphs() == 4
+
+
+@pytest.mark.parametrize("attention", [{"kind": "performer", "features": 16}, {"kind": "sliding_window", "window": 8}])
+def test_kinds_that_see_no_whole_rows_of_keys_are_refused(attention: dict[str, Any]) -> None:
+    model = make("learned", attention=attention)
+    assert "layer 0 of the decoder" in str(no_compiled_steps(model))
+    with pytest.raises(InputError, match="decoding cannot be compiled: layer 0"):
+        compile_decoding(model, torch.float32)
+    assert model.compiled_decoder is None
+
+
+def test_additive_attention_is_compiled_too() -> None:
+    model = make("learned", attention={"kind": "additive"})
+    expected = write(model)
+    attach(model)
+    assert_same(write(model), expected)
+
+
+def test_without_a_compiler_it_is_said_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"found no C\+\+ compiler"):
+        compile_decoding(make(), torch.float32)
+
+
+def test_bf16_matrices_give_the_same_tokens() -> None:
+    model = make(encoder=True)
+    compile_decoding(model, torch.bfloat16, backend="eager")
+    decoder, model.compiled_decoder = model.compiled_decoder, None
+    expected = write(model, sources=SOURCES, max_new_tokens=6)
+    model.compiled_decoder = decoder
+    found = write(model, sources=SOURCES, max_new_tokens=6)
+    for row, expected_row in zip(found, expected, strict=True):
+        assert row[0].logprobs[:2] == pytest.approx(expected_row[0].logprobs[:2], abs=0.05)
+
+
+@pytest.mark.skipif(missing_compiler(CPU) is not None, reason="needs a C++ compiler")
+def test_generated_code_writes_the_same() -> None:
+    model = make(num_layers=1)
+    expected = write(model)
+    attach(model, backend="inductor", smallest=32)
+    assert_same(write(model), expected)
+    assert num_graphs() == 1
+
+
+def test_marked_addresses_change_neither_graphs_nor_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where each step begins a replay and the memory of a cache is named to the compiler."""
+    monkeypatch.setattr(compiled, "replays_graphs", lambda device: True)
+    begun: list[None] = []
+    monkeypatch.setattr("torch.compiler.cudagraph_mark_step_begin", lambda: begun.append(None))
+    model = make(encoder=True)
+    expected = write(model, sources=SOURCES)
+    attach(model, backend="aot_eager", smallest=32)
+    assert_same(write(model, sources=SOURCES), expected)
+    assert num_graphs() == 1 and len(begun) == 19
+    generate(model, PREFIXES[:1], GenerationSettings(max_new_tokens=3), sources=SOURCES[:1])  # another memory
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(write(model, sources=SOURCES), expected)

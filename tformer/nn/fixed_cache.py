@@ -1,0 +1,187 @@
+"""A cache of fixed shape, for compiled decoding: neither a shape nor a Python number changes from step to step.
+
+A compiled step, and a CUDA graph that replays it, is made for tensors of given shapes at given addresses. So all slots
+of a bucket are returned every time, with a mask of those that hold a token; the next slot is a number on the device;
+new keys and values, and rows that move, are written into the same memory. `ModelCache`, which decoding begins with, is
+copied into it after the prompts were read. Lengths are the caller's to keep.
+
+Rows beyond those in use are computed like the others, and nobody reads what comes of them.
+
+Shape legend: R rows, S sentences (R / S beams each), K kv heads, C slots, T source slots, h head_dim, v value_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tformer.nn.cache import ModelCache
+from tformer.nn.layer_cache import CrossCache, LayerCache
+
+
+class FixedLayer:
+    """Keys and values of one self-attention layer, [R, K, C, h] and [R, K, C, v]; `slot` [1] belongs to the cache."""
+
+    def __init__(self, like: LayerCache | FixedLayer, *, rows: int, slots: int, slot: Tensor) -> None:
+        # Zeros, not just any memory: what is masked has the weight 0, but 0 times NaN is NaN.
+        self.keys: Tensor = like.keys.new_zeros(rows, like.keys.shape[1], slots, like.keys.shape[3])
+        self.values: Tensor = like.values.new_zeros(rows, like.values.shape[1], slots, like.values.shape[3])
+        self.slot = slot
+
+    def append(self, k_RK1h: Tensor, v_RK1v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the newest slot; returns all of them."""
+        self.keys.index_copy_(2, self.slot, k_RK1h.to(self.keys.dtype))
+        self.values.index_copy_(2, self.slot, v_RK1v.to(self.values.dtype))
+        return self.keys, self.values
+
+
+class FixedCache:
+    """The caches of all layers of a decoder, and the inputs of its next step.
+
+    Attributes:
+        ids, positions: long [R, 1], the newest token of each row and where it stands: set before a step.
+        slot: long [1], where the step writes; `step_done` moves it on, on the device.
+        key_positions, key_valid: long and bool [R, C], what the slots hold.
+        cross: cross-attention's keys and values, [S, K, T, h] and [S, K, T, v]; none without an encoder.
+        encoder_mask: bool [S, T], the real tokens of the sources; None without an encoder.
+    """
+
+    def __init__(self, like: AnyCache, *, sentences: int, beams: int, slots: int, source_slots: int) -> None:
+        """Room for `slots` positions of `sentences` times `beams` rows, in the formats and on the device of `like`.
+
+        source_slots: room for the tokens of a source; 0 without an encoder. ValueError for a layer of `like` that
+        keeps something else than keys and values.
+        """
+        self.sentences, self.beams, self.slots, self.source_slots = sentences, beams, slots, source_slots
+        rows, device = sentences * beams, like.key_positions.device
+        self.slot = torch.zeros(1, dtype=torch.long, device=device)
+        self.ids, self.positions = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in range(2))
+        self.key_positions: Tensor = torch.zeros(rows, slots, dtype=torch.long, device=device)
+        self.key_valid = torch.zeros(rows, slots, dtype=torch.bool, device=device)
+        self.layers: list[FixedLayer] = [
+            FixedLayer(_keys_and_values(layer), rows=rows, slots=slots, slot=self.slot) for layer in like.layers
+        ]
+        self.cross: list[CrossCache] = []
+        for old in like.cross:
+            cross = CrossCache()
+            cross.keys, cross.values = (
+                part.new_zeros(sentences, part.shape[1], source_slots, part.shape[3]) for part in old.read()
+            )
+            self.cross.append(cross)
+        self.encoder_mask: Tensor | None = None
+        if self.cross:
+            self.encoder_mask = torch.zeros(sentences, source_slots, dtype=torch.bool, device=device)
+
+    # --- what the model calls, inside of a graph ---------------------------------------------------------------------
+
+    @property
+    def knows_encoder(self) -> bool:
+        """Whether the encoder need not run: with one there is, it has run before."""
+        return bool(self.cross)
+
+    def advance(self, positions_R1: Tensor) -> tuple[Tensor, Tensor]:
+        """Announce the newest slot: (key_positions, key_valid) of all slots, before the layers append theirs."""
+        self.key_positions.index_copy_(1, self.slot, positions_R1)
+        self.key_valid.index_fill_(1, self.slot, True)
+        return self.key_positions, self.key_valid
+
+    def step_done(self) -> None:
+        self.slot.add_(1)
+
+    # --- what is done between steps ----------------------------------------------------------------------------------
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, whose addresses stay for good."""
+        found = [self.slot, self.ids, self.positions, self.key_positions, self.key_valid]
+        found += [part for layer in self.layers for part in (layer.keys, layer.values)]
+        found += [part for cross in self.cross for part in cross.read()]
+        return found if self.encoder_mask is None else [*found, self.encoder_mask]
+
+    def fill(self, cache: ModelCache) -> None:
+        """Take over what a prefill left: its rows are the first sentences, of which every beam gets the same."""
+        count, length = cache.batch_size, cache.length
+        rows = slice(0, count * self.beams)
+        for layer, old in zip(self.layers, map(_keys_and_values, cache.layers), strict=True):
+            layer.keys[rows, :, :length] = self._repeated(old.keys[:, :, :length])
+            layer.values[rows, :, :length] = self._repeated(old.values[:, :, :length])
+        self.key_positions[rows, :length] = self._repeated(cache.key_positions[:, :length])
+        self._forget_masks(length)
+        self.key_valid[rows, :length] = self._repeated(cache.key_valid[:, :length])
+        if self.encoder_mask is not None:
+            self._fill_encoder(cache, self.encoder_mask)
+
+    def copy_from(self, full: FixedCache, *, sentences: int, length: int) -> None:
+        """Take over the first sentences and slots of a smaller cache of as many beams and source slots."""
+        rows = slice(0, sentences * self.beams)
+        for layer, old in zip(self.layers, full.layers, strict=True):
+            layer.keys[rows, :, :length] = old.keys[rows, :, :length]
+            layer.values[rows, :, :length] = old.values[rows, :, :length]
+        self.key_positions[rows, :length] = full.key_positions[rows, :length]
+        self._forget_masks(length)
+        self.key_valid[rows, :length] = full.key_valid[rows, :length]
+        for cross, known in zip(self.cross, full.cross, strict=True):
+            for part, old_part in zip(cross.read(), known.read(), strict=True):
+                part[:sentences] = old_part[:sentences]
+        if self.encoder_mask is not None and full.encoder_mask is not None:
+            self.encoder_mask[:sentences] = full.encoder_mask[:sentences]
+
+    def move_rows(self, index: Tensor, *, length: int) -> None:
+        """Row i becomes what row index[i] was, of the same sentence: its positions and padding are equal."""
+        for layer in self.layers:
+            _move(layer.keys[:, :, :length], index)
+            _move(layer.values[:, :, :length], index)
+
+    def keep_sentences(self, index: Tensor, *, length: int) -> None:
+        """Sentence i becomes what sentence index[i] was, with all its rows; what is left of others is not read."""
+        beams = torch.arange(self.beams, device=index.device)
+        rows = (index.unsqueeze(1) * self.beams + beams).flatten()
+        self.move_rows(rows, length=length)
+        _move(self.key_positions, rows)
+        _move(self.key_valid, rows)
+        for cross in self.cross:
+            for part in cross.read():
+                _move(part, index)
+        if self.encoder_mask is not None:
+            _move(self.encoder_mask, index)
+
+    def known_of_encoder(self, sentences: int) -> tuple[list[CrossCache], Tensor | None]:
+        """Views of the first sentences, as a `ModelCache` keeps them: for reading their prefixes again."""
+        views = []
+        for cross in self.cross:
+            view = CrossCache()
+            view.keys, view.values = (part[:sentences] for part in cross.read())
+            views.append(view)
+        return views, None if self.encoder_mask is None else self.encoder_mask[:sentences]
+
+    def _repeated(self, rows_first: Tensor) -> Tensor:
+        return rows_first if self.beams == 1 else rows_first.repeat_interleave(self.beams, dim=0)
+
+    def _forget_masks(self, length: int) -> None:
+        self.key_valid.zero_()
+        self.slot.fill_(length)
+
+    def _fill_encoder(self, cache: ModelCache, encoder_mask_ST: Tensor) -> None:
+        count, width = cache.batch_size, 0
+        for cross, known in zip(self.cross, cache.cross, strict=True):
+            for part, old in zip(cross.read(), known.read(), strict=True):
+                width = old.shape[2]
+                part[:count, :, :width] = old
+        known_mask = cache.encoder_mask  # may be a view of ours: read before it is cleared
+        real = torch.ones_like(encoder_mask_ST[:count, :width]) if known_mask is None else known_mask.bool().clone()
+        encoder_mask_ST.zero_()
+        encoder_mask_ST[:count, :width] = real
+
+
+AnyCache = ModelCache | FixedCache
+"""What the model writes into."""
+
+
+def _keys_and_values(layer: object) -> LayerCache | FixedLayer:
+    if not isinstance(layer, LayerCache | FixedLayer):
+        raise ValueError(f"a fixed cache keeps keys and values, not a {type(layer).__name__}")
+    return layer
+
+
+def _move(storage: Tensor, index: Tensor) -> None:
+    """The first rows become rows `index`, in the same memory."""
+    storage[: len(index)] = storage.index_select(0, index)
