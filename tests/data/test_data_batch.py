@@ -18,6 +18,13 @@ def test_batch_counts_real_tokens_once_on_the_host() -> None:
     assert Batch(input_ids=ids, attention_mask=mask, num_tokens=7).to("cpu").num_tokens == 7
 
 
+def test_labels_are_counted_before_a_batch_leaves_the_host() -> None:
+    ids = torch.tensor([[1, -100, 2], [-100, -100, 3]])
+    assert Batch(labels=ids).to("cpu").num_labels is None
+    assert Batch(labels=ids).to("meta").num_labels == Batch(labels=ids).counted().num_labels == 3
+    assert Batch(labels=ids.float()).counted().num_labels is None
+
+
 def test_batch_model_inputs_are_what_is_set_without_labels() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
     batch = Batch(input_ids=ids, labels=ids, position_ids=ids)

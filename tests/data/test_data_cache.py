@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.data.cache_cases import Tokenised, entries, ids_of, leftovers
 from tests.data.fakes import ByteTokenizer, FakeSpecial, open_one
-from tformer.data import shards
 from tformer.cache_dir import default_cache_dir
+from tformer.data import shards
 from tformer.data.cache import token_corpus
 from tformer.data.shards import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
 from tformer.data.text import Piece

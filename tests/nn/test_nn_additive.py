@@ -13,7 +13,7 @@ from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.mechanism import Call
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import CrossCache
+from tformer.nn.layer_cache import CrossCache
 from tformer.nn.positions import build_positions
 from tformer.nn.positions.alibi import AlibiOptions
 from tformer.nn.positions.shaw import ShawOptions

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tformer.nn.attention import FullAttentionOptions
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import CrossCache, LayerCache, ModelCache
+from tformer.nn.cache import ModelCache
+from tformer.nn.layer_cache import CrossCache, LayerCache
 from tformer.nn.positions import build_positions
 from tformer.nn.positions.alibi import AlibiOptions
 from tformer.nn.positions.learned import LearnedOptions

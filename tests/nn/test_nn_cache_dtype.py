@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import FEW_SLOTS, LayerCache, quickest_dtype
+from tformer.nn.layer_cache import FEW_SLOTS, LayerCache, quickest_dtype
 
 CPU = torch.device("cpu")
 

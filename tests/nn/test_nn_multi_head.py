@@ -14,8 +14,8 @@ from tformer.nn.attention.core import attend
 from tformer.nn.attention.few import attend_few, few_are_faster
 from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import CrossCache
 from tformer.nn.drophead import DropHead, drop_heads
+from tformer.nn.layer_cache import CrossCache
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.projections import block_matrices
 from tformer.nn.taps import TapSink, check_taps

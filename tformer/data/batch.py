@@ -31,18 +31,27 @@ class Batch:
     pixel_values: Tensor | None = None  # [B, C, Y, X] float
     next_sentence_label: Tensor | None = None  # [B] long: 0 the second text follows the first, 1 it was drawn at random
     num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
+    num_labels: int | None = None  # labels that are not ignored, counted before they leave the host; None: not counted
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
             object.__setattr__(self, "num_tokens", _count_tokens(self))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on another device; `num_tokens` is carried over, so nothing is read back."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """The same batch on another device; both counts are carried over, so nothing is read back."""
+        batch = self if torch.device(device).type == "cpu" else self.counted()
+        return batch._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked host memory, from which copies to a GPU can overlap with its work."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self.counted()._map(lambda tensor: tensor.pin_memory())
+
+    def counted(self) -> Batch:
+        """The same batch with `num_labels`, where its labels are whole numbers in host memory."""
+        labels = self.labels
+        if self.num_labels is not None or labels is None or labels.is_floating_point() or labels.device.type != "cpu":
+            return self
+        return dataclasses.replace(self, num_labels=int((labels != IGNORED_LABEL).sum()))
 
     def model_inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
@@ -54,7 +63,7 @@ class Batch:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         changed = {name: change(tensor) for name, tensor in self._tensors().items()}
-        return Batch(**changed, num_tokens=self.num_tokens)
+        return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels)
 
 
 def _count_tokens(batch: Batch) -> int:

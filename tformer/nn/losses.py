@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,7 +31,8 @@ SLAB_ELEMENTS = 2**24
 # Of a slab, so many go through the softmax at once: 1 MiB in fp32, which stays in a core's own cache over six passes.
 BLOCK_ELEMENTS = 2**18
 
-# A CPU multiplies 16-bit matrices up to twice as fast whose rows begin at whole cache lines: GPT-2's 50,257 do not.
+# 16-bit matrices multiply up to twice as fast, on a CPU and on tensor cores, whose rows begin at whole cache lines:
+# GPT-2's 50,257 do not.
 ALIGNED_CLASSES = 64
 
 
@@ -51,6 +53,7 @@ class _Settings:
     elsewhere: float  # t of every other class
     ignore_index: int
     with_grad: bool
+    compiled: bool = False
 
 
 def linear_cross_entropy(
@@ -65,15 +68,18 @@ def linear_cross_entropy(
     smoothing_kind: Literal["uniform", "off_target"] = "uniform",
     ignore_index: int = IGNORED_LABEL,
     reduction: Literal["sum", "none"] = "sum",
+    compiled: bool = False,
 ) -> CrossEntropy:
     """(loss, nll, counted, correct) of the logits softcap(scale * hidden @ weight.T + bias), bias [V].
 
     Products run in hidden's dtype (the weight is cast), softmax and loss in fp32 (fp64 for fp64). Sums are in nats.
     reduction none: per position, zero where ignored, and without gradient.
+    compiled: what lies between the products goes through torch.compile: on a GPU, which has no caches that would keep
+    a block, the dozen passes over the logits then become two or three.
     """
     with_grad = torch.is_grad_enabled() and reduction == "sum"
     targets = _targets(weight_VD.shape[0], label_smoothing, smoothing_kind)
-    settings = _Settings(scale, softcap, *targets, ignore_index, with_grad)
+    settings = _Settings(scale, softcap, *targets, ignore_index, with_grad, compiled)
     loss_N, nll_N, correct_N, total = _LinearCrossEntropy.apply(hidden_ND, weight_VD, bias, labels_N, settings)
     return _reduced(loss_N, nll_N, correct_N, labels_N != ignore_index, reduction, total=total)
 
@@ -135,6 +141,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros(classes, dtype=wide, device=hidden_ND.device) if needs[2] else None
         size, slab_size, block_size = _row_counts(classes, hidden_ND.device)
         products_nV = hidden_ND.new_empty(min(size, count), weight.shape[0])
+        work = _compiled_work() if settings.compiled else _work
         for start in range(0, count, size):
             chunk = range(start, min(start + size, count))
             for slab in _parts(chunk, slab_size):
@@ -142,17 +149,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(hidden, weight.T, out=products)
                 for rows in _parts(range(slab.start, slab.stop), block_size):
                     own = products[rows.start - slab.start : rows.stop - slab.start, :classes]
-                    logits, capped = _logits(own, bias, settings, wide)
-                    block = _block_loss(logits, labels_N[rows], settings)
-                    loss_N[rows], nll_N[rows], correct_N[rows] = block.loss, block.nll, block.correct
-                    if not any(needs):
-                        continue
-                    grad_logits = _grad_logits_(block, capped, labels_N[rows], settings)
-                    if grad_bias is not None:
-                        grad_bias += grad_logits.sum(0)
-                    if settings.scale != 1.0:
-                        grad_logits.mul_(settings.scale)
-                    own.copy_(grad_logits)  # from here on they hold their own gradients; what fills a row up is zero
+                    found = work(own, bias, labels_N[rows], settings, any(needs), grad_bias is not None)
+                    loss_N[rows], nll_N[rows], correct_N[rows], bias_part = found
+                    if grad_bias is not None and bias_part is not None:
+                        grad_bias += bias_part
                 if grad_hidden is not None:
                     torch.mm(products, weight, out=grad_hidden[slab])
             if needs[1]:
@@ -177,11 +177,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+def _work(
+    own_nV: Tensor, bias: Tensor | None, labels_n: Tensor, settings: _Settings, with_grad: bool, with_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(loss, nll, correct) [n] of the products h W^T, and the gradient of the bias [V].
+
+    The products then hold their own gradients; what fills a row of them up stays zero.
+    """
+    wide = torch.float64 if own_nV.dtype == torch.float64 else torch.float32
+    logits, capped = _logits(own_nV, bias, settings, wide)
+    block = _block_loss(logits, labels_n, settings)
+    grad_bias = None
+    if with_grad:
+        grad_logits = _grad_logits_(block, capped, labels_n, settings)
+        if with_bias:
+            grad_bias = grad_logits.sum(0)
+        if settings.scale != 1.0:
+            grad_logits.mul_(settings.scale)
+        own_nV.copy_(grad_logits)
+    return block.loss, block.nll, block.correct, grad_bias
+
+
+@cache
+def _compiled_work() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    return torch.compile(_work)
+
+
 def _aligned(weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-    """W in `dtype`; in 16 bits on a CPU with rows of zeros up to a multiple of `ALIGNED_CLASSES`."""
+    """W in `dtype`; in 16 bits with rows of zeros up to a multiple of `ALIGNED_CLASSES`."""
     classes = weight_VD.shape[0]
     missing = -classes % ALIGNED_CLASSES if classes > ALIGNED_CLASSES else 0
-    if not missing or weight_VD.device.type != "cpu" or dtype.itemsize != 2:
+    if not missing or dtype.itemsize != 2:
         return weight_VD.to(dtype)
     aligned = weight_VD.new_zeros(classes + missing, weight_VD.shape[1], dtype=dtype)
     aligned[:classes] = weight_VD
@@ -246,14 +272,14 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
         spread = normaliser * logits_nV.shape[1] - logits_nV.sum(-1)
         loss = (settings.on_label - settings.elsewhere) * nll + settings.elsewhere * spread
     correct = _is_first_best(logits_nV, labels_n, counted & (label_logits == highest))
-    if labels_n.device.type != "cpu" or not counted.all():
+    if labels_n.device.type != "cpu" or torch.compiler.is_compiling() or not counted.all():
         probabilities.masked_fill_(~counted.unsqueeze(1), 0.0)
     return _Block(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities)
 
 
 def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
     """Whether `argmax` would choose the label, bool [n], where it has the highest logit: in 16 bits others may too."""
-    if labels_n.device.type != "cpu":  # asking which rows would wait for the device
+    if labels_n.device.type != "cpu" or torch.compiler.is_compiling():  # asking which rows would wait for the device
         return candidate_n & (logits_nV.argmax(-1) == labels_n)
     rows = candidate_n.nonzero().squeeze(1)
     return candidate_n.index_put((rows,), logits_nV[rows].argmax(-1) == labels_n[rows])

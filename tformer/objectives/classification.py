@@ -58,13 +58,14 @@ class Classification:
         scores_BL = output.head(TERM)
         loss_B = F.cross_entropy(scores_BL, labels_B, reduction="none", label_smoothing=self.options.label_smoothing)
         if self.weights_L is not None:
-            loss_B = loss_B * self.weights_L.to(labels_B.device)[labels_B]
+            self.weights_L = self.weights_L.to(labels_B.device)  # once: a copy at every step would wait for a GPU
+            loss_B = loss_B * self.weights_L[labels_B]
         with torch.no_grad():
             nll_sum = F.cross_entropy(scores_BL, labels_B, reduction="sum")
             correct = (scores_BL.argmax(dim=-1) == labels_B).sum()
         return LossResult(
             terms={TERM: Term(loss_B.sum(), len(labels_B), self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": labels_B.new_tensor(len(labels_B))},
+            metrics={"nll_sum": nll_sum, "correct": correct, "count": labels_B.new_full((), len(labels_B))},
         )
 
 

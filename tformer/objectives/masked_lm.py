@@ -77,7 +77,7 @@ class MaskedLm:
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """The same, of an `Output` that is shared with other objectives."""
         loss_sum, nll_sum, count, correct = output.loss_terms(
-            TERM, batch.labels, label_smoothing=self.options.label_smoothing
+            TERM, batch.labels, num_labels=batch.num_labels, label_smoothing=self.options.label_smoothing
         )
         return LossResult(
             terms={TERM: Term(loss_sum, count, self.options.weight)},

@@ -53,5 +53,5 @@ class MultiLabel:
         count = labels_BL.numel()
         return LossResult(
             terms={TERM: Term(loss_sum, count, self.options.weight)},
-            metrics={"nll_sum": loss_sum.detach(), "correct": correct, "count": correct.new_tensor(count)},
+            metrics={"nll_sum": loss_sum.detach(), "correct": correct, "count": correct.new_full((), count)},
         )

@@ -51,7 +51,7 @@ class NextSentence:
         logits_B2 = output.head(TERM)
         loss_sum = F.cross_entropy(logits_B2, labels_B, reduction="sum")
         correct = (logits_B2.argmax(dim=-1) == labels_B).sum()
-        count = labels_B.new_tensor(len(labels_B))
+        count = labels_B.new_full((), len(labels_B))
         figures = {"nll_sum": loss_sum.detach(), "correct": correct, "count": count}
         return LossResult(
             terms={TERM: Term(loss_sum, len(labels_B), self.options.weight)},

@@ -58,6 +58,6 @@ class Regression:
             metrics={
                 "squared_error_sum": loss_sum.detach(),
                 "absolute_error_sum": error_B.detach().abs().sum(),
-                "count": torch.tensor(len(labels_B), device=labels_B.device),
+                "count": torch.full((), len(labels_B), device=labels_B.device),
             },
         )

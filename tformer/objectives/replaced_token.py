@@ -66,9 +66,10 @@ class ReplacedToken:
         inputs = batch.model_inputs()
         masked_BT = batch.labels != IGNORED_LABEL
         generated = self.generator(**inputs)
-        loss_sum, nll_sum, count, correct = generated.loss_terms(MASKED_LM, batch.labels)
+        loss_sum, nll_sum, count, correct = generated.loss_terms(MASKED_LM, batch.labels, num_labels=batch.num_labels)
         with torch.no_grad():
-            drawn = torch.cat([draw_tokens(part) for part in generated.logit_chunks(MASKED_LM, masked_BT)])
+            chunks = generated.logit_chunks(MASKED_LM, masked_BT, count=batch.num_labels)
+            drawn = torch.cat([draw_tokens(part) for part in chunks])
         corrupted_BT = batch.input_ids.masked_scatter(masked_BT, drawn)
         replaced_BT = masked_BT & (corrupted_BT != batch.labels)
         output = model(**{**inputs, "input_ids": corrupted_BT})

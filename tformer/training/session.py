@@ -211,7 +211,9 @@ class Session:
         """Run the loop to its end and sum up. Errors: `Interrupted` once the checkpoint of an interruption is saved."""
         recipe, training = self.prepared.recipe, self.prepared.recipe.training
         compile_it = training.compile == "on"
-        forward = assemble.compiled(self.model, wanted=compile_it)
+        # Padded batches have many shapes: after a few graphs of one shape each the compiler would give up.
+        many_shapes = self.prepared.material.samples.lengths is not None
+        forward = assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes)
         if compile_it:
             self.console.print("compiling the model: the first step takes a while", markup=False)
         minutes = self.prepared.max_minutes

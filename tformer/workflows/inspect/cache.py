@@ -13,7 +13,7 @@ import torch
 
 from tformer.model import Transformer
 from tformer.nn.attention.performer import TABLE, PerformerState
-from tformer.nn.cache import LayerCache
+from tformer.nn.layer_cache import LayerCache
 
 FP32_BYTES = 4  # Performer's sums are never narrower
 

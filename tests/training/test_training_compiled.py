@@ -1,0 +1,79 @@
+"""A compiled model trains as the eager one does: its first loss and gradients, and ten steps with the optimizer."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from tests.training.small_steps import Stepper, host_batch, small_recipe
+from tformer.data.batch import Batch
+
+PRESETS = ("gpt/tiny", "gpt/small", "llama/tiny", "bert/tiny", "vit/tiny", "transformer/tiny")
+STEPS = 10
+
+
+def steppers(preset: str, precision: str, backend: str) -> tuple[Stepper, Stepper]:
+    torch._dynamo.reset()
+    recipe = small_recipe(preset, dropout=False)
+    compiled = Stepper(
+        recipe, precision=precision, wrap=lambda model: torch.compile(model, backend=backend, fullgraph=True)
+    )
+    return Stepper(recipe, precision=precision), compiled
+
+
+def batches(stepper: Stepper) -> list[Batch]:
+    """All of one shape, so that one graph serves."""
+    return [host_batch(stepper.recipe, stepper.objective, seed=seed) for seed in range(2)]
+
+
+def losses(stepper: Stepper) -> list[float]:
+    given = batches(stepper)
+    return [float(stepper.step(given[step % 2])) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_compiled_gradients_and_ten_steps_are_those_of_eager(preset: str, precision: str) -> None:
+    compare(preset, precision, "aot_eager")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_generated_code_trains_as_eager_does(precision: str) -> None:
+    compare("gpt/tiny", precision, "inductor")
+
+
+def test_batches_of_many_shapes_share_a_graph() -> None:
+    torch._dynamo.reset()
+    recipe = small_recipe("transformer/tiny", dropout=False)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    eager = Stepper(recipe)
+    compiled = Stepper(recipe, wrap=lambda model: torch.compile(model, backend=backend, dynamic=True, fullgraph=True))
+    for cut in range(12):
+        whole = host_batch(recipe, eager.objective, seed=cut)
+        batch = Batch(**{name: tensor[:, : 20 - cut] for name, tensor in whole._tensors().items()})
+        assert float(compiled.step(batch)) == pytest.approx(float(eager.step(batch)), rel=1e-4)
+    assert len(graphs) <= 2
+    torch._dynamo.reset()
+
+
+def compare(preset: str, precision: str, backend: str) -> None:
+    eager, compiled = steppers(preset, precision, backend)
+    batch = batches(eager)[0]
+    expected, found = eager.gradients(batch), compiled.gradients(batch)
+    assert expected.keys() == found.keys()
+    # bf16 keeps 8 bits of each number, and the two round at different places.
+    share = 1e-5 if precision == "fp32" else 0.05
+    joint = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= share * (gradient.norm() + 0.1 * joint), name
+    assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4 if precision == "fp32" else 0.01)
+    torch._dynamo.reset()
