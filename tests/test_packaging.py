@@ -44,7 +44,7 @@ def test_licence_and_changelog() -> None:
     assert "## " in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_wheel_holds_the_presets_and_the_pages_assets(tmp_path: Path) -> None:
+def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -54,6 +54,8 @@ def test_the_wheel_holds_the_presets_and_the_pages_assets(tmp_path: Path) -> Non
         assert f"tformer/configs/{preset.relative_to(ROOT / 'configs').as_posix()}" in inside
     for asset in (ROOT / "tformer" / "viz" / "assets").iterdir():
         assert f"tformer/viz/assets/{asset.name}" in inside
+    for source in (ROOT / "tformer" / "kernels").glob("*.[ch]"):
+        assert f"tformer/kernels/{source.name}" in inside
     # An installed copy, far from any checkout, finds them.
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
