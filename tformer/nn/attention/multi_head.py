@@ -178,12 +178,13 @@ class MultiHeadAttention(nn.Module):
 
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""
-        return x_BTx.unflatten(-1, (heads, -1)).transpose(1, 2)
+        batch, length, width = x_BTx.shape
+        return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
     def _project_self(
         self, x_BTD: Tensor, q_pos: Tensor, hooks: Positions | None, prepared: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q_BTx, k_BTx, v_BTx = self.qkv(x_BTD).split(self._sizes, dim=-1)
+        q_BTx, k_BTx, v_BTx = self.qkv(x_BTD).split_with_sizes(self._sizes, dim=-1)
         q, k = self._normalise(self._split_heads(q_BTx, self.num_heads), self._split_heads(k_BTx, self.num_kv_heads))
         if hooks is not None and hooks.has_rotate:
             q, k = hooks.rotate(q, k, q_pos, q_pos, prepared)
@@ -196,7 +197,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and cache.filled:
             return (self._normalise_one(q), *cache.read())
         assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
-        k_BSx, v_BSx = self.kv(memory).split(self._sizes[1:], dim=-1)
+        k_BSx, v_BSx = self.kv(memory).split_with_sizes(self._sizes[1:], dim=-1)
         q, k = self._normalise(q, self._split_heads(k_BSx, self.num_kv_heads))
         v = self._split_heads(v_BSx, self.num_kv_heads)
         if cache is not None:
