@@ -239,6 +239,23 @@ def test_without_a_compiler_it_is_said_before_anything_is_done(monkeypatch: pyte
         compile_decoding(make(), torch.float32)
 
 
+@pytest.mark.parametrize("chosen", ["none-such", ""])
+def test_a_compiler_that_is_not_there_is_none(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", chosen)
+    assert missing_compiler(CPU) == "C++ compiler"
+
+
+def test_a_compiler_that_fails_is_no_error_of_ours() -> None:
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("cannot make code\nof this")
+
+    model = make()
+    attach(model, backend=failing)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"^decoding cannot be compiled: cannot make code$"):
+            write(model)
+
+
 def test_bf16_matrices_give_the_same_tokens() -> None:
     model = make(encoder=True)
     compile_decoding(model, torch.bfloat16, backend="eager")

@@ -161,3 +161,12 @@ def test_between_steps_too_rows_move_within_their_memory(
 def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert missing_compiler(CUDA) == "Triton"
+
+
+def test_triton_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert missing_compiler(CUDA) == "C compiler"
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    assert missing_compiler(CUDA) is None

@@ -80,6 +80,32 @@ def test_8_bit_texts_do_not_depend_on_the_texts_beside_them() -> None:
             torch.testing.assert_close(model(rows[row : row + 1]).logits[0], whole[row], atol=1e-3, rtol=1e-3)
 
 
+@packed
+@pytest.mark.parametrize("positions", ["rope", "alibi", "t5_bias", "shaw", "learned"])
+@pytest.mark.parametrize("quantize", ["none", pytest.param("int8", marks=in_8_bits)])
+def test_steps_of_few_rows_are_those_of_the_plain_model(positions: str, quantize: str) -> None:
+    """Odd sizes, shared keys, values of another size than keys: all that the kernels for few rows meet."""
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 10, "value_dim": 7}
+    decoder = {"num_layers": 2, **sizes, "positions": {"kind": positions}, "feedforward": {"d_ff": 33}}
+    model = build([{"kind": "lm"}], decoder=decoder)
+    changed = copy.deepcopy(model)
+    prepare_inference(changed, torch.bfloat16, quantize=quantize, rows=2)
+    ids = torch.randint(0, VOCAB, (2, 9))
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    mask[1, :2] = False  # padding on the left
+    found, expected = _stepwise(changed, ids, mask), _stepwise(model, ids, mask)
+    assert found.isfinite().all() and (found - expected).norm() < 0.06 * expected.norm()
+
+
+def _stepwise(model: Transformer, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits after a prompt as long as the mask, and after each further token."""
+    with inference(model):
+        cache = model.new_cache(len(ids), ids.shape[1], dtype=model.compute_dtype)
+        told = [model(ids[:, : mask.shape[1]], attention_mask=mask, cache=cache).logits_at(-1)]
+        told += [model(ids[:, at : at + 1], cache=cache).logits_at(-1) for at in range(mask.shape[1], ids.shape[1])]
+    return torch.stack(told)
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full", "qk_norm": True},
     "additive": {"kind": "additive"},

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tformer.kernels import library
 from tformer.kernels.functions import find
@@ -45,7 +49,12 @@ def test_what_others_can_write_is_not_loaded(loosened: str, tmp_path: Path, monk
     library.load.cache_clear()
     built: list[Path] = []
     original: Callable[..., None] = library.build
-    monkeypatch.setattr(library, "build", lambda compiler, target: (built.append(target), original(compiler, target)))
+
+    def build(compiler: str, target: Path) -> None:
+        built.append(target)
+        original(compiler, target)
+
+    monkeypatch.setattr(library, "build", build)
     assert (library.load() is None) == (loosened == "folder")
     assert built == ([] if loosened == "folder" else [found])  # a file is made anew, a folder left alone
 
@@ -69,12 +78,44 @@ def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert find() is None
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = tmp_path / "cc"
-    failing.write_text("#!/bin/sh\nexit 1\n")
+def test_a_compiler_that_fails_is_left_alone_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, calls = tmp_path / "cc", tmp_path / "calls"
+    failing.write_text(f"#!/bin/sh\necho >> {calls}\nexit 1\n")
     failing.chmod(0o755)
     monkeypatch.setenv("CC", str(failing))
-    assert find() is None and kept(tmp_path) == []
+    assert find() is None
+    (mark,) = kept(tmp_path)
+    assert mark.suffix == ".failed"
+    for age, expected in ((0, 1), (library.RETRY_SECONDS + 60, 2)):
+        then = time.time() - age
+        os.utime(mark, (then, then))
+        library.load.cache_clear()
+        assert find() is None and calls.read_text().count("\n") == expected
+
+
+@pytest.mark.parametrize("word", ["ccache cc", "/usr/bin/sccache cc -O2", "ccache", "none-such", " "])
+def test_cc_may_name_a_launcher_options_or_nothing_that_is_there(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = library.find_compiler()
+    monkeypatch.setenv("CC", word)
+    assert Path(str(library.find_compiler())).resolve() == Path(str(expected)).resolve()
+
+
+def test_a_mapped_file_may_have_any_name(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/latin-\xfc"
+    os.mkdir(folder)
+    with open(folder + b"/file", "wb+") as file:
+        file.write(b"some bytes")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0):
+            assert library.load() is not None
+
+
+def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user in a container whose number nobody knows."""
+    for name in ("TFORMER_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert find() is None
 
 
 def test_a_damaged_library_is_made_anew(tmp_path: Path) -> None:
@@ -90,3 +131,29 @@ def test_a_cache_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "file"))
     assert find() is None
+
+
+def test_of_several_openmp_libraries_pytorchs_is_taken(tmp_path: Path) -> None:
+    """Other packages bring one too, under names that may come first in the alphabet."""
+    (own,) = library._threads_of_pytorch() or [""]
+    if not own.startswith(str(Path(torch.__file__).resolve().parent)):
+        pytest.skip("PyTorch's is not its own here")
+    other = tmp_path / "libgomp-0.so"
+    shutil.copy(own, other)
+    code = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1]); from tformer.kernels import library as l"
+    code += "; print('libgomp-0' in open('/proc/self/maps').read(), *l._threads_of_pytorch())"
+    command = [sys.executable, "-c", code, str(other)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["True", own]
+
+
+def test_a_library_that_lacks_a_function_is_made_anew_for_the_next_process(tmp_path: Path) -> None:
+    """This one cannot open another of the same name."""
+    compiler = library.find_compiler()
+    assert compiler is not None
+    other = library._folder() / f"{library._digest(compiler)}.so"
+    source = tmp_path / "empty.c"
+    source.write_text("int nothing;\n")
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(other)], check=True)
+    other.chmod(0o700)
+    assert library.load() is None and kept(tmp_path) == [other]
+    library.open_at(Path(shutil.copy(other, tmp_path / "copy.so")))

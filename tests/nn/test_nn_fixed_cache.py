@@ -95,6 +95,19 @@ def test_what_a_batch_before_left_is_not_seen(model: Transformer, read: ModelCac
     torch.testing.assert_close(step(model, used, [1] * 6), step(model, fresh, [1] * 6), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("larger", [False, True])
+def test_nor_are_its_numbers_that_were_none(model: Transformer, read: ModelCache, larger: bool) -> None:
+    used, fresh = fixed(read), fixed(read)
+    parts = [part for layer in used.layers for part in (layer.keys, layer.values)]
+    for part in [*parts, *(part for cross in used.cross for part in cross.read())]:
+        part.fill_(torch.nan)
+    if larger:
+        used.copy_from(fixed(read, slots=4), sentences=3, length=3)
+    else:
+        used.fill(read)
+    torch.testing.assert_close(step(model, used, [1] * 6), step(model, fresh, [1] * 6), atol=1e-6, rtol=0)
+
+
 def test_what_is_known_of_the_encoder_serves_prefixes_that_are_read_again(model: Transformer, read: ModelCache) -> None:
     cache = fixed(read, beams=1)
     cache.keep_sentences(torch.tensor([2, 0]), length=3)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -35,7 +36,8 @@ STEPS_AHEAD = 256  # the first bucket has room for so many new tokens, if so man
 KEPT = 4  # caches that nobody uses at the moment
 MOST_GRAPHS = 64
 _numbers = count()
-COMPILERS = ("c++", "g++", "clang++", "cl")
+CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # those that PyTorch looks for where $CXX names none; else g++
+C_COMPILERS = ("gcc", "clang")  # and Triton, without $CC
 
 
 def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "inductor") -> None:
@@ -77,9 +79,11 @@ def replays_graphs(device: torch.device) -> bool:
 def missing_compiler(device: torch.device) -> str | None:
     """What the compiler's own backend needs on this device and does not find."""
     if device.type == "cuda":
-        return None if importlib.util.find_spec("triton") is not None else "Triton"
-    found = os.environ.get("CXX") or any(shutil.which(name) for name in COMPILERS)
-    return None if found else "C++ compiler"
+        if importlib.util.find_spec("triton") is None:
+            return "Triton"
+        found = os.environ.get("CC") or any(shutil.which(name) for name in C_COMPILERS)
+        return None if found else "C compiler"
+    return None if shutil.which(os.environ.get("CXX", CPP_COMPILERS.get(sys.platform, "g++"))) else "C++ compiler"
 
 
 def require_compiler(device: torch.device) -> None:
@@ -151,7 +155,10 @@ class CompiledDecoder:
         return chosen
 
     def step(self, cache: FixedCache) -> Tensor:
-        """fp32 logits [R, V] after the tokens that were set; the next step may write over them."""
+        """fp32 logits [R, V] after the tokens that were set; the next step may write over them.
+
+        InputError when the compiler fails: what is found may yet not work.
+        """
         shape = (cache.sentences, cache.beams, cache.slots, cache.source_slots)
         if self._replayed:
             torch.compiler.cudagraph_mark_step_begin()
@@ -160,8 +167,13 @@ class CompiledDecoder:
         if len(self._shapes) == MOST_GRAPHS:
             self._forget_graphs()
         self._shapes.add(shape)
-        with torch._dynamo.config.patch(recompile_limit=2 * MOST_GRAPHS):  # every shape is compiled on purpose
-            return self._run(cache)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=2 * MOST_GRAPHS):  # every shape is compiled on purpose
+                return self._run(cache)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            self._shapes.discard(shape)
+            reason = str(error.inner_exception).strip().partition("\n")[0]
+            raise InputError(f"decoding cannot be compiled: {reason}", hint="leave it uncompiled") from error
 
     def _forget_graphs(self) -> None:
         self._run = torch.compile(make_step(self.model), fullgraph=True, dynamic=False, **self._options)

@@ -1,7 +1,8 @@
-/* softmax(q K^T scale) V for few queries of each row, a step of decoding. A query head is one pass over its keys and one
-   over its values; scores, weights and sums are fp32. */
+/* softmax(q K^T scale + bias) V for few queries of each row, a step of decoding. A query head is one pass over its keys
+   and one over its values; scores, weights and sums are fp32. */
 
 #include <math.h>
+#include <omp.h>
 
 #include "attention.h"
 

@@ -1,8 +1,6 @@
 #ifndef TFORMER_ATTENTION_H
 #define TFORMER_ATTENTION_H
 
-#include <omp.h>
-
 #include "common.h"
 
 /* One call. Strides count elements, in the order of the dimensions named; the last dimension of q, k, v lies together. */

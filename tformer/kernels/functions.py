@@ -16,7 +16,10 @@ from tformer.kernels.library import AttentionArguments, LinearArguments, load
 
 
 class Kernels:
-    """What `load` found, as `nn.kernels` knows it. Threads are PyTorch's."""
+    """What `load` found, as `nn.kernels` knows it. Threads are PyTorch's.
+
+    MemoryError where there is none for intermediate numbers.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -43,6 +46,10 @@ class Kernels:
         """
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTh, k_BKSh, v_BKSv))
         (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q.shape, k.shape[1:3]
+        # The library reads at addresses: what does not fit would be read beside the numbers.
+        assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and heads % num_kv_heads == 0
+        assert k.shape == (batch, num_kv_heads, num_keys, head_dim) and v.shape[:3] == k.shape[:3]
+        assert (mask is None or mask.dtype == torch.bool) and (bias is None or bias.dtype == torch.float32)
         full = (batch, heads, num_queries, num_keys)
         mask = None if mask is None else mask.expand(full)
         bias = None if bias is None else bias.expand(full)
@@ -93,6 +100,7 @@ class Kernels:
         """The `k` <= V largest fp32 numbers of each row and their columns, [R, k]: equal ones by column, NaN first."""
         x_RV = x_RV if x_RV.stride(1) == 1 else x_RV.contiguous()
         rows, columns = x_RV.shape
+        assert x_RV.dtype == torch.float32 and 1 <= k <= columns
         values_Rk, indices_Rk = x_RV.new_empty(rows, k), x_RV.new_empty(rows, k, dtype=torch.long)
         addresses = values_Rk.data_ptr(), indices_Rk.data_ptr()
         threads = torch.get_num_threads()
@@ -130,6 +138,8 @@ class FewRows:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [*, D] -> [*, O]. x is bf16, beside an int8 weight also fp32."""
+        assert x.shape[-1] == self.weight.shape[1]
+        assert x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and self._scales is not None)
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self.out_features, dtype=self.out_dtype)
         rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()

@@ -16,21 +16,24 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import torch  # noqa: F401  whose threads are ours
+import torch  # whose threads are ours
 
 from tformer.cache_dir import default_cache_dir
 
 SWITCH, OFF = "TFORMER_KERNELS", ("off", "0", "no", "false")
 COMPILERS = ("cc", "gcc", "clang")
+LAUNCHERS = ("ccache", "sccache", "distcc")  # stand before a compiler in $CC
 # No exceptions of floating-point arithmetic are read here; without that promise its loops stay scalar.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-OPENMP = ("libgomp", "libiomp")
+OPENMP = ("libgomp", "libiomp", "libomp.", "libomp-")
 BUILD_SECONDS = 60
+RETRY_SECONDS = 24 * 3600  # after a build that failed, which the next commands then need not wait for
 
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
@@ -83,17 +86,24 @@ def load() -> ctypes.CDLL | None:
     try:
         kept = _folder() / f"{_digest(compiler)}.so"
         if _is_ours(kept):
-            with suppress(OSError):  # damaged: it is made anew
+            with suppress(OSError, AttributeError):  # damaged: it is made anew
                 return open_at(kept)
-        build(compiler, kept)
+        failed = kept.with_suffix(".failed")
+        if _is_ours(failed) and time.time() - failed.stat().st_mtime < RETRY_SECONDS:
+            return None
+        try:
+            build(compiler, kept)
+        except subprocess.SubprocessError:
+            failed.touch(mode=0o600)
+            return None
         return open_at(kept)
-    except (OSError, subprocess.SubprocessError, AttributeError):
-        return None  # a home that cannot be written, a compiler that fails: nothing that a user must repair
+    except (OSError, RuntimeError, AttributeError):
+        return None  # no home, or none that can be written: nothing that a user must repair
 
 
 def find_compiler() -> str | None:
     """$CC, or the system's C compiler."""
-    chosen = os.environ.get("CC", "").split()[:1]
+    chosen = [word for word in os.environ.get("CC", "").split() if Path(word).name not in LAUNCHERS][:1]
     return next((found for name in (*chosen, *COMPILERS) if (found := shutil.which(name))), None)
 
 
@@ -122,9 +132,11 @@ def open_at(path: Path) -> ctypes.CDLL:
 
 def _threads_of_pytorch() -> list[str]:
     """The OpenMP library that PyTorch has loaded: with another of its own, two sets of threads would wait for work."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
+    maps = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()  # names of files may be any bytes
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/" in line}
-    return sorted(path for path in paths if Path(path).name.startswith(OPENMP))[:1]
+    found = sorted(path for path in paths if Path(path).name.startswith(OPENMP))
+    own = str(Path(torch.__file__).resolve().parent)  # other packages bring such a library too
+    return sorted(found, key=lambda path: not path.startswith((f"{own}/", f"{own}.libs/")))[:1]
 
 
 def _sources() -> list[Path]:
@@ -153,7 +165,7 @@ def _digest(compiler: str) -> str:
     found = Path(compiler).resolve()
     machine = [platform.machine(), _processor(), *_threads_of_pytorch()]
     parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), *machine]
-    digest = hashlib.sha256("\0".join(parts).encode())
+    digest = hashlib.sha256(os.fsencode("\0".join(parts)))
     for path in _sources():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,8 +1,6 @@
 /* y = x W^T + b for few rows of x. W [columns, inner] lies as it is stored, one row for each column of y. Reading it
    once, in a single stream, is nearly all the work: every row of x meets a row of W while that is in the cache. */
 
-#include <omp.h>
-
 #include "linear.h"
 
 enum { BLOCK = 8, AHEAD = 16384 }; /* rows of x whose sums stay in registers; bytes of W that are asked for ahead */

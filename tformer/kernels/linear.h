@@ -5,7 +5,7 @@
 
 enum { ZERO_POINT = 128 };
 
-/* The product of a weight. As `calls.py` fills it in. */
+/* The product of a weight. As `functions.py` fills it in. */
 struct linear {
     const void *weight;    /* bf16 or int8 [columns, inner] */
     const float *bias;     /* [columns] or NULL */

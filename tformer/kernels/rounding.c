@@ -2,7 +2,6 @@
    PyTorch's operators take eight. */
 
 #include <math.h>
-#include <omp.h>
 
 #include "linear.h"
 

@@ -102,8 +102,8 @@ class FixedCache:
         count, length = cache.batch_size, cache.length
         rows = slice(0, count * self.beams)
         for layer, old in zip(self.layers, map(_keys_and_values, cache.layers), strict=True):
-            layer.keys[rows, :, :length] = self._repeated(old.keys[:, :, :length])
-            layer.values[rows, :, :length] = self._repeated(old.values[:, :, :length])
+            _put(layer.keys[rows], self._repeated(old.keys[:, :, :length]))
+            _put(layer.values[rows], self._repeated(old.values[:, :, :length]))
         self.key_positions[rows, :length] = self._repeated(cache.key_positions[:, :length])
         self._forget_masks(length)
         self.key_valid[rows, :length] = self._repeated(cache.key_valid[:, :length])
@@ -114,8 +114,8 @@ class FixedCache:
         """Take over the first sentences and slots of a smaller cache of as many beams and source slots."""
         rows = slice(0, sentences * self.beams)
         for layer, old in zip(self.layers, full.layers, strict=True):
-            layer.keys[rows, :, :length] = old.keys[rows, :, :length]
-            layer.values[rows, :, :length] = old.values[rows, :, :length]
+            _put(layer.keys[rows], old.keys[rows, :, :length])
+            _put(layer.values[rows], old.values[rows, :, :length])
         self.key_positions[rows, :length] = full.key_positions[rows, :length]
         self._forget_masks(length)
         self.key_valid[rows, :length] = full.key_valid[rows, :length]
@@ -165,7 +165,7 @@ class FixedCache:
         for cross, known in zip(self.cross, cache.cross, strict=True):
             for part, old in zip(cross.read(), known.read(), strict=True):
                 width = old.shape[2]
-                part[:count, :, :width] = old
+                _put(part[:count], old)
         known_mask = cache.encoder_mask  # may be a view of ours: read before it is cleared
         real = torch.ones_like(encoder_mask_ST[:count, :width]) if known_mask is None else known_mask.bool().clone()
         encoder_mask_ST.zero_()
@@ -180,6 +180,13 @@ def _keys_and_values(layer: object) -> LayerCache | FixedLayer:
     if not isinstance(layer, LayerCache | FixedLayer):
         raise ValueError(f"a fixed cache keeps keys and values, not a {type(layer).__name__}")
     return layer
+
+
+def _put(storage: Tensor, first: Tensor) -> None:
+    """The first slots; the others become zeros again, for a batch before may have left what is no number."""
+    used = first.shape[2]
+    storage[:, :, :used] = first
+    storage[:, :, used:] = 0
 
 
 def _move(storage: Tensor, index: Tensor) -> None:

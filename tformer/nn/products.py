@@ -33,7 +33,7 @@ ZERO_POINT = 128
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TINY = 1e-20  # a row of zeros has this scale, in place of a division by zero
 FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
-"""Up to so many, our kernels are ahead of oneDNN's: then they multiply more slowly than it does."""
+"""Up to so many, our kernels are ahead of oneDNN's; beyond, they multiply more slowly than it does."""
 
 
 class Product(Protocol):
@@ -92,13 +92,13 @@ class FewRowsProduct:
         self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> None:
         self.weight_OD, self.bias = weight_OD, None if bias_O is None else bias_O.to(weight_OD.dtype)
-        self.out_dtype = out_dtype or weight_OD.dtype
-        self.few = kernels.linear(weight_OD, bias_O, scales_O=None, out_dtype=self.out_dtype)
+        self.out_dtype = out_dtype
+        self.few = kernels.linear(weight_OD, bias_O, scales_O=None, out_dtype=out_dtype or weight_OD.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.numel() <= FEW_ROWS["none"] * x.shape[-1] and x.dtype == torch.bfloat16:
             return self.few(x)
-        return F.linear(x.to(self.weight_OD.dtype), self.weight_OD, self.bias).to(self.out_dtype)
+        return F.linear(x.to(self.weight_OD.dtype), self.weight_OD, self.bias).to(self.out_dtype or x.dtype)
 
 
 class FewRowsInt8Product:
@@ -108,10 +108,11 @@ class FewRowsInt8Product:
         self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> None:
         rounded_OD, scale_O = _rounded(weight_OD)
+        self.out_dtype = out_dtype
         self.few = kernels.linear(rounded_OD, bias_O, scales_O=scale_O, out_dtype=out_dtype or weight_OD.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.few(x)
+        return self.few(x).to(self.out_dtype or x.dtype)
 
 
 def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
