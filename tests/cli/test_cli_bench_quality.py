@@ -56,6 +56,7 @@ def test_json_is_one_document(cli: Cli, asked: list[QualityBench], text_file: Pa
         (("--data", "x", "--valid", "x", "--seeds", "one"), "--seeds: found 'one'"),
         (("--data", "x", "--valid", "x", "--seeds", ","), "--seeds: found ','"),
         (("--data", "x", "--valid", "x", "--target", "nan"), "--target: found nan"),
+        (("--data", "x", "--valid", "x", "--target", "-1"), "--target: found -1.0"),
         (("--data", "x", "--valid", "x", "--max-seconds", "0"), "--max-seconds: found 0"),
         (("--data", "no-such-file", "--valid", "x"), "no-such-file"),
         (("--data", "x", "--valid", "x", "--preset", "no-such"), "no-such"),

@@ -71,8 +71,8 @@ def quality(
     if data is None or valid is None:
         missing = "--data" if data is None else "--valid"
         raise InputError(f"{missing}: found none, expected a file with text", hint="--data train.txt --valid val.txt")
-    if target is not None and not isfinite(target):
-        raise InputError(f"--target: found {target}, expected a finite number")
+    if target is not None and not (isfinite(target) and target > 0):
+        raise InputError(f"--target: found {target}, expected a loss above 0")
     with StopFlag() as flag:
         import torch
 

@@ -93,10 +93,10 @@ def load() -> ctypes.CDLL | None:
             return None
         try:
             build(compiler, kept)
-        except subprocess.SubprocessError:
+            return open_at(kept)
+        except (OSError, subprocess.SubprocessError):  # also a file system from which nothing may be run
             failed.touch(mode=0o600)
             return None
-        return open_at(kept)
     except (OSError, RuntimeError, AttributeError):
         return None  # no home, or none that can be written: nothing that a user must repair
 
