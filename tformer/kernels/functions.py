@@ -123,7 +123,7 @@ class FewRows:
         self.out_dtype, self.out_features = out_dtype, len(weight_OD)
         self._bias = None if bias_O is None else bias_O.float().contiguous()
         self._scales = None if scales_O is None else scales_O.float().contiguous()
-        self._totals = None if scales_O is None else weight_OD.sum(1, dtype=torch.int32)
+        self._totals = None if scales_O is None else _row_sums(weight_OD)
         self._arguments = LinearArguments(
             self.weight.data_ptr(),
             _address(self._bias),
@@ -155,6 +155,11 @@ def find() -> Kernels | None:
     """The kernels of this machine; None where there are none."""
     library = load()
     return None if library is None else Kernels(library)
+
+
+def _row_sums(x_OD: Tensor) -> Tensor:
+    """int32 [O]; some rows at a time, for PyTorch makes all of them wide before it adds."""
+    return torch.cat([rows.sum(1, dtype=torch.int32) for rows in x_OD.split(2048)])
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -31,6 +31,7 @@ Quantize = Literal["none", "int8"]
 LARGEST = 126  # a row's largest number in 8 bits: rounding the scale may make it 127
 ZERO_POINT = 128
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
+ROWS_AT_ONCE = 2048  # of a weight, while it is rounded
 TINY = 1e-20  # a row of zeros has this scale, in place of a division by zero
 FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
 """Up to so many, our kernels are ahead of oneDNN's; beyond, they multiply more slowly than it does."""
@@ -116,9 +117,13 @@ class FewRowsInt8Product:
 
 
 def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [O, D], and fp32 [O]: what 1 stands for in each row."""
-    scale_O1 = _row_scales(weight_OD).float()
-    return (weight_OD / scale_O1).round_().to(torch.int8), scale_O1.squeeze(1)
+    """int8 [O, D], and fp32 [O]: what 1 stands for in each row. Some rows at a time, for they pass through fp32."""
+    parts = []
+    for rows_ND in weight_OD.split(ROWS_AT_ONCE):
+        scale_N1 = _row_scales(rows_ND).float()
+        parts.append(((rows_ND / scale_N1).round_().to(torch.int8), scale_N1.squeeze(1)))
+    rounded, scales = zip(*parts, strict=True)
+    return torch.cat(rounded), torch.cat(scales)
 
 
 def _unsigned_rows(x_ND: Tensor) -> tuple[Tensor, Tensor]:
