@@ -43,6 +43,7 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     """No test sees the user's cache, and none reaches for a network."""
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TFORMER_KERNELS", "on")  # also for models that would not be worth compiling them
 
 
 @pytest.fixture(autouse=True)

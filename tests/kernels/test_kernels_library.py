@@ -66,6 +66,18 @@ def test_its_threads_are_those_of_pytorch() -> None:
     assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line}) == 1
 
 
+def test_for_little_work_only_what_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TFORMER_KERNELS")
+    assert find(may_build=False) is None and kept(tmp_path) == []
+    assert find() is not None
+    library.load.cache_clear()
+    assert find(may_build=False) is not None
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "other"))
+    monkeypatch.setenv("TFORMER_KERNELS", "on")
+    library.load.cache_clear()
+    assert find(may_build=False) is not None
+
+
 @pytest.mark.parametrize("word", ["off", "0", "OFF", "no"])
 def test_it_can_be_switched_off(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFORMER_KERNELS", word)

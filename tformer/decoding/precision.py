@@ -22,6 +22,8 @@ from tformer.nn.kernels import bring
 from tformer.nn.linear import Linear
 from tformer.nn.products import Quantize, int8_is_possible
 
+WORTH_A_BUILD = 2**22
+"""Parameters of a model from which on kernels are compiled for it, if nobody has had them compiled before."""
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
 
 
@@ -64,7 +66,7 @@ def prepare_inference(
     kind = require_quantize(quantize, device, dtype)
     keep_freed_memory()
     if device.type == "cpu":
-        bring(find())
+        bring(find(may_build=sum(parameter.numel() for parameter in model.parameters()) >= WORTH_A_BUILD))
     cast_matrices(model, dtype)
     for module in model.modules():
         if isinstance(module, Linear):

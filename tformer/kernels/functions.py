@@ -151,9 +151,9 @@ class FewRows:
         return out
 
 
-def find() -> Kernels | None:
-    """The kernels of this machine; None where there are none."""
-    library = load()
+def find(*, may_build: bool = True) -> Kernels | None:
+    """The kernels of this machine; None where there are none. `may_build`: as of `load`."""
+    library = load(may_build=may_build)
     return None if library is None else Kernels(library)
 
 

@@ -26,7 +26,7 @@ import torch  # whose threads are ours
 
 from tformer.cache_dir import default_cache_dir
 
-SWITCH, OFF = "TFORMER_KERNELS", ("off", "0", "no", "false")
+SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true")
 COMPILERS = ("cc", "gcc", "clang")
 LAUNCHERS = ("ccache", "sccache", "distcc")  # stand before a compiler in $CC
 # No exceptions of floating-point arithmetic are read here; without that promise its loops stay scalar.
@@ -78,8 +78,11 @@ SIGNATURES = {
 
 
 @cache
-def load() -> ctypes.CDLL | None:
-    """The library, built if need be (a second or two, once per machine); None where there is none."""
+def load(*, may_build: bool = True) -> ctypes.CDLL | None:
+    """The library, built if need be (a second or two, once per machine); None where there is none.
+
+    may_build: false where the work is not worth the wait, so that only a library that is there already is used.
+    """
     compiler = find_compiler()
     if sys.platform != "linux" or compiler is None or os.environ.get(SWITCH, "").lower() in OFF:
         return None
@@ -88,6 +91,8 @@ def load() -> ctypes.CDLL | None:
         if _is_ours(kept):
             with suppress(OSError, AttributeError):  # damaged: it is made anew
                 return open_at(kept)
+        if not (may_build or os.environ.get(SWITCH, "").lower() in ON):
+            return None
         failed = kept.with_suffix(".failed")
         if _is_ours(failed) and time.time() - failed.stat().st_mtime < RETRY_SECONDS:
             return None
