@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tformer.build import build_model
+from tests.decoding.random_models import random_model
 from tformer.decoding import compiled
 from tformer.decoding.beam import beam_search
 from tformer.decoding.beam_settings import BeamSettings
@@ -22,7 +22,6 @@ from tformer.decoding.settings import GenerationSettings
 from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.recipe.model import Model
 
 CPU = torch.device("cpu")
 VOCAB = 29
@@ -42,14 +41,8 @@ def make(
     positions: str = "rope", *, encoder: bool = False, max_seq_len: int = 64, seed: int = 0, **stack: Any
 ) -> Transformer:
     """A tiny model whose every parameter is random."""
-    torch.manual_seed(seed)
-    side = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, "positions": POSITIONS[positions], **stack}
-    sides = {"encoder": side, "decoder": side} if encoder else {"decoder": side}
-    model = build_model(Model.model_validate({"d_model": 24, "max_seq_len": max_seq_len, "vocab_size": VOCAB} | sides))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.eval()
+    given = {"positions": POSITIONS[positions], **stack}
+    return random_model(given, encoder=encoder, vocab_size=VOCAB, max_seq_len=max_seq_len, seed=seed)
 
 
 def attach(model: Transformer, *, backend: str = "eager", smallest: int = 8, ahead: int = 4) -> CompiledDecoder:

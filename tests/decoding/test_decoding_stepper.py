@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tformer.build import build_model
+from tests.decoding.random_models import random_model
 from tformer.decoding.ensemble import EnsembleStepper, mean_log_probabilities
 from tformer.decoding.generate import generate, inference
 from tformer.decoding.settings import GenerationSettings
 from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper, Stepper
 from tformer.errors import InputError, TformerError
 from tformer.model import Transformer
-from tformer.recipe.model import Model
 
 VOCAB = 29
 START = 1
@@ -44,14 +43,8 @@ def make(
     stack: dict[str, Any] = STACKS["sinusoidal-post"], *, encoder: bool = True, seed: int = 0, max_seq_len: int = 24
 ) -> Transformer:
     """A tiny model whose every parameter is random."""
-    torch.manual_seed(seed)
-    side = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, "final_norm": True, **stack}
-    sides = {"encoder": side, "decoder": side} if encoder else {"decoder": side}
-    model = build_model(Model.model_validate({"d_model": 24, "max_seq_len": max_seq_len, "vocab_size": VOCAB} | sides))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.eval()
+    given = {"final_norm": True, **stack}
+    return random_model(given, encoder=encoder, vocab_size=VOCAB, max_seq_len=max_seq_len, seed=seed)
 
 
 def stepper_of(model: Transformer, sources: Sequence[list[int]], prefixes: Sequence[list[int]]) -> DecoderStepper:

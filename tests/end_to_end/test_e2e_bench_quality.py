@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.end_to_end.interrupting import interrupt_with_its_child
 
 Start = Callable[..., "subprocess.Popen[str]"]
 TINY = (
@@ -48,11 +48,4 @@ def test_a_target_ends_the_training_and_a_mistake_of_it_is_said(
 def test_an_interrupt_ends_the_training(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
     words = ("--data", text_file, "--valid", text_file, "--device", "cpu")
     process = cli_process("bench", "quality", "--preset", "char", *words, cwd=tmp_path)
-    listing = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 600
-    while not (found := [int(word) for word in listing.read_text().split()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 130 and out == "" and "interrupted" in err
-    assert found and not any(Path(f"/proc/{child}").exists() for child in found)
+    interrupt_with_its_child(process)

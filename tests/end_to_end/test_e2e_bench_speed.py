@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.end_to_end.interrupting import interrupt_with_its_child
 
 Start = Callable[..., "subprocess.Popen[str]"]
 QUICK = ("--repeats", 1, "--max-seconds", 600, "--device", "cpu", "--precision", "fp32")
@@ -57,12 +57,5 @@ def test_a_short_bench(cli_process: Start, tmp_path: Path, tiny_recipe: Path, wo
 def test_an_interrupt_ends_the_measuring_process_and_writes_nothing(cli_process: Start, tmp_path: Path) -> None:
     command = ("bench", "train", "--arch", "gpt", "--preset", "small", "--device", "cpu", "--out", "report.md")
     process = cli_process(*command, cwd=tmp_path)
-    listing = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 600
-    while not (found := [int(word) for word in listing.read_text().split()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 130 and out == "" and "interrupted" in err
-    assert found and not any(Path(f"/proc/{child}").exists() for child in found)
+    interrupt_with_its_child(process)
     assert not (tmp_path / "report.md").exists()
