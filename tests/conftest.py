@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer.nn.kernels import bring
+from tformer.nn.products import bring
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 

@@ -16,6 +16,7 @@ LAYERS = (
     ("cli",),
     ("workflows", "bench"),
     ("training", "viz"),
+    ("tasks",),
     ("evaluation",),
     ("decoding",),
     ("loading",),
@@ -27,7 +28,8 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("cache_dir", "errors", "memory"),
+    ("device",),
+    ("errors", "formatting"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FREE_OF_FILES = {"nn", "model"}  # these see torch and the rooms below that hold no file, tokenizer or optimizer
@@ -88,7 +90,7 @@ def test_rich_and_plotting_stay_where_they_belong(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_are_one_idea(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 500
     if path.name != "__init__.py" or text.strip():
         assert ast.get_docstring(ast.parse(text)), f"{path} does not say what it is"
 

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
-from tformer import memory
-from tformer.memory import keep_freed_memory, return_free_memory
+from tformer import device as memory
+from tformer.device import (
+    keep_freed_memory,
+    return_free_memory,
+)
 
 PROBE = """
 import resource, sys
@@ -44,7 +47,7 @@ def test_kept_memory_is_mapped_once() -> None:
 
 
 def test_both_work_wherever_they_are_called() -> None:
-    code = "from tformer.memory import *; keep_freed_memory(); return_free_memory(); return_free_memory()"
+    code = "from tformer.device import *; keep_freed_memory(); return_free_memory(); return_free_memory()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -61,7 +64,7 @@ class OldLibrary:
         return int(not refused)
 
 
-@pytest.mark.parametrize(("most", "maps_none"), [(2**25, True), (memory.MOST, False)], ids=["old", "new"])
+@pytest.mark.parametrize(("most", "maps_none"), [(2**25, True), (memory.MAX_MALLOPT_VALUE, False)], ids=["old", "new"])
 def test_where_the_threshold_is_refused_no_block_is_mapped(
     most: int, maps_none: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,8 +72,8 @@ def test_where_the_threshold_is_refused_no_block_is_mapped(
     monkeypatch.setattr("ctypes.CDLL", lambda _: library)
     keep_freed_memory()
     assert ((memory.M_MMAP_MAX, 0) in library.calls) == maps_none and memory.M_MMAP_MAX == -4
-    assert ((memory.M_MMAP_THRESHOLD, memory.MOST) in library.calls) != maps_none
-    assert (memory.M_TRIM_THRESHOLD, memory.MOST) in library.calls
+    assert ((memory.M_MMAP_THRESHOLD, memory.MAX_MALLOPT_VALUE) in library.calls) != maps_none
+    assert (memory.M_TRIM_THRESHOLD, memory.MAX_MALLOPT_VALUE) in library.calls
 
 
 def test_a_library_without_the_options_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

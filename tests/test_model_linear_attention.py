@@ -14,10 +14,9 @@ from tests.checkpoint.conftest import save
 from tests.training.test_training_resume import final_hash, metrics, train, write_recipe
 from tformer.build import build_model
 from tformer.checkpoint import RunDirectory, average_checkpoints, read_checkpoint
-from tformer.decoding.beam import beam_search
-from tformer.decoding.beam_settings import BeamSettings
+from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
-from tformer.decoding.settings import Generated, GenerationSettings
+from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper
 from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError

@@ -16,19 +16,16 @@ from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.attention import CROSS_ATTENTION, ENCODER_ONLY, FullAttentionOptions, Mechanism, ProjectionOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.block import Block
-from tformer.nn.drophead import DropHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import HeadContext, build_head
 from tformer.nn.init import NoDraws, initialise
-from tformer.nn.layerdrop import LayerDrop
 from tformer.nn.norm import build_norm
 from tformer.nn.positions import build_positions
 from tformer.nn.positions.base import Positions
-from tformer.nn.stack import Stack
-from tformer.recipe.layers import layer_sections
-from tformer.recipe.model import Model
+from tformer.nn.stack import Block, Stack
+from tformer.nn.structured_dropout import DropHead, LayerDrop
+from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.model import Stack as StackSection
 
 

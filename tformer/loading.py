@@ -18,15 +18,18 @@ from torch import nn
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
-from tformer.checkpoint.differences import differences
+from tformer.checkpoint.read import differences
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
-from tformer.nn.layerdrop import LEARNED
+from tformer.nn.structured_dropout import LEARNED
 from tformer.recipe.load import recipe_from_yaml
-from tformer.recipe.recipe import Recipe
-from tformer.recipe.roles import check_special_ids, with_roles
+from tformer.recipe.recipe import (
+    Recipe,
+    check_special_ids,
+    with_roles,
+)
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention import Reach
-from tformer.nn.attention.masks import make_mask
-from tformer.nn.block import Sight
-from tformer.nn.cache import ModelCache
+from tformer.nn.attention.context import (
+    TapSink,
+    check_taps,
+    make_mask,
+)
+from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
-from tformer.nn.layer_cache import CrossCache
-from tformer.nn.output import Output
-from tformer.nn.positions.learned import LearnedPositions
-from tformer.nn.stack import Stack
-from tformer.nn.taps import TapSink, check_taps
+from tformer.nn.heads import Output
+from tformer.nn.positions.base import LearnedPositions
+from tformer.nn.stack import Sight, Stack
 
 
 class Transformer(nn.Module):

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.bench import attention_cell, timing
-from tformer.bench.attention_cell import band_mask, make_mechanism, measure_attention, sizes_of
-from tformer.bench.attention_kinds import KINDS
+from tformer.bench import processes as timing
+from tformer.bench.workloads import attention as attention_cell
+from tformer.bench.workloads.attention import (
+    KINDS,
+    band_mask,
+    make_mechanism,
+    measure_attention,
+    sizes_of,
+)
 from tformer.nn.attention import ATTENTION, ENCODER_ONLY, Mechanism
 
 OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"rank": 8}}

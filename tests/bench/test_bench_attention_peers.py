@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.bench import timing
-from tformer.bench.attention_cell import make_mechanism, measure_attention, sizes_of
+from tformer.bench import processes as timing
 from tformer.bench.attention_peers import ATTENTION_PEERS, LIBRARIES, choose_attention_peers
+from tformer.bench.workloads.attention import (
+    make_mechanism,
+    measure_attention,
+    sizes_of,
+)
 from tformer.errors import InputError
 from tformer.nn.attention import Mechanism
 from tformer.nn.attention.mechanism import Call, Reach

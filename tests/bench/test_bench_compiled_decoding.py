@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.bench import inference
-from tformer.bench.speed_request import SpeedRequest, resolve
-from tformer.bench.task import Task
-from tformer.bench.works import WORKS
+from tformer.bench.speed import (
+    WORKS,
+    SpeedRequest,
+    resolve,
+)
+from tformer.bench.workloads import Task
+from tformer.bench.workloads import decoding as inference
 from tformer.cli import bench_generate, bench_translate
-from tformer.decoding.compiled import CompiledDecoder, compile_decoding
+from tformer.decoding.inference import (
+    CompiledDecoder,
+    compile_decoding,
+)
 from tformer.errors import InputError
 from tformer.recipe import recipe_from_yaml
 

@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from tformer.bench.quality import QualityBench, QualityRow, Spread, check, run_quality, spread_of
-from tformer.bench.quality_report import quality_command, quality_document, quality_table
-from tformer.bench.table import markdown
+from tformer.bench.quality import (
+    QualityBench,
+    QualityRow,
+    Spread,
+    check,
+    quality_command,
+    quality_document,
+    quality_table,
+    run_quality,
+    spread_of,
+)
+from tformer.bench.report import markdown
 from tformer.errors import InputError
 
 BENCH = QualityBench(preset="char-12s", data="train.txt", valid="val.txt", target=1.5, seeds=(1, 2), device="cpu")

@@ -1,4 +1,4 @@
-"""`bench translate` on a tiny model: every contender writes what was asked for, and what it should cost."""
+"""`bench translate` on a tiny model: every contender writes what was asked for, and what it should translation_cost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from tformer.bench.peers import PEERS
-from tformer.bench.task import Task
-from tformer.bench.work_translate import TRANSLATE, check, cost, parameters_by_side, sources_of
+from tformer.bench.workloads import Task
+from tformer.bench.workloads.decoding import (
+    TRANSLATE,
+    check_translation,
+    parameters_by_side,
+    sources_of,
+    translation_cost,
+)
 from tformer.build import build_model
 from tformer.errors import InputError
 from tformer.recipe import load_recipe
@@ -81,10 +87,10 @@ def test_every_matrix_belongs_to_one_side(task: Task) -> None:
 
 
 def test_cost_counts_steps_and_bytes_by_format(task: Task) -> None:
-    full, half = cost(task, "fp32"), cost(task, "bf16")
+    full, half = translation_cost(task, "fp32"), translation_cost(task, "bf16")
     assert (full.steps, full.examples) == (2 * 5, 4)
     assert half.bytes_read == full.bytes_read / 2 and half.flops == full.flops > 0
-    assert cost(task, "int8_bf16").bytes_read < half.bytes_read
+    assert translation_cost(task, "int8_bf16").bytes_read < half.bytes_read
 
 
 @pytest.mark.parametrize(
@@ -93,10 +99,10 @@ def test_cost_counts_steps_and_bytes_by_format(task: Task) -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(task: Task, options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        check(replace(task, options={**task.options, **options}))
+        check_translation(replace(task, options={**task.options, **options}))
 
 
 def test_a_decoder_alone_does_not_translate(task: Task) -> None:
     recipe = load_recipe(arch="gpt", preset="tiny", sets=[], flags={}, device="cpu").recipe
     with pytest.raises(InputError, match="no encoder-decoder"):
-        check(replace(task, recipe=recipe))
+        check_translation(replace(task, recipe=recipe))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.browser.waiting import until
-from tformer.viz.colours import colour_table
 from tformer.viz.page import render_page
+from tformer.viz.plots import colour_table
 
 HOSTILE = ["</script><script>window.hacked=1</script>", "<img src=x onerror=hacked=1>"]
 HOSTILE += ["\u202eabc", "שלום", "👩‍👩‍👧", " \n\t", ""]

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from tests.browser.waiting import until
-from tformer.viz.colours import colour_at
 from tformer.viz.pe.absolute import sinusoidal_table
-from tformer.viz.pe.catalogue import VIEWS
 from tformer.viz.pe.page import explorer
-from tformer.viz.pe.settings import Settings
+from tformer.viz.pe.settings import VIEWS, Settings
 from tformer.viz.pe.tables import Table
+from tformer.viz.plots import colour_at
 
 READY = "document.body.dataset.ready === 'true'"
 DRAW = np.random.default_rng(0)

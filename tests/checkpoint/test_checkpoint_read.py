@@ -16,7 +16,7 @@ from tests.checkpoint.steps import steps
 from tformer.checkpoint import RunDirectory, newest_checkpoint, read_checkpoint, resolve_checkpoint, write_checkpoint
 from tformer.checkpoint.tensor_files import read_specs
 from tformer.errors import InputError
-from tformer.tokenizer.files import canonical_sha256
+from tformer.tokenizer.tokenizer import canonical_sha256
 
 
 def test_save_then_load_is_the_identity(run: RunDirectory) -> None:

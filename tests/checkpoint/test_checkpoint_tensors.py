@@ -16,8 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer.checkpoint import find_tied
-from tformer.checkpoint.tensor_files import file_bytes, read_specs, read_tensors, tensor_chunks, without_aliases
-from tformer.checkpoint.tensor_header import DTYPES, MAX_HEADER_BYTES
+from tformer.checkpoint.tensor_files import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    file_bytes,
+    read_specs,
+    read_tensors,
+    tensor_chunks,
+    without_aliases,
+)
 from tformer.errors import InputError
 
 COMMON = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest, save
 from tformer.checkpoint import RunDirectory, read_checkpoint
 from tformer.errors import InputError
-from tformer.tokenizer.files import canonical_sha256
+from tformer.tokenizer.tokenizer import canonical_sha256
 
 TARGET = '{"model": {"type": "char", "of": "the target"}}'
 SAME_SIZE = TOKENIZER.replace("char", "word")

@@ -16,7 +16,12 @@ SMALL = ("bench", "attention", "--lengths", "4096,2048", "--kinds", "dense-maske
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is measured, a second for 1,000 positions of dense-masked attention; full attention has no 4,096."""
-    from tformer.bench import attention, attention_ceilings
+    from tformer.bench import (
+        attention,
+    )
+    from tformer.bench import (
+        attention as attention_ceilings,
+    )
 
     requests: list[dict[str, Any]] = []
 

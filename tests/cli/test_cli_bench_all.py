@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tformer.bench import all_report
+from tformer.bench import suite as all_report
 from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tformer.cli.app import make_app
-from tformer.cli.commands import COMMANDS
+from tformer.cli.app import COMMANDS, make_app
 
 
 @pytest.mark.parametrize("name", COMMANDS)

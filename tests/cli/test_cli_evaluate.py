@@ -1,11 +1,17 @@
-"""`tformer evaluate` as a user runs it."""
+"""`tformer evaluate` of causal language models, its report on labelled examples, and scores of continuations."""
 
 from __future__ import annotations
 
 import json
 import math
 
+import numpy as np
 import pytest
+
+from tformer.cli.evaluate_report import MAX_CLASSES, report_lines
+from tformer.decoding.prompts import encode_continuation
+from tformer.evaluation.reports import classification_report
+from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 
 @pytest.fixture
@@ -133,7 +139,12 @@ def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(cli, m
 
 
 def test_without_any_data_in_the_recipe_the_built_in_text_is_split(cli, make_run, valid, monkeypatch):
-    from tformer.data import builtin, sources
+    from tformer.data.sources import (
+        builtin,
+    )
+    from tformer.data.sources import (
+        text as sources,
+    )
 
     monkeypatch.setitem(builtin.DEFAULTS, "lm", "letters")
     monkeypatch.setattr(sources, "find_builtin", lambda path: path)
@@ -239,3 +250,133 @@ def test_a_loss_that_is_no_number_is_exit_4(cli, random_run, valid, monkeypatch)
     monkeypatch.setattr("tformer.evaluation.lm.evaluate_lm", lambda *_args, **_kwargs: figures)
     outcome = cli("evaluate", random_run, "--data", valid, "--json")
     assert (outcome.code, outcome.out) == (4, "")
+
+
+def report(names: list[str], *, examples: int = 60) -> dict:
+    draw = np.random.default_rng(0)
+    labels = draw.integers(len(names), size=examples)
+    scores = draw.normal(size=(examples, len(names))) + 2 * np.eye(len(names))[labels]
+    return classification_report(labels, scores, names)
+
+
+def test_figures_classes_and_confusions_follow_each_other():
+    lines = list(report_lines(report(["cat", "a longer name than the others", "x\ty"])))
+    assert lines[0].startswith("accuracy 0.") and lines[0].endswith("]")
+    first = lines.index("")
+    assert "examples 60" in lines[:first]
+    second = lines.index("", first + 1)
+    classes, confusion = lines[first + 1 : second], lines[second + 1 :]
+    assert len(classes) == 4 and len(set(map(len, classes))) == 1  # numbers end at one place
+    assert classes[2].startswith("a longer name than the …") and classes[3].startswith("x\\ty")
+    assert confusion[0].startswith("confusion") and len(confusion) == 5
+    assert len(set(map(len, confusion[1:]))) == 1
+
+
+def test_many_classes_list_their_largest_confusions_instead():
+    names = [f"class {number}" for number in range(MAX_CLASSES + 1)]
+    lines = list(report_lines(report(names, examples=2000)))
+    place = next(number for number, line in enumerate(lines) if line.startswith("most frequent confusions"))
+    counts = [int(line.split()[-1]) for line in lines[place + 2 :]]
+    assert 0 < len(counts) <= 20 and counts == sorted(counts, reverse=True)
+
+
+def test_a_regression_has_no_classes():
+    found = {"examples": 3, "loss": 1.0, "mae": 0.5, "pearson": 0.25, "spearman": 0.5}
+    lines = list(report_lines({**found, "intervals": {"pearson": [0.1, 0.4]}}))
+    assert lines == ["pearson 0.2500 [0.1000, 0.4000]", "spearman 0.5000", "mae 0.5000", "loss 1.0000", "examples 3"]
+
+
+PROMPTS = ["abc", "", "fed cab ", "h", "a"]
+TARGETS = [" dab", "abc", "g", "", "bcdefgh abcdefgh"]  # the last one fills the context of 16
+
+
+def write(path, lines):
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    return ["--source", write(tmp_path / "prompts", PROMPTS), "--target", write(tmp_path / "targets", TARGETS)]
+
+
+def refusal(outcome):
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    assert "Traceback" not in outcome.err
+    return outcome.err
+
+
+def scored(cli, *arguments):
+    outcome = cli("evaluate", *arguments, "--score", "--json")
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def test_every_continuation_is_scored_as_a_plain_loop_does(cli, random_run, files):
+    import torch
+
+    import tformer
+
+    loaded = tformer.load(random_run)
+    document = scored(cli, random_run, *files)
+    assert (document["step"], document["data"]) == (3, str(files[1]))
+    newline = loaded.tokenizer.encode("\n")  # what an empty prompt begins from without a special token
+    for prompt, target, score in zip(PROMPTS, TARGETS, document["scores"], strict=True):
+        before, after = loaded.tokenizer.encode(prompt) or newline, loaded.tokenizer.encode(target)
+        with torch.no_grad():
+            ids = [*before, *after][: max(1, len(before) + len(after) - 1)]  # the last one is only predicted
+            logprobs = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = sum(float(logprobs[len(before) - 1 + n, token]) for n, token in enumerate(after))
+        assert score["logprob"] == pytest.approx(expected, abs=1e-4) and score["tokens"] == len(target)
+    assert document["tokens"] == sum(map(len, TARGETS))
+    assert document["logprob"] == pytest.approx(sum(score["logprob"] for score in document["scores"]))
+    assert document["perplexity"] == pytest.approx(math.exp(-document["logprob"] / document["tokens"]))
+
+
+def test_plain_output_is_one_log_probability_a_line(cli, random_run, files):
+    lines = cli("evaluate", random_run, *files, "--score").out.splitlines()
+    expected = [score["logprob"] for score in scored(cli, random_run, *files)["scores"]]
+    assert [float(line) for line in lines] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_table_holds_both_sides(cli, random_run, files, tmp_path):
+    rows = [f"{prompt}\t{target}" for prompt, target in zip(PROMPTS, TARGETS, strict=True)]
+    named = write(tmp_path / "table.tsv", ["source\ttarget", *rows])
+    assert scored(cli, random_run, "--data", named)["scores"] == scored(cli, random_run, *files)["scores"]
+    other = write(tmp_path / "other.tsv", ["q\ta", *rows])
+    columns = ["--source-column", "q", "--target-column", "a"]
+    assert scored(cli, random_run, "--data", other, *columns)["scores"] == scored(cli, random_run, *files)["scores"]
+
+
+def test_the_score_is_what_a_beam_reported(cli, random_run, tmp_path):
+    prompts = ["abc", "fed", "h"]
+    found = cli("generate", random_run, "--input", write(tmp_path / "p", prompts), "--beam-size", 3, "--json")
+    best = [json.loads(line)["completions"][0] for line in found.out.splitlines()]
+    table = tmp_path / "own.jsonl"
+    pairs = zip(prompts, best, strict=True)
+    write(table, [json.dumps({"source": prompt, "target": one["text"]}) for prompt, one in pairs])
+    for score, one in zip(scored(cli, random_run, "--data", table)["scores"], best, strict=True):
+        assert score["logprob"] == pytest.approx(one["logprob"], abs=1e-4) and score["tokens"] == len(one["ids"])
+
+
+def test_what_cannot_be_scored_is_one_clear_line(cli, random_run, files, tmp_path):
+    assert "--source" in refusal(cli("evaluate", random_run, "--score"))
+    assert "--score" in refusal(cli("evaluate", random_run, *files))
+    assert "--beam-size" in refusal(cli("evaluate", random_run, *files, "--score", "--beam-size", 3))
+    assert "--stride" in refusal(cli("evaluate", random_run, *files, "--score", "--stride", 3))
+    long = write(tmp_path / "long", [*TARGETS[:2], "a" * 20, *TARGETS[3:]])
+    message = refusal(cli("evaluate", random_run, *files[:3], long, "--score"))
+    assert "prompts:3" in message and "28 tokens" in message and "17" in message
+    blank = write(tmp_path / "blank", [""] * len(PROMPTS))
+    assert "no continuation has a token" in refusal(cli("evaluate", random_run, *files[:3], blank, "--score"))
+    short = write(tmp_path / "short", TARGETS[:-1])
+    assert "5 lines" in refusal(cli("evaluate", random_run, *files[:3], short, "--score"))
+
+
+def test_a_continuation_is_spelled_as_inside_its_text():
+    options = TokenizerOptions(model="word", template="none", min_frequency=1)
+    words = train_tokenizer(lambda: iter(["the cat sat down"]), options)
+    assert encode_continuation(words, "the cat", " sat down") == words.encode("the cat sat down")[2:]
+    assert encode_continuation(words, "the cat", "sat") == words.encode("sat")  # not the unknown word 'catsat'
+    assert encode_continuation(words, "", "the cat") == words.encode("the cat")
+    assert encode_continuation(words, "the cat", "") == []

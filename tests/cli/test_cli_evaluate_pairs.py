@@ -99,8 +99,8 @@ def refusal(outcome) -> str:
 
 def translations(run, sources, **settings):
     """What the beam writes, by the library."""
-    from tformer.decoding.beam_settings import BeamSettings
-    from tformer.decoding.translate_loaded import translator_of
+    from tformer.decoding.loaded import translator_of
+    from tformer.decoding.settings import BeamSettings
     from tformer.loading import load
 
     loaded = load(run)
@@ -194,8 +194,11 @@ def test_without_options_the_runs_own_validation_data_is_read(cli, make_pair_run
 
 
 def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_run, tmp_path):
-    from tformer.data.pair_tokens import split_pairs, tokenise_pairs
-    from tformer.data.pairs import open_pairs
+    from tformer.data.shards.pair_tokens import (
+        split_pairs,
+        tokenise_pairs,
+    )
+    from tformer.data.sources.pairs import open_pairs
     from tformer.loading import load
 
     rows = [f"{a}{b}\t{b}{a}{a}" for a in "abcdefgh" for b in "abcdefgh"] + ["a" * 30 + "\tb"]  # the last is dropped

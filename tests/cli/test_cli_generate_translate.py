@@ -11,9 +11,12 @@ import pytest
 from tformer.cli.generate_output import Printer, as_document, as_lines
 from tformer.cli.translate_input import WINDOW_BATCHES, line_windows, prompt_line, prompt_windows
 from tformer.cli.translate_session import TranslateSession
-from tformer.data.template import single_template
-from tformer.decoding.translate_input import SentenceReader
-from tformer.decoding.translation import EMPTY, Translation
+from tformer.data.shards.template import single_template
+from tformer.decoding.sentences import SentenceReader
+from tformer.decoding.translate import (
+    EMPTY,
+    Translation,
+)
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 

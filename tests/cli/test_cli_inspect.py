@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from tformer.cli.inspect_text import amount, report_lines, trace_lines
+from tformer.workflows.inspect.text import (
+    amount,
+    report_lines,
+    trace_lines,
+)
 
 Cli = Callable[..., Any]
 

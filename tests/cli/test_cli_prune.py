@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import RECIPE
-from tformer.cli.prune_plan import read_plan
-from tformer.cli.prune_report import report_lines
+from tformer.cli.prune import read_plan, report_lines
 
 Cli = Callable[..., Any]
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests.data.fakes import ByteTokenizer, open_one, read_documents
-from tformer.data.cache import token_corpus
-from tformer.data.corpus import TokenCorpus
+from tformer.data.shards.corpus import TokenCorpus, token_corpus
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
 settings.load_profile("no deadline")

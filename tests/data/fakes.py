@@ -1,12 +1,20 @@
-"""A tokenizer of fifteen lines (each UTF-8 byte is its id, 256 ends a document), and short ways to read a source."""
+"""A byte-level tokenizer of fifteen lines, and short ways to write, open and read sources."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.data.sources import TextSource, open_sources
+import pytest
+
+from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.sources.text import (
+    TextSource,
+    open_sources,
+)
+from tformer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -56,3 +64,34 @@ def read_documents(source: TextSource) -> list[str]:
             parts = []
     assert not parts, "the last piece did not end its document"
     return documents
+
+
+Tokenised = Callable[..., TokenCorpus]
+
+
+def ids_of(corpus: TokenCorpus) -> list[int]:
+    return corpus.slice(0, len(corpus)).tolist()
+
+
+def entries(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if not path.name.startswith(".")]
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return list(cache.glob(".tmp-*"))
+
+
+Documents = Callable[..., list[str]]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def refusal(action: Callable[[], object]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        action()
+    assert "\n" not in caught.value.message
+    return caught.value

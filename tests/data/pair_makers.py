@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tformer.data.pair_set import PairTokens
-from tformer.data.pair_tables import PairRow
-from tformer.data.pair_tokens import tokenise_pairs
-from tformer.data.pairs import PairSource, open_pairs
+from tformer.data.shards.pair_tokens import PairTokens, tokenise_pairs
+from tformer.data.sources.pair_tables import PairRow
+from tformer.data.sources.pairs import (
+    PairSource,
+    open_pairs,
+)
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]

@@ -1,5 +1,9 @@
+"""Chunks and corpora: cuts that keep tokens, slices, splits, byte counts."""
+
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +12,72 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import ByteTokenizer
-from tformer.data import shards
-from tformer.data.corpus import TokenCorpus, split_corpus
+from tests.data.fakes import ByteTokenizer, open_one
+from tformer.data.shards import files as shards
+from tformer.data.shards import tokenise as chunks
+from tformer.data.shards.corpus import (
+    TokenCorpus,
+    split_corpus,
+    token_corpus,
+)
+from tformer.data.shards.tokenise import safe_chunks
+from tformer.data.sources.files import Piece
 from tformer.errors import InputError
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+
+# Stands in for GPT-2's pre-tokenizer: words with their space, runs of white space up to the last before a word.
+PRETOKENS = re.compile(r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s+")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_chunks() -> object:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(chunks, "CHUNK_CHARACTERS", 20)
+    patch.setattr(chunks, "CHUNK_LIMIT", 60)
+    yield
+    patch.undo()
+
+
+def pieces_of(text: str, size: int) -> list[Piece]:
+    return [Piece(text[start : start + size], start + size >= len(text)) for start in range(0, len(text), size)]
+
+
+LINES = st.lists(st.text("ab .\n\t", min_size=0, max_size=12), min_size=1, max_size=30).map("\n".join).filter(bool)
+
+
+@given(text=LINES, size=st.integers(1, 70))
+def test_chunks_depend_on_the_document_alone_and_lose_nothing(text: str, size: int) -> None:
+    whole = list(safe_chunks([Piece(text, True)]))
+    assert list(safe_chunks(pieces_of(text, size))) == whole
+    assert "".join(chunk.text for chunk in whole) == text
+    assert [chunk.ends_document for chunk in whole] == [False] * (len(whole) - 1) + [True]
+    assert all(len(chunk.text) <= 60 for chunk in whole)
+
+
+@given(lines=st.lists(st.from_regex(r"[ab.]( ?[ab.]){0,7}", fullmatch=True), min_size=1, max_size=40))
+def test_chunks_pretokenise_as_the_whole_document(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    parts = [token for chunk in safe_chunks([Piece(text, True)]) for token in PRETOKENS.findall(chunk.text)]
+    assert parts == PRETOKENS.findall(text)
+
+
+def test_chunks_end_after_a_newline_between_words_only() -> None:
+    text = "one two three\n  four five six\n\nseven eight nine\nten"
+    assert [chunk.text for chunk in safe_chunks([Piece(text, True)])] == [
+        "one two three\n  four five six\n\nseven eight nine\n",
+        "ten",
+    ]
+
+
+def test_chunks_of_an_endless_line_end_before_a_word_and_else_at_the_limit() -> None:
+    words = list(safe_chunks([Piece("word " * 40, True)]))
+    assert all(chunk.text.startswith(" word") for chunk in words[1:])
+    assert [len(chunk.text) for chunk in safe_chunks([Piece("x" * 130, True)])] == [60, 60, 10]
+
+
+def test_chunks_keep_documents_apart() -> None:
+    pieces = [Piece("a", True), Piece("b", False), Piece("c", True)]
+    assert list(safe_chunks(pieces)) == [Piece("a", True), Piece("bc", True)]
 
 
 @pytest.fixture
@@ -100,3 +166,80 @@ def test_bytes_of_parts_follow_the_decoder(tmp_path: Path, tokenised: Callable[.
     assert corpus.num_bytes == 1500
     assert corpus.subset(0, 500).num_bytes == 500
     assert corpus.subset(600, 1000).num_bytes == 800
+
+
+WORDS = [
+    "the",
+    "cat,",
+    "sat",
+    "on",
+    "a",
+    "mat.",
+    "And",
+    "don't",
+    "",
+    "saw",
+    "(two)",
+    "dogs\n",
+    "",
+    "",
+    "",
+    "run",
+    "=",
+    "f(x)\n\n\nwhere",
+    "1234",
+    "is\ttabbed",
+]
+
+
+def sample_text() -> str:
+    draw = random.Random(0)
+    return "".join(draw.choice(WORDS) + draw.choice([" ", " ", "\n", "\n\n", ".\n"]) for _ in range(3000))
+
+
+@pytest.mark.parametrize("model", ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"])
+def test_chunked_tokens_equal_those_of_the_whole_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    text = sample_text()
+    (tmp_path / "a.txt").write_text(text)
+    options = TokenizerOptions(model=model, vocab_size=400)  # type: ignore[arg-type]
+    tokenizer = train_tokenizer(lambda: iter([text]), options)
+    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 500)
+    corpus = token_corpus(open_one(tmp_path / "a.txt"), tokenizer, cache_dir=tmp_path / "cache")
+    assert corpus.slice(0, len(corpus)).tolist() == tokenizer.encode(text)
+    assert corpus.num_bytes == len(text)
+
+
+@pytest.fixture
+def gpt_tokenizer() -> Tokenizer:
+    text = sample_text()
+    return train_tokenizer(lambda: iter([text]), TokenizerOptions(vocab_size=400, template="gpt"))
+
+
+def test_special_token_text_inside_data_stays_text(tmp_path: Path, gpt_tokenizer: Tokenizer) -> None:
+    text = "before <|endoftext|> after <|pad|>"
+    (tmp_path / "a.txt").write_text(text)
+    corpus = token_corpus(open_one(tmp_path / "a.txt"), gpt_tokenizer, cache_dir=tmp_path / "cache")
+    ids = corpus.slice(0, len(corpus)).tolist()
+    assert gpt_tokenizer.special.eos not in ids and gpt_tokenizer.special.pad not in ids
+    assert gpt_tokenizer.decode(ids) == text
+
+
+def test_rows_end_with_the_tokenizers_own_eos(tmp_path: Path, gpt_tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "the cat"}\n{"text": "sat on"}\n')
+    corpus = token_corpus(open_one(tmp_path / "a.jsonl"), gpt_tokenizer, cache_dir=tmp_path / "cache")
+    ids = corpus.slice(0, len(corpus)).tolist()
+    assert [place + 1 for place, number in enumerate(ids) if number == gpt_tokenizer.special.eos] == (
+        corpus.document_offsets[1:].tolist()
+    )
+    assert gpt_tokenizer.decode(ids) == "the catsat on"
+
+
+def test_byte_counts_of_a_split_are_exact(tmp_path: Path, gpt_tokenizer: Tokenizer) -> None:
+    text = sample_text()
+    (tmp_path / "a.txt").write_text(text)
+    corpus = token_corpus(open_one(tmp_path / "a.txt"), gpt_tokenizer, cache_dir=tmp_path / "cache")
+    for cut in (1, len(corpus) // 3, len(corpus) - 1):
+        part = corpus.subset(cut, len(corpus))
+        assert part.num_bytes == len(gpt_tokenizer.decode(part.slice(0, len(part)).tolist()).encode())

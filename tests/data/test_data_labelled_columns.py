@@ -1,4 +1,4 @@
-"""Which columns are taken for text, second text and label, with names, numbers, known names and none at all."""
+"""Columns of labelled tables: asked for and guessed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from tformer.data.labelled_columns import Roles, asked_columns, choose_columns, has_names
+from tformer.data.sources.labelled_columns import (
+    Roles,
+    asked_columns,
+    choose_columns,
+    has_names,
+)
 from tformer.errors import InputError
 
 

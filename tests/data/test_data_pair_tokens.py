@@ -1,4 +1,4 @@
-"""Pairs as token ids: templates and ends, filters and what they report, subsets, joins, the split, interruption."""
+"""Pairs as ids: filter, truncation, join, split."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
-from tformer.data import pair_tokens
-from tformer.data.pair_tokens import PairTokens, join_pairs, split_pairs
+from tformer.data.shards import pair_tokens
+from tformer.data.shards.pair_tokens import (
+    PairTokens,
+    join_pairs,
+    split_pairs,
+)
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 

@@ -1,4 +1,4 @@
-"""Pairs out of aligned files and tables; what is refused, with file and line."""
+"""Sources of pairs: aligned files and tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.pair_makers import Columns, Spec, open_one, read, write
-from tformer.data.pairs import PairRow, open_pairs, shared_columns
+from tformer.data.sources.pairs import (
+    PairRow,
+    open_pairs,
+    shared_columns,
+)
 from tformer.errors import InputError
 
 PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]

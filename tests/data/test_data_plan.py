@@ -1,6 +1,11 @@
+"""Permutation, batch plan and prefetching."""
+
 from __future__ import annotations
 
+import gc
 import json
+import threading
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -9,8 +14,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.plan import TOKEN_WINDOW, BatchPlan, Cursor
+from tformer.data.batching.plan import (
+    TOKEN_WINDOW,
+    BatchPlan,
+    Cursor,
+    Prefetcher,
+)
+from tformer.data.permutation import derive_key, permute
 from tformer.errors import InputError
+
+
+@given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_permutation_is_a_bijection(size: int, key: int) -> None:
+    assert sorted(permute(np.arange(size), size=size, key=key).tolist()) == list(range(size))
+
+
+def test_permutation_of_an_index_does_not_depend_on_its_company() -> None:
+    whole = permute(np.arange(1000), size=1000, key=5)
+    assert permute(np.array([17, 999]), size=1000, key=5).tolist() == [whole[17], whole[999]]
+
+
+def test_permutation_works_beyond_memory() -> None:
+    places = permute(np.arange(10), size=10**15, key=1)
+    assert len(set(places.tolist())) == 10
+    assert ((places >= 0) & (places < 10**15)).all()
+
+
+def test_permutation_orders_differ_between_keys_and_are_well_mixed() -> None:
+    size = 10_000
+    first, second = (permute(np.arange(size), size=size, key=derive_key("order", 1, epoch)) for epoch in (0, 1))
+    for other in (np.arange(size), second):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
+    assert (np.abs(np.diff(first)) == 1).mean() < 0.01
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_permutation_reaches_every_order_of_few(size: int) -> None:
+    orders = {tuple(permute(np.arange(size), size=size, key=key).tolist()) for key in range(1500)}
+    assert len(orders) == {2: 2, 3: 6, 5: 120}[size]
+
+
+def test_derive_key_tells_its_parts_apart() -> None:
+    keys = [derive_key("a", 1), derive_key("a", 11), derive_key("a", 1, 1), derive_key("a1"), derive_key("a", "1")]
+    assert len(set(keys)) == len(keys)
+
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, size=203)
 
@@ -150,3 +197,68 @@ def test_plan_refuses_contradictions() -> None:
         BatchPlan(seed=0, num_samples=3, batch_size=1, rank=2, world=2)
     with pytest.raises(InputError, match="0 samples"):
         BatchPlan(seed=0, num_samples=0, batch_size=1)
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_prefetcher_keeps_the_order_and_ends() -> None:
+    with Prefetcher(iter(range(100)), depth=3) as prefetcher:
+        assert list(prefetcher) == list(range(100))
+        assert next(prefetcher, None) is None
+
+
+def test_prefetcher_is_bounded() -> None:
+    made: list[int] = []
+    third = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            if number == 2:
+                third.set()
+            yield number
+
+    with Prefetcher(source(), depth=2):
+        assert third.wait(10)
+        assert len(made) == 3  # two waiting, one in the thread's hand
+
+
+def test_prefetcher_raises_the_sources_error_in_its_place() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise RuntimeError("broken source")
+
+    with Prefetcher(source()) as prefetcher:
+        assert next(prefetcher) == 1
+        with pytest.raises(RuntimeError, match="broken source"):
+            next(prefetcher)
+        assert next(prefetcher, None) is None
+
+
+def test_prefetcher_closes_cleanly_and_runs_the_sources_cleanup() -> None:
+    cleaned = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from iter(int, 1)
+        finally:
+            cleaned.set()
+
+    prefetcher = Prefetcher(source())
+    next(prefetcher)
+    prefetcher.close()
+    prefetcher.close()
+    assert cleaned.is_set()
+    assert not prefetch_threads()
+
+
+def test_prefetcher_that_is_dropped_ends_its_thread() -> None:
+    prefetcher = Prefetcher(iter(int, 1))
+    next(prefetcher)
+    (thread,) = prefetch_threads()
+    del prefetcher
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

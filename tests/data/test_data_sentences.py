@@ -1,4 +1,4 @@
-"""Sentences, documents and the pairs made of them."""
+"""Pairs of sentences: splitting, corpora, sampling."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.sentence_corpus import SentenceCorpus
-from tformer.data.sentence_split import sentences_of, split_sentences
-from tformer.data.sentences import SentencePairs, prepare_sentences
-from tformer.data.text import Piece
+from tformer.data.batching.sentences import (
+    SentenceCorpus,
+    SentencePairs,
+    prepare_sentences,
+    sentences_of,
+    split_sentences,
+)
+from tformer.data.sources.files import Piece
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 

@@ -1,12 +1,17 @@
+"""Windows of causal and of masked language models."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.corpus import TokenCorpus
-from tformer.data.windows import LmWindows
+from tformer.data.batching.mixture import MixedWindows
+from tformer.data.batching.windows import LmWindows, MaskedWindows
+from tformer.data.shards.corpus import TokenCorpus
 from tformer.errors import InputError
 
 
@@ -117,3 +122,122 @@ def test_windows_refuse_a_corpus_without_a_prediction() -> None:
         LmWindows(corpus_of([1, 1, 1]), 8, packing="none")
     with pytest.raises(ValueError, match='packing "concat"'):
         LmWindows(corpus_of([5]), 8, packing="none").windows(0, [0])
+
+
+CLS, SEP, EOS = 90_001, 90_002, 90_003
+ROOM = 8
+
+
+def make(sizes: list[int], **options: Any) -> MaskedWindows:
+    return MaskedWindows(corpus_of(sizes), ROOM + 2, prefix=[CLS], suffix=[SEP], **options)
+
+
+def texts(windows: MaskedWindows, epoch: int) -> list[list[int]]:
+    """The text of every sample of an epoch, checked to be consecutive and inside its special tokens."""
+    found = []
+    for sample in windows.examples(epoch, range(len(windows))):
+        assert sample.ids.dtype == np.int64
+        assert sample.ids[0] == CLS and sample.ids[-1] == SEP and len(sample) <= ROOM + 2
+        inner = sample.ids[1:-1]
+        assert len(inner) >= 1 and (np.diff(inner) == 1).all()
+        found.append(inner.tolist())
+    return found
+
+
+sizes_of_documents = st.lists(st.integers(1, 40), min_size=1, max_size=20)
+
+
+@given(
+    sizes=sizes_of_documents,
+    packing=st.sampled_from(["concat", "documents", "none"]),
+    epoch=st.integers(0, 5),
+    seed=st.integers(0, 5),
+)
+def test_every_token_appears_in_every_epoch(sizes: list[int], packing: Any, epoch: int, seed: int) -> None:
+    windows = make(sizes, packing=packing, seed=seed)
+    seen = [token for text in texts(windows, epoch) for token in text]
+    assert set(seen) == set(range(sum(sizes)))
+    if packing != "concat":
+        assert len(seen) == len(set(seen))
+
+
+@given(tokens=st.integers(1, 400), epoch=st.integers(0, 5))
+def test_concat_windows_have_one_length_and_equal_their_examples(tokens: int, epoch: int) -> None:
+    windows = make([tokens])
+    rows = windows.windows(epoch, range(len(windows)))
+    assert windows.lengths is None and rows.shape == (len(windows), min(tokens, ROOM) + 2)
+    assert rows.tolist() == [sample.ids.tolist() for sample in windows.examples(epoch, range(len(windows)))]
+    assert rows.size - 2 * len(rows) - tokens <= 2 * ROOM  # few tokens are seen twice
+
+
+def test_masked_concat_offsets_vary_between_epochs_and_depend_on_the_seed() -> None:
+    offsets = [make([1000], seed=1).offset(epoch) for epoch in range(100)]
+    assert set(offsets) == set(range(ROOM))
+    assert offsets != [make([1000], seed=2).offset(epoch) for epoch in range(100)]
+
+
+def test_a_corpus_shorter_than_a_window_is_one_window() -> None:
+    windows = make([3])
+    assert len(windows) == 1 and windows.window(0, 0).tolist() == [CLS, 0, 1, 2, SEP]
+
+
+@given(sizes=sizes_of_documents)
+def test_masked_documents_packing_keeps_short_documents_whole(sizes: list[int]) -> None:
+    windows = make(sizes, packing="documents", document_mask=True)
+    ends = np.cumsum(sizes)
+    holders: dict[int, set[int]] = {}
+    for number, sample in enumerate(windows.examples(0, range(len(windows)))):
+        own = np.searchsorted(ends, sample.ids[1:-1], side="right")
+        assert sample.document_ids is not None
+        assert (sample.document_ids[1:-1] == own - own[0]).all()
+        assert sample.document_ids[0] == 0 and sample.document_ids[-1] == sample.document_ids[-2]
+        for document in set(own.tolist()):
+            holders.setdefault(document, set()).add(number)
+    assert all(len(holders[document]) == 1 for document, size in enumerate(sizes) if size <= ROOM)
+    assert windows.split_documents == sum(size > ROOM for size in sizes)
+
+
+@given(sizes=sizes_of_documents, packing=st.sampled_from(["documents", "none"]))
+def test_lengths_are_those_of_the_samples(sizes: list[int], packing: Any) -> None:
+    windows = make(sizes, packing=packing)
+    assert windows.lengths is not None
+    assert windows.lengths.tolist() == [len(sample) for sample in windows.examples(0, range(len(windows)))]
+
+
+def test_masked_documents_packing_is_greedy() -> None:
+    assert make([4, 4, 4, 3, 9], packing="documents").lengths.tolist() == [10, 9, 10, 3]  # type: ignore[union-attr]
+
+
+@given(sizes=sizes_of_documents)
+def test_no_packing_gives_each_document_alone(sizes: list[int]) -> None:
+    ends = np.cumsum(sizes)
+    found = texts(make(sizes, packing="none"), 0)
+    assert len(found) == sum(-(-size // ROOM) for size in sizes)
+    assert all(len(set(np.searchsorted(ends, text, side="right").tolist())) == 1 for text in found)
+
+
+@pytest.mark.parametrize("packing", ["documents", "none"])
+def test_the_token_that_ends_documents_is_not_written_twice(packing: Any) -> None:
+    corpus = TokenCorpus.from_ids([1, 2, EOS, 3, 4, 5, EOS], documents=[0, 3])
+    windows = MaskedWindows(corpus, 6, prefix=[CLS], suffix=[EOS], packing=packing)
+    rows = [sample.ids.tolist() for sample in windows.examples(0, range(len(windows)))]
+    assert rows == [[CLS, 1, 2, EOS], [CLS, 3, 4, 5, EOS]]
+    assert windows.lengths is not None and windows.lengths.tolist() == [4, 5]
+
+
+def test_without_a_template_a_window_is_all_text() -> None:
+    windows = MaskedWindows(corpus_of([20]), 4)
+    assert windows.windows(0, [1]).shape == (1, 4)
+
+
+def test_several_corpora_mix() -> None:
+    mixed = MixedWindows([make([40]), make([80])], [1.0, 2.0], seed=3)
+    assert mixed.windows(0, np.arange(len(mixed))).shape[1] == ROOM + 2
+
+
+def test_a_template_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(InputError, match="2 tokens leave no room") as caught:
+        MaskedWindows(corpus_of([5]), 2, prefix=[CLS], suffix=[SEP])
+    assert caught.value.hint == "set it to at least 3"
+    with pytest.raises(ValueError, match='packing "concat"'):
+        make([5], packing="none").windows(0, [0])

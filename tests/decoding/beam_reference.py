@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.decoding.beam_settings import BeamSettings, Hypothesis
-from tformer.decoding.length_penalty import length_penalty
 from tformer.decoding.sampling import NgramBlocker
+from tformer.decoding.settings import (
+    BeamSettings,
+    Hypothesis,
+    length_penalty,
+)
 
 NEVER = float("-inf")
 Rule = Callable[[tuple[int, ...]], Sequence[float]]  # new tokens so far -> log-probabilities [V]

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tests.decoding.beam_reference import NEVER, Rule, ScriptedStepper, logs, random_rule, table
-from tformer.decoding.beam import beam_search
-from tformer.decoding.beam_settings import BeamSettings, Hypothesis
+from tformer.decoding.beam_search import beam_search
+from tformer.decoding.settings import (
+    BeamSettings,
+    Hypothesis,
+)
 from tformer.errors import InputError, TformerError
 
 A, EOS, B = 0, 1, 2

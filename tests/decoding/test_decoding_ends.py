@@ -9,19 +9,18 @@ import torch
 
 from tests.decoding.beam_reference import ScriptedStepper, table
 from tformer.build import build_model
-from tformer.decoding.beam import beam_search
-from tformer.decoding.beam_settings import BeamSettings
+from tformer.decoding.beam_search import beam_search
 from tformer.decoding.continuer import Continuer
 from tformer.decoding.generate import generate
+from tformer.decoding.prompts import unwritten_tokens
 from tformer.decoding.score import score_targets
-from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Translator
 from tformer.decoding.uncached import uncached_generate
-from tformer.decoding.unwritten import unwritten_tokens
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.model import Model
-from tformer.recipe.training import Generation
+from tformer.recipe.sections import Generation
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.special import DecoderTokens, SpecialIds, decoder_tokens
 

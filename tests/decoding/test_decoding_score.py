@@ -1,4 +1,4 @@
-"""Force-decoding equals a plain loop over single positions, whatever the batch; alignments are the decoder's."""
+"""Force-decoding: log-probabilities, alignments, coverage."""
 
 from __future__ import annotations
 

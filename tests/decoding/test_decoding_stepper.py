@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 
 from tests.decoding.random_models import random_model
-from tformer.decoding.ensemble import EnsembleStepper, mean_log_probabilities
 from tformer.decoding.generate import generate, inference
 from tformer.decoding.settings import GenerationSettings
-from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper, Stepper
+from tformer.decoding.stepper import (
+    DecoderStepper,
+    EncoderDecoderStepper,
+    EnsembleStepper,
+    Stepper,
+    mean_log_probabilities,
+)
 from tformer.errors import InputError, TformerError
 from tformer.model import Transformer
 

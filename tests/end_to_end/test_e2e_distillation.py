@@ -182,7 +182,7 @@ def test_another_tokenizer_reads_sequences(pairs: tuple[object, ...], cli: Cli, 
 def test_an_interruption_keeps_what_was_translated(
     pairs: tuple[object, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tformer.decoding.translate_loaded import translator_of
+    from tformer.decoding.loaded import translator_of
     from tformer.training import sequence_targets
 
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))

@@ -13,8 +13,8 @@ import torch
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.end_to_end.translate_runs import LINES, SEQ2SEQ, Cli, Run, documents, refusal
-from tformer.cli.quantize_option import CHOICES
-from tformer.decoding.precision import QUANTIZE
+from tformer.cli.options import CHOICES
+from tformer.decoding.inference import QUANTIZE
 from tformer.nn.products import int8_is_possible
 
 Runs = Callable[[str], Path]
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(cli: Cli, words: tu
 
 
 def test_a_processor_without_8_bit_products_is_told_of(cli: Cli, decoder: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tformer.decoding.precision.int8_is_possible", lambda device: False)
+    monkeypatch.setattr("tformer.decoding.inference.int8_is_possible", lambda device: False)
     message = refusal(cli("generate", decoder, "--prompt", "a", "--device", "cpu", "--quantize", "int8"))
     assert message.startswith("error: --quantize int8 needs a CPU with 8-bit products")
 

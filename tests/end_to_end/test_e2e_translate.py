@@ -1,4 +1,4 @@
-"""`tformer generate` with encoder-decoders, as a user runs it: files, standard input, order, empty lines, prefixes."""
+"""`tformer generate` with encoder-decoders: translation, beam search, ensembles, prefixes, mistakes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tests.end_to_end.translate_runs import LINES, Cli, Run, documents, refusal
+import pytest
+
+from tests.end_to_end.translate_runs import DECODER, LINES, SEQ2SEQ, Cli, Run, documents, refusal
 
 
 def test_every_line_in_gives_one_line_out_in_order_and_empty_gives_empty(
@@ -106,3 +110,410 @@ def test_an_interrupt_keeps_the_lines_that_were_done(translator: Run, tmp_path: 
     assert done and f"interrupted after {len(done):,} lines" in err
     assert [document["index"] for document in done] == list(range(len(done)))
     assert {document["finish_reason"] for document in done} <= {"eos", "length"}
+
+
+def test_an_ensemble_takes_words_commas_and_repeats(cli: Cli, random_run: Callable[..., Run], translator: Run) -> None:
+    second, third = random_run(seed=1), random_run(seed=2)
+    common = ("--prompt", "abc", "--json")
+    ways = [
+        cli("generate", "--ensemble", translator, second, third, *common),
+        cli("generate", "--ensemble", f"{translator},{second},{third}", *common),
+        cli("generate", "--ensemble", translator, "--ensemble", second, "--ensemble", third, *common),
+        cli("generate", *common, "--ensemble", translator, second, third),
+        cli("generate", "--ensemble", translator, second, third, translator, *common),
+    ]
+    answers = [documents(way) for way in ways]
+    assert all(answer == answers[0] for answer in answers)
+    assert all(str(run.name) in ways[0].err for run in (translator, second, third))
+    assert answers[0] != documents(cli("generate", translator, *common))
+    assert documents(cli("generate", "--ensemble", translator, *common)) == documents(
+        cli("generate", translator, *common)
+    )
+
+
+def test_alignments_of_an_ensemble_are_those_of_its_mean_attention(
+    cli: Cli, random_run: Callable[..., Run], translator: Run, lines: Path
+) -> None:
+    common = ("--input", lines, "--alignments", "--json")
+    alone = documents(cli("generate", translator, *common))
+    assert documents(cli("generate", "--ensemble", translator, *common)) == alone
+    found = documents(cli("generate", "--ensemble", translator, random_run(seed=1), *common))
+    assert found != alone and len(found) == len(alone)
+    for document in found:
+        [completion] = document["completions"]
+        assert len(completion["alignment"]) == len(completion["tokens"])
+        assert all(0 <= source < len(document["prompt"]) for source, _ in completion["alignment"])
+
+
+def test_an_ensemble_of_decoders_continues(cli: Cli, random_run: Callable[..., Run], decoder: Run) -> None:
+    outcome = cli("generate", "--ensemble", decoder, random_run(DECODER, seed=1), "--prompt", "abc", "--beam-size", 3)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("abc") and len(outcome.out) > 4
+
+
+def test_an_ensemble_of_different_vocabularies_names_both(
+    cli: Cli, random_run: Callable[..., Run], translator: Run, decoder: Run
+) -> None:
+    other = random_run(letters="xyz")
+    message = refusal(cli("generate", "--ensemble", translator, other, "--prompt", "a"))
+    assert str(translator) in message and str(other) in message and "different vocabularies" in message
+    target = random_run(targets="xyz")
+    message = refusal(cli("generate", "--ensemble", target, random_run(targets="vw"), "--prompt", "a"))
+    assert "different target vocabularies" in message
+    assert "no encoder" in refusal(cli("generate", "--ensemble", translator, decoder, "--prompt", "a"))
+
+
+# --- decoders alone ---------------------------------------------------------------------------------------------------
+
+
+def test_a_decoder_alone_continues_its_prompt_with_a_beam(cli: Cli, decoder: Run, lines: Path) -> None:
+    shown = cli("generate", decoder, "--prompt", "abc", "--beam-size", 4)
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("abc")
+    [document] = documents(cli("generate", decoder, "--prompt", "abc", "--beam-size", 4, "--json"))
+    assert shown.out == "abc" + document["text"] + "\n"
+    answers = cli("generate", decoder, "--input", lines, "--beam-size", 4).out
+    assert answers.splitlines()[0] == document["text"].replace("\n", "\\n")
+    assert len(answers.splitlines()) == len(LINES)
+    rows = cli("generate", decoder, "--input", lines, "--beam-size", 4, "--n-best", 4).out.splitlines()
+    assert len(rows) == 4 * len(LINES) and rows[0].split("\t")[2] == document["text"].replace("\t", "\\t")
+
+
+def test_a_beam_of_one_is_greedy_for_a_decoder_alone(cli: Cli, decoder: Run) -> None:
+    assert (
+        cli("generate", decoder, "--prompt", "abc", "--beam-size", 1).out
+        == cli("generate", decoder, "--prompt", "abc", "--greedy").out
+    )
+
+
+def test_a_beam_ends_with_the_context_and_a_long_prompt_is_cut_or_refused(cli: Cli, decoder: Run) -> None:
+    common = ("generate", decoder, "--beam-size", 2, "--json", "--max-new-tokens", 50)
+    [document] = documents(cli(*common, "--prompt", "abcabcabc"))
+    assert (document["finish_reason"], len(document["completions"][0]["ids"])) == ("length", 8)
+    cut = cli(*common, "--prompt", "abc" * 10)
+    assert cut.code == 0 and "30 tokens" in cut.err and "last 8" in cut.err
+    assert "prompt 1 has 30 tokens" in refusal(cli(*common, "--prompt", "abc" * 10, "--context", "error"))
+
+
+PAIRS = SEQ2SEQ + "objectives: [{kind: seq2seq}]\n"
+SOURCES, TARGETS = ["abc", "", "ge dab", "h"], ["cba", "", "bad", "h"]
+
+
+def recipe_with(*prefixes: str, valid: str = "") -> str:
+    train = ", ".join(f'{{path: train-{n}.tsv, prefix: "{prefix}"}}' for n, prefix in enumerate(prefixes))
+    return f"{PAIRS}data: {{train: [{train}]{valid}}}\n"
+
+
+@pytest.fixture(scope="module")
+def plain(random_run: Callable[..., Run]) -> Run:
+    """The same weights, of a run whose tasks have no prefix."""
+    return random_run(PAIRS)
+
+
+@pytest.fixture(scope="module")
+def prefixed(random_run: Callable[..., Run]) -> Run:
+    return random_run(recipe_with("ge ", "ge "))
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def with_ge(source: str) -> str:
+    return source if not source or source.startswith("ge ") else "ge " + source
+
+
+def test_generate_puts_the_prefix_of_all_tasks_before_every_source_once(
+    cli: Cli, prefixed: Run, plain: Run, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.txt", SOURCES)
+    outcome = cli("generate", prefixed, "--input", path)
+    expected = cli("generate", plain, "--input", write(tmp_path / "b.txt", [with_ge(line) for line in SOURCES]))
+    assert outcome.code == 0 and outcome.out == expected.out
+    assert "prefix of the run's task, 'ge '" in outcome.err and "prefix" not in expected.err
+    assert outcome.out != cli("generate", plain, "--input", path).out
+    [document] = documents(cli("generate", prefixed, "--prompt", "abc", "--alignments", "--json"))
+    assert (document["prompt"], document["source"]) == ("abc", "ge abc")
+    assert document["source_tokens"] == list("ge abc")
+
+
+def test_generate_takes_another_prefix_or_none(cli: Cli, prefixed: Run, plain: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", SOURCES)
+    none = cli("generate", prefixed, "--input", path, "--prefix", "")
+    assert none.out == cli("generate", plain, "--input", path).out and "prefix" not in none.err
+    other = cli("generate", prefixed, "--prompt", "abc", "--prefix", "d ")
+    assert other.out == cli("generate", plain, "--prompt", "d abc").out
+    assert other.out == cli("generate", plain, "--prompt", "abc", "--prefix", "d ").out
+
+
+@pytest.mark.parametrize("prefixes", [("ge ", "d "), ("ge ", "")])
+def test_of_different_prefixes_none_is_added_and_all_are_listed(
+    cli: Cli, random_run: Callable[..., Run], plain: Run, tmp_path: Path, prefixes: tuple[str, ...]
+) -> None:
+    run, path = random_run(recipe_with(*prefixes)), write(tmp_path / "a.txt", SOURCES)
+    outcome = cli("generate", run, "--input", path)
+    assert outcome.out == cli("generate", plain, "--input", path).out
+    assert all(f"'{prefix}'" in outcome.err for prefix in prefixes) and "--prefix TEXT" in outcome.err
+    measured = cli("evaluate", run, "--source", path, "--target", write(tmp_path / "b.txt", TARGETS), "--no-decode")
+    assert all(f"'{prefix}'" in measured.err for prefix in prefixes)
+
+
+def scores(cli: Cli, run: Run, sources: Path, targets: Path, *more: object) -> tuple[list[Any], str]:
+    outcome = cli("evaluate", run, "--score", "--source", sources, "--target", targets, "--json", *more)
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)["scores"], outcome.err
+
+
+def test_evaluate_puts_the_same_prefix_before_named_sources(
+    cli: Cli, prefixed: Run, plain: Run, tmp_path: Path
+) -> None:
+    sources, targets = write(tmp_path / "a", SOURCES), write(tmp_path / "b", TARGETS)
+    found, err = scores(cli, prefixed, sources, targets)
+    by_hand, _ = scores(cli, plain, write(tmp_path / "c", [with_ge(line) for line in SOURCES]), targets)
+    assert found == by_hand and "prefix of the run's task, 'ge '" in err
+    assert scores(cli, prefixed, sources, targets, "--prefix", "")[0] == scores(cli, plain, sources, targets)[0]
+    assert scores(cli, plain, sources, targets, "--prefix", "ge ")[0] == found
+
+
+def test_evaluate_puts_the_prefix_before_validation_data_that_has_none(
+    cli: Cli, random_run: Callable[..., Run], prefixed: Run, tmp_path: Path
+) -> None:
+    sources, targets = write(tmp_path / "a", SOURCES), write(tmp_path / "b", TARGETS)
+    run = random_run(recipe_with("ge ", valid=f', valid: [{{path: "{sources}", target_path: "{targets}"}}]'))
+    outcome = cli("evaluate", run, "--score", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["scores"] == scores(cli, prefixed, sources, targets)[0]
+    assert "prefix of the run's task" in outcome.err
+
+
+def test_a_prefix_that_would_change_what_is_held_out_is_refused(
+    cli: Cli, random_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    table = write(tmp_path / "train.tsv", ["source\ttarget", *(f"{a}{b}\t{b}{a}" for a in "abcd" for b in "efgh")])
+    run = random_run(f'{PAIRS}data: {{train: [{{path: "{table}", prefix: "ge "}}], valid_fraction: 0.2}}\n')
+    assert "would change which pairs" in refusal(cli("evaluate", run, "--no-decode", "--prefix", ""))
+    [own] = documents(cli("evaluate", run, "--no-decode", "--json"))
+    [same] = documents(cli("evaluate", run, "--no-decode", "--json", "--prefix", "ge "))
+    assert own["loss"] == same["loss"] and "held out" in own["data"]
+
+
+def test_the_recipe_gives_the_beam_and_flags_override_it(cli: Cli, translator: Run) -> None:
+    common = ("generate", translator, "--prompt", "abc", "--json")
+    assert "beam 3" in cli(*common).err
+    assert documents(cli(*common)) == documents(cli(*common, "--beam-size", 3))
+    assert "beam 5" in cli(*common, "--beam-size", 5).err
+    greedy = documents(cli(*common, "--greedy"))
+    assert greedy == documents(cli(*common, "--beam-size", 1)) == documents(cli(*common, "--temperature", 0))
+
+
+def test_greedy_is_the_most_probable_sample(cli: Cli, translator: Run, lines: Path) -> None:
+    searched = cli("generate", translator, "--input", lines, "--greedy")
+    drawn = cli("generate", translator, "--input", lines, "--top-k", 1)
+    assert searched.out == drawn.out != ""
+
+
+def test_n_best_gives_index_score_and_text_best_first(cli: Cli, translator: Run, lines: Path) -> None:
+    outcome = cli("generate", translator, "--input", lines, "--n-best", 3)
+    assert outcome.code == 0, outcome.err
+    rows = [line.split("\t") for line in outcome.out.splitlines()]
+    assert {len(row) for row in rows} == {3}
+    assert sorted({int(row[0]) for row in rows}) == list(range(len(LINES)))
+    best = cli("generate", translator, "--input", lines).out.splitlines()
+    for index, line in enumerate(LINES):
+        mine = [row for row in rows if row[0] == str(index)]
+        scores = [float(score) for _, score, _ in mine]
+        texts = [text for _, _, text in mine]
+        assert scores == sorted(scores, reverse=True) and len(set(texts)) == len(texts)
+        assert len(texts) == (3 if line.strip() else 1)
+        assert texts[0] == best[index].replace("\t", "\\t")
+
+
+def test_json_holds_all_hypotheses_and_scores(cli: Cli, translator: Run, lines: Path) -> None:
+    found = documents(cli("generate", translator, "--input", lines, "--n-best", 2, "--json"))
+    assert [document["index"] for document in found] == list(range(len(LINES)))
+    assert [document["prompt"] for document in found] == LINES
+    for document in found:
+        first = document["completions"][0]
+        assert (document["text"], document["score"]) == (first["text"], first["score"])
+        for one in document["completions"]:
+            assert set(one) == {"text", "ids", "score", "logprob", "finish_reason"}
+            if one["ids"]:
+                length = len(one["ids"])
+                assert one["score"] == pytest.approx(one["logprob"] / length, abs=1e-5)
+
+
+def test_length_options_hold(cli: Cli, translator: Run, lines: Path) -> None:
+    def lengths(*more: object) -> list[int]:
+        found = documents(cli("generate", translator, "--input", lines, "--json", *more))
+        return [len(document["completions"][0]["ids"]) for document in found if document["prompt"].strip()]
+
+    assert max(lengths("--max-new-tokens", 2)) <= 2
+    assert min(lengths("--min-new-tokens", 6)) >= 6
+    margins = lengths("--length-margin", 1, "--min-new-tokens", 8)
+    assert all(found <= len(line) + 1 for found, line in zip(margins, filter(str.strip, LINES), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--length-penalty", "0.6", "--length-penalty-type", "gnmt"],
+        ["--length-penalty-type", "none"],
+        ["--stopping", "exhaustive"],
+        ["--stopping", "heuristic"],
+        ["--coverage-penalty", "0.2"],
+        ["--beam-size", "4", "--beam-groups", "2", "--diversity-penalty", "0.5"],
+        ["--no-repeat-ngram", "1", "--repetition-penalty", "1.5"],
+        ["--alignments"],
+        ["--temperature", "1.5", "--top-p", "0.9", "--seed", "3"],
+        ["--greedy", "--stop", "a"],
+        ["--logprobs"],
+    ],
+)
+def test_every_option_decodes(cli: Cli, translator: Run, lines: Path, options: list[str]) -> None:
+    outcome = cli("generate", translator, "--input", lines, *options)
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == len(LINES)
+
+
+def test_no_token_twice_when_unigrams_may_not_repeat(cli: Cli, translator: Run) -> None:
+    [document] = documents(cli("generate", translator, "--prompt", "abc", "--no-repeat-ngram", 1, "--json"))
+    ids = document["completions"][0]["ids"]
+    assert len(set(ids)) == len(ids)
+
+
+def test_samples_are_drawn_by_seed(cli: Cli, translator: Run) -> None:
+    common = ("generate", translator, "--prompt", "abc", "--num-samples", 4, "--temperature", 2, "--json")
+    [document] = documents(cli(*common))
+    assert len(document["completions"]) == 4 and len({one["text"] for one in document["completions"]}) > 1
+    assert documents(cli(*common)) == [document] != documents(cli(*common, "--seed", 5))
+    assert cli(*common[:-1]).out.count("---------------\n") == 3
+
+
+def test_alignments_are_pharaoh_pairs_after_a_tab_and_pairs_in_json(cli: Cli, translator: Run, lines: Path) -> None:
+    common = ("generate", translator, "--input", lines, "--alignments")
+    found = documents(cli(*common, "--json"))
+    for line, document in zip(cli(*common).out.splitlines(), found, strict=True):
+        text, _, pairs = line.rpartition("\t")
+        [completion] = document["completions"]
+        assert text == completion["text"].replace("\t", "\\t")
+        assert pairs == " ".join(f"{source}-{target}" for source, target in completion["alignment"])
+        if document["prompt"].strip():
+            assert document["source_tokens"] == list(document["prompt"])
+            assert [target for _, target in completion["alignment"]] == list(range(len(completion["tokens"])))
+            assert all(0 <= source < len(document["prompt"]) for source, _ in completion["alignment"])
+    assert cli(*common, "--n-best", 2).out.splitlines()[0].count("\t") == 3
+
+
+def test_each_side_may_have_a_vocabulary_of_its_own(cli: Cli, random_run: Callable[..., Run]) -> None:
+    outcome = cli("generate", random_run(targets="xyz"), "--prompt", "abc", "--n-best", 3)
+    assert outcome.code == 0, outcome.err
+    texts = [line.split("\t")[2] for line in outcome.out.splitlines()]
+    assert set("".join(texts)) <= set("xyz")
+
+
+def test_samples_are_drawn_from_a_targets_own_vocabulary(cli: Cli, random_run: Callable[..., Run]) -> None:
+    sampled = ("--num-samples", 5, "--temperature", 2, "--json")
+    common = ("generate", random_run(targets="xyz"), "--prompt", "abc", *sampled)
+    [document] = documents(cli(*common))
+    texts = [one["text"] for one in document["completions"]]
+    assert len(set(texts)) > 1 and set("".join(texts)) <= set("xyz")
+    assert documents(cli(*common)) == [document]
+
+
+def test_samples_have_the_least_length_too(cli: Cli, translator: Run, lines: Path) -> None:
+    common = ("generate", translator, "--input", lines, "--temperature", 1, "--seed", 4, "--json")
+    for document in documents(cli(*common, "--min-new-tokens", 6)):
+        assert len(document["completions"][0]["ids"]) >= 6 or not document["prompt"].strip()
+    assert min(len(document["completions"][0]["ids"]) for document in documents(cli(*common))) < 6
+    assert "--min-new-tokens 9 is larger" in refusal(cli(*common, "--min-new-tokens", 9))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--n-best", 4], ["--n-best 4", "generation.beam_size 3"]),
+        (["--n-best", 4, "--beam-size", 3], ["--n-best 4", "--beam-size 3"]),
+        (["--n-best", 2, "--greedy"], ["--n-best 2", "--beam-size 1"]),
+        (["--beam-size", 40], ["beam", "40", "vocabulary", "17"]),
+        (["--beam-size", 0], ["beam_size", "0"]),
+        (["--beam-groups", 2], ["2", "3"]),
+        (["--stopping", "early"], ["--stopping", "exhaustive", "early"]),
+        (["--length-penalty-type", "wu"], ["--length-penalty-type", "gnmt, avg or none", "wu"]),
+        (["--coverage-penalty", "-1"], ["--coverage-penalty", "-1"]),
+        (["--too-long", "drop"], ["--too-long", "error or cut", "drop"]),
+        (["--length-margin", "-1"], ["--length-margin", "-1"]),
+        (["--greedy", "--beam-size", 2], ["--greedy", "--beam-size 2"]),
+        (["--temperature", 1, "--beam-size", 2], ["--temperature", "--beam-size"]),
+        (["--num-samples", 2, "--n-best", 2, "--json"], ["--num-samples", "--n-best"]),
+        (["--stop", "a"], ["--stop", "beam of 3"]),
+        (["--stop", "a", "--beam-size", 2], ["--stop", "--beam-size"]),
+        (["--target-prefix", "abX"], ["--target-prefix", "'abX'"]),
+        (["--target-prefix", "a" * 16], ["--target-prefix", "16 tokens", "15"]),
+        (["--target-prefix", "a", "--target-prefix-file", "b"], ["--target-prefix", "--target-prefix-file"]),
+        (["--prompt", "a", "--target-prefix-file", "b"], ["--prompt", "--target-prefix-file"]),
+        (["--target-prefix-file", "absent.txt"], ["absent.txt"]),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(
+    cli: Cli, translator: Run, lines: Path, options: list[object], words: list[str]
+) -> None:
+    given = () if "--prompt" in options else ("--input", lines)
+    message = refusal(cli("generate", translator, *given, *options))
+    assert all(word in message for word in words), message
+
+
+def test_a_long_source_names_its_line_before_anything_is_written(cli: Cli, translator: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "long.txt", tmp_path / "out.txt"
+    path.write_text("abc\n" * 50 + "abcdefgh" * 2 + "\n")
+    out.write_text("precious")
+    message = refusal(cli("generate", translator, "--input", path, "--output", out, "--batch-size", 1))
+    assert "long.txt:51" in message and "18 tokens" in message and "16" in message
+    assert out.read_text() == "precious"
+    assert "18 tokens" in refusal(cli("generate", translator, "--prompt", "abcdefgh" * 2))
+
+
+def test_a_long_source_loses_its_end_where_that_is_asked_for(cli: Cli, translator: Run, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("abc\n" + "abcdefgh" * 2 + "\n")
+    outcome = cli("generate", translator, "--input", path, "--too-long", "cut")
+    assert outcome.code == 0 and "were cut: 1" in outcome.err
+    kept = [cli("generate", translator, "--prompt", text).out for text in ("abc", "abcdefghabcdef")]
+    assert outcome.out == "".join(kept)
+    assert cli("generate", translator, "--prompt", "abcdefgh" * 2, "--too-long", "cut").out == kept[1]
+
+
+def test_prefix_files_have_a_line_for_each_source_made_of_known_tokens(
+    cli: Cli, translator: Run, lines: Path, tmp_path: Path
+) -> None:
+    prefixes = tmp_path / "prefixes.txt"
+    common = ("generate", translator, "--input", lines, "--target-prefix-file", prefixes)
+    prefixes.write_text("a\n" * 6)
+    message = refusal(cli(*common))
+    assert "7 lines" in message and " 6" in message and "prefixes.txt" in message
+    prefixes.write_text("a\n" * 6 + "aX\n")
+    assert "prefixes.txt:7" in refusal(cli(*common))
+
+
+@pytest.mark.parametrize(
+    "option", ["--coverage-penalty", "--length-margin", "--alignments", "--target-prefix", "--prefix", "--too-long"]
+)
+def test_options_about_sources_are_refused_by_a_decoder_alone(cli: Cli, decoder: Run, option: str) -> None:
+    value = {"--alignments": [], "--too-long": ["cut"]}.get(option, ["1"])
+    message = refusal(cli("generate", decoder, "--prompt", "a", option, *value))
+    assert option in message and str(decoder) in message
+
+
+def test_a_classifier_a_masked_model_and_a_model_of_images_say_what_they_are(
+    cli: Cli, encoder_run: Callable[[str], Path]
+) -> None:
+    for kind in ("single", "image"):
+        message = refusal(cli("generate", encoder_run(kind), "--prompt", "a", "--beam-size", 2))
+        assert "classifier" in message
+    message = refusal(cli("generate", encoder_run("masked"), "--prompt", "a [MASK]", "--beam-size", 2))
+    assert "--beam-size" in message and "masks" in message
+
+
+def test_two_runs_without_ensemble_are_a_mistake(cli: Cli, translator: Run) -> None:
+    outcome = cli("generate", translator, "other", "--prompt", "a")
+    assert "other" in refusal(outcome) and "--ensemble" in outcome.err

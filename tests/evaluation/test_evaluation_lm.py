@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer.build import build_model
-from tformer.data.batch import IGNORED_LABEL
-from tformer.data.corpus import TokenCorpus
-from tformer.data.windows import restarting_positions
+from tformer.data.batching.batch import IGNORED_LABEL
+from tformer.data.batching.windows import restarting_positions
+from tformer.data.shards.corpus import TokenCorpus
 from tformer.errors import InputError
-from tformer.evaluation.combine import combine_validation
-from tformer.evaluation.lm import batches, evaluate_lm, isolates_documents, load_batch, windows
-from tformer.recipe.data import Data
+from tformer.evaluation.lm import batches, combine_validation, evaluate_lm, isolates_documents, load_batch, windows
 from tformer.recipe.model import Model
+from tformer.recipe.sections import Data
 
 VOCAB = 19
 

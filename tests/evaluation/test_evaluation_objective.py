@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.windows import Example
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
-from tformer.evaluation.objective import evaluate_objective
-from tformer.evaluation.pseudo_perplexity import pseudo_perplexity
+from tformer.evaluation.lm import pseudo_perplexity
+from tformer.evaluation.predict import evaluate_objective
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.options import (

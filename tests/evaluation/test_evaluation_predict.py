@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.data.images import ImageExample
-from tformer.data.windows import Example
+from tformer.data.batching.windows import Example
+from tformer.data.sources.images import ImageExample
 from tformer.evaluation.predict import length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext

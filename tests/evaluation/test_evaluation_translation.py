@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.pair_tables import PairRow
-from tformer.data.pair_tokens import join_pairs, tokenise_pairs
-from tformer.decoding.beam_settings import BeamSettings
-from tformer.decoding.translate import Translator
-from tformer.decoding.translation import Translation
+from tformer.data.shards.pair_tokens import (
+    join_pairs,
+    tokenise_pairs,
+)
+from tformer.data.sources.pair_tables import PairRow
+from tformer.decoding.settings import BeamSettings
+from tformer.decoding.translate import Translation, Translator
 from tformer.errors import InputError
 from tformer.evaluation.translation import (
     Outputs,

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from tformer.interop.export_config import Tokenizers, resolved
+from tformer.interop.exporting import (
+    Tokenizers,
+    resolved,
+)
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 

@@ -10,8 +10,7 @@ import yaml
 
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.canonical import differences
-from tformer.interop.choose import choose_class, label_keys
+from tformer.interop.choose import choose_class, differences, label_keys
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 

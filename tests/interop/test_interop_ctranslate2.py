@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.interop.exports import GPT, LETTERS, ORIGINAL, checkpoint, letters
-from tformer.decoding.beam_settings import BeamSettings
-from tformer.decoding.translate_loaded import translator_of
+from tformer.decoding.loaded import translator_of
+from tformer.decoding.settings import BeamSettings
 from tformer.errors import InputError
 from tformer.interop.to_ctranslate2 import LOADERS, export_ctranslate2
 from tformer.loading import Loaded, load

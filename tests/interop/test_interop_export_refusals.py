@@ -11,8 +11,7 @@ import torch
 from tests.interop.exports import GPT, checkpoint, letters, nothing_but, random_weights
 from tformer.checkpoint import Checkpoint, files
 from tformer.errors import InputError, Interrupted, StorageError
-from tformer.interop.export_config import Tokenizers
-from tformer.interop.exporting import export_checkpoint
+from tformer.interop.exporting import Tokenizers, export_checkpoint
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])

@@ -16,10 +16,9 @@ from tests.interop.exports import GPT, ORIGINAL, checkpoint, letters, nothing_bu
 from tests.interop.parity import assert_agree, padding, tokens
 from tformer.checkpoint import files
 from tformer.errors import InputError
-from tformer.interop.export_config import Tokenizers
-from tformer.interop.exporting import export_checkpoint
+from tformer.interop.exporting import Tokenizers, export_checkpoint
 from tformer.interop.read_model import read_model
-from tformer.interop.shards import converted
+from tformer.interop.weight_files import converted
 from tformer.loading import load
 
 TARGET = letters("seq2seq", "xyz ")
@@ -162,7 +161,7 @@ def test_one_tensor_at_a_time_is_made(tmp_path: Path, monkeypatch: pytest.Monkey
         order.append("write")
         write(descriptor, data)
 
-    monkeypatch.setattr("tformer.interop.shards.converted", watched)
+    monkeypatch.setattr("tformer.interop.weight_files.converted", watched)
     monkeypatch.setattr(files, "write", noted)
     report = export_checkpoint(checkpoint(tmp_path / "run"), tmp_path / "out", dtype=torch.bfloat16)
     made = order[order.index(next(name for name in order if name != "write" and "." in name)) :]

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tests.interop.writing import EOS, MODELS, PAD, Pair, Written, different_texts, make_pair, ours, theirs
-from tformer.decoding.beam_settings import BeamSettings
-from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.settings import BeamSettings, GenerationSettings
 
 BEAM, FIRST = 4, 7
 STOPPING = {False: "heuristic", True: "beam", "never": "exhaustive"}

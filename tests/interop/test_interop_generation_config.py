@@ -13,9 +13,14 @@ import transformers
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.generation_config import generation_notes, left_unsaid, read_generation, write_generation
-from tformer.interop.special_ids import ABSENT_IDS, end_ids, special_ids, special_keys
+from tformer.interop.tokenizer_config import (
+    ABSENT_IDS,
+    end_ids,
+    special_ids,
+    special_keys,
+)
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.training import Generation
+from tformer.recipe.sections import Generation
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 STACK = {"num_layers": 1, "num_heads": 2}

@@ -12,15 +12,17 @@ import transformers
 
 from tests.interop.parity import randomised
 from tests.interop.test_interop_tokenizers import llama
-from tformer.data.cache import token_corpus
-from tformer.data.sources import open_sources
-from tformer.decoding.beam_settings import BeamSettings
+from tformer.data.shards.corpus import token_corpus
+from tformer.data.sources.text import open_sources
 from tformer.decoding.continuer import Continuer
 from tformer.decoding.generate import generate
 from tformer.decoding.prompts import encode_prompt
-from tformer.decoding.settings import GenerationSettings
+from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.loading import Loaded, load
-from tformer.recipe.data import Columns, SourceSpec
+from tformer.recipe.sections import (
+    Columns,
+    SourceSpec,
+)
 
 PROMPTS = ["the cat", "cats", "", "teach the cat"]
 ENDS = [2, 7, 100, 101, 102, 103, 104, 105, 230, 231, 232, 260, 262]

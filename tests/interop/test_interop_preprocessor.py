@@ -12,8 +12,8 @@ from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from tformer.data.image_files import fit_image
-from tformer.data.images import to_pixels
+from tformer.data.sources.image_files import fit_image
+from tformer.data.sources.images import to_pixels
 from tformer.errors import InputError
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor, write_preprocessor
 from tformer.recipe.recipe import Recipe

@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor, nn
 
 from tests.interop.parity import assert_agree, assert_parity, padding, tokens
-from tformer.data.windows import Example
+from tformer.data.batching.windows import Example
 from tformer.objectives.base import ObjectiveContext
-from tformer.objectives.examples import ExampleCollator
+from tformer.objectives.labelled import ExampleCollator
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 VOCABULARY, TARGET_VOCABULARY = 61, 43

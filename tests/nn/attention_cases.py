@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.positions import build_positions
-from tformer.nn.positions.alibi import AlibiOptions
-from tformer.nn.positions.none import NoPositionsOptions
+from tformer.nn.positions.base import NoPositionsOptions
+from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
-from tformer.nn.positions.t5_bias import T5BiasOptions
 
 LAYER_KINDS = [NoPositionsOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=3)]
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tformer.nn.attention import block_sparse, block_sparse_explicit
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
 
 
 @pytest.fixture

@@ -8,14 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import AttentionSizes, chunked
+from tformer.nn.attention import (
+    AttentionSizes,
+)
+from tformer.nn.attention import (
+    routes as chunked,
+)
 from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
-from tformer.nn.attention.masks import make_mask
+from tformer.nn.attention.context import make_mask
 from tformer.nn.attention.mechanism import Call
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.layer_cache import CrossCache
+from tformer.nn.cache import CrossCache
 from tformer.nn.positions import build_positions
-from tformer.nn.positions.alibi import AlibiOptions
+from tformer.nn.positions.biases import AlibiOptions
 from tformer.nn.positions.shaw import ShawOptions
 
 Tensors = tuple[Tensor, Tensor, Tensor]

@@ -12,15 +12,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.nn.sparse_cases import HEADS, assert_same, call_of, hooks_of, mechanism_of, padding, tensors
-from tformer.nn.attention import ProjectionOptions, Reach, block_sparse, block_sparse_explicit
-from tformer.nn.attention.bigbird import BigBirdOptions
-from tformer.nn.attention.block_sparse import attend_blocks, dense_pays
-from tformer.nn.attention.block_sparse_explicit import Places
-from tformer.nn.attention.block_sparse_fold import Fold
-from tformer.nn.attention.block_sparse_frame import Frame
-from tformer.nn.attention.block_sparse_globals import first_tokens, marked_tokens, put_rows
-from tformer.nn.attention.block_sparse_pattern import Pattern, band_of, runs
-from tformer.nn.attention.sliding_window import SlidingWindowOptions
+from tformer.nn.attention import (
+    ProjectionOptions,
+    Reach,
+)
+from tformer.nn.attention.bigbird import BigBirdOptions, Frame
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
+from tformer.nn.attention.block_sparse.explicit import Places
+from tformer.nn.attention.block_sparse.kernel import (
+    attend_blocks,
+    dense_pays,
+)
+from tformer.nn.attention.block_sparse.pattern import (
+    Pattern,
+    band_of,
+    first_tokens,
+    marked_tokens,
+    put_rows,
+    runs,
+)
+from tformer.nn.attention.sliding_window import Fold, SlidingWindowOptions
 from tformer.nn.positions.shaw import ShawOptions
 
 KINDS: dict[str, ProjectionOptions] = {

@@ -10,15 +10,24 @@ from torch import nn
 
 from tests.nn.attention_cases import LAYER_KINDS, arange, naive, positions_for, self_attention, tensors
 from tformer.nn.attention import FullAttentionOptions, core
+from tformer.nn.attention.context import (
+    TapSink,
+    check_taps,
+    make_mask,
+)
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.few import attend_few, few_are_faster
-from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.drophead import DropHead, drop_heads
-from tformer.nn.layer_cache import CrossCache
+from tformer.nn.attention.routes import (
+    attend_few,
+    few_are_faster,
+)
+from tformer.nn.cache import CrossCache
+from tformer.nn.init import block_matrices
 from tformer.nn.positions.rope import RopeOptions
-from tformer.nn.projections import block_matrices
-from tformer.nn.taps import TapSink, check_taps
+from tformer.nn.structured_dropout import (
+    DropHead,
+    drop_heads,
+)
 
 
 @pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)

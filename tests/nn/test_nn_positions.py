@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.positions import POSITIONS, Positions, build_positions
-from tformer.nn.positions.alibi import AlibiOptions, alibi_slopes
-from tformer.nn.positions.base import MAX_ROWS
-from tformer.nn.positions.learned import LearnedOptions
-from tformer.nn.positions.none import NoPositionsOptions
-from tformer.nn.positions.patch2d import Patch2dOptions
+from tformer.nn.positions.base import MAX_ROWS, LearnedOptions, NoPositionsOptions
+from tformer.nn.positions.biases import (
+    AlibiOptions,
+    T5BiasOptions,
+    alibi_slopes,
+    t5_bucket,
+)
 from tformer.nn.positions.rope import RopeOptions, RopeScaling, scale_frequencies
 from tformer.nn.positions.shaw import ShawOptions
-from tformer.nn.positions.sinusoidal import SinusoidalOptions, sinusoids
-from tformer.nn.positions.t5_bias import T5BiasOptions, t5_bucket
+from tformer.nn.positions.sinusoidal import Patch2dOptions, SinusoidalOptions, sinusoids
 
 SIZES: dict[str, Any] = {
     "d_model": 16,

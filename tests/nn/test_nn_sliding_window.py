@@ -23,8 +23,17 @@ from tests.nn.sparse_cases import (
     padding,
     tensors,
 )
-from tformer.nn.attention import Reach, block_sparse, block_sparse_explicit
-from tformer.nn.attention.block_sparse_flex import attend_flex, check_flex
+from tformer.nn.attention import Reach
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
+from tformer.nn.attention.block_sparse.kernel import (
+    attend_flex,
+    check_flex,
+)
 from tformer.nn.attention.sliding_window import (
     SlidingWindowAttention,
     SlidingWindowOptions,
@@ -32,10 +41,9 @@ from tformer.nn.attention.sliding_window import (
     flex_rule,
     global_tokens,
 )
-from tformer.nn.positions.alibi import AlibiOptions
+from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
-from tformer.nn.positions.t5_bias import T5BiasOptions
 
 pytestmark = pytest.mark.usefixtures("small_groups")
 

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.data.batch import IGNORED_LABEL, Batch
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+)
 from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import LossResult, ObjectiveContext, total_loss
@@ -28,7 +31,7 @@ from tformer.objectives.options import (
 )
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
-from tformer.training.teacher_checks import layer_pairs
+from tformer.training.teacher import layer_pairs
 
 V, L, T, U = 20, 3, 6, 5
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=4, sep=5, mask=6)

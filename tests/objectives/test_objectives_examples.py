@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tformer.data.images import ImageExample
-from tformer.data.windows import Example
+from tformer.data.batching.windows import Example
+from tformer.data.sources.images import ImageExample
 from tformer.errors import InputError
 from tformer.objectives.base import ImageContext, ObjectiveContext
-from tformer.objectives.examples import ExampleCollator, swap_pair
-from tformer.objectives.word_dropout import drop_words
+from tformer.objectives.collate import drop_words
+from tformer.objectives.labelled import (
+    ExampleCollator,
+    swap_pair,
+)
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

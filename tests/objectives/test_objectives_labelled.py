@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.data.batch import Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss
-from tformer.objectives.classification import class_weights
+from tformer.objectives.labelled import class_weights
 from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.tokenizer.special import SpecialIds
 

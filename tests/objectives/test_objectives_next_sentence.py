@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.windows import Example
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives import CausalLmOptions, build_objective
-from tformer.objectives.base import Objective, ObjectiveContext, total_loss
-from tformer.objectives.combined import Combined
+from tformer.objectives.base import Combined, Objective, ObjectiveContext, total_loss
 from tformer.objectives.next_sentence import NextSentence
 from tformer.objectives.options import MaskedLmOptions, NextSentenceOptions, ReplacedTokenOptions
 from tformer.recipe.model import Model

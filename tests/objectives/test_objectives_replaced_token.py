@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.data.batch import IGNORED_LABEL, Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+)
+from tformer.data.batching.windows import Example
 from tformer.model import Transformer
-from tformer.nn.tying import tie_embeddings
+from tformer.nn.init import tie_embeddings
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.options import ReplacedTokenOptions
@@ -146,7 +149,7 @@ def test_draws_follow_the_softmax() -> None:
 
 
 def test_draws_in_chunks_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tformer.nn.output.LOGIT_ELEMENTS", 5 * VOCAB)
+    monkeypatch.setattr("tformer.nn.heads.LOGIT_ELEMENTS", 5 * VOCAB)
     built, places = model("masked_lm"), torch.rand(3, 9) < 0.7
     output = built(input_ids=torch.randint(0, VOCAB, (3, 9)))
     parts = list(output.logit_chunks("masked_lm", places))

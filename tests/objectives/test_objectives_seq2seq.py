@@ -11,7 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tformer.data.batch import IGNORED_LABEL, Batch
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+)
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives.base import ObjectiveContext, total_loss

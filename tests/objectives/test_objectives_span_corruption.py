@@ -12,8 +12,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer.data.batch import IGNORED_LABEL, Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+)
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives import span_corruption

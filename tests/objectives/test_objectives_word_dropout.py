@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.data.batch import IGNORED_LABEL
+from tformer.data.batching.batch import IGNORED_LABEL
 from tformer.errors import InputError
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.collate import (
+    UNK_FIRST,
+    WordDropout,
+    drop_words,
+)
 from tformer.objectives.options import DenoisingOptions, MaskedLmOptions, SpanCorruptionOptions
-from tformer.objectives.word_dropout import UNK_FIRST, WordDropout, drop_words
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 V, UNK, MASK, EOS = 40, 3, 4, 2

@@ -14,8 +14,8 @@ from torch import nn
 from tformer.errors import InputError
 from tformer.optim.muon import Muon
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
-from tformer.recipe.training import Optimizer as Section
-from tformer.recipe.training import ParameterGroup
+from tformer.recipe.sections import Optimizer as Section
+from tformer.recipe.sections import ParameterGroup
 
 KINDS = ("adamw", "adam", "muon")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tformer.optim.schedules import SCHEDULES, Schedule, build_schedule
-from tformer.recipe.training import Schedule as Section
+from tformer.recipe.sections import Schedule as Section
 
 DECAYING = ("cosine", "linear", "wsd")
 

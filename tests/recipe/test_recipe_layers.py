@@ -11,13 +11,11 @@ from tformer.errors import InputError
 from tformer.nn.attention import FullAttentionOptions
 from tformer.nn.attention.performer import PerformerOptions
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
-from tformer.nn.drophead import DropHeadSchedule
-from tformer.nn.layerdrop import LayerDropOptions
+from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.checks import check_recipe
-from tformer.recipe.layers import layer_sections
-from tformer.recipe.model import Model, Stack
-from tformer.recipe.schema_json import json_schema
+from tformer.recipe.model import Model, Stack, layer_sections
+from tformer.recipe.schema import json_schema
 
 
 def stack_with(*sets: str) -> Stack:

@@ -11,7 +11,13 @@ import pytest
 
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train, train_tokenizer, train_with_facts
-from tformer.tokenizer.sampling import CHUNK_CHARACTERS, EvenSample, Feed, chunks, utf8_length
+from tformer.tokenizer.train import (
+    CHUNK_CHARACTERS,
+    EvenSample,
+    Feed,
+    chunks,
+    utf8_length,
+)
 
 
 @pytest.mark.parametrize("model", ["byte-bpe", "char"])

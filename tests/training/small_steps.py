@@ -11,18 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from tests.test_presets_build import VOCABULARY, read, scaled_down
-from tformer.data.batch import Batch
-from tformer.data.images import ImageExample
-from tformer.data.pair_set import PairExample
-from tformer.data.windows import Example
-from tformer.nn.hardware import DTYPES
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.windows import Example
+from tformer.data.shards.pair_tokens import PairExample
+from tformer.data.sources.images import ImageExample
+from tformer.device import DTYPES, LossScaler
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
-from tformer.training.precision import LossScaler
 from tformer.training.state import TrainerState
 
 PRESETS = (

@@ -19,7 +19,7 @@ from torch.optim import optimizer
 
 from tests.test_presets_build import VOCABULARY
 from tests.training.small_steps import PRESETS, Stepper, context, host_batch, small_models, small_recipe
-from tformer.data.batch import Batch
+from tformer.data.batching.batch import Batch
 from tformer.objectives import build_objective
 from tformer.optim import optimizers
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.small_steps import Stepper, host_batch, small_recipe
-from tformer.data.batch import Batch
+from tformer.data.batching.batch import Batch
 
 PRESETS = ("gpt/tiny", "gpt/small", "llama/tiny", "bert/tiny", "vit/tiny", "transformer/tiny")
 STEPS = 10

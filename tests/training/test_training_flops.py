@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tformer.build import build_model
-from tformer.data.pair_mixture import MixedPairs
-from tformer.data.pair_ragged import Ragged
-from tformer.data.pair_set import PairTokens
+from tformer.data.batching.mixture import MixedPairs
+from tformer.data.shards.pair_tokens import PairTokens, Ragged
 from tformer.nn.attention import ENCODER_ONLY, FullAttentionOptions
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.nn.hardware import has_bf16_instructions
+from tformer.device import (
+    LossScaler,
+    has_bf16_instructions,
+    resolve_precision,
+)
 from tformer.training.parallel import SingleProcess
-from tformer.training.precision import LossScaler, resolve_precision
 
 Cli = Callable[..., Any]
 

@@ -12,9 +12,7 @@ from tests.training.test_training_resume import final_hash, metrics, train, writ
 from tformer.checkpoint import read_checkpoint
 from tformer.loading import load, load_body
 from tformer.model import Transformer
-from tformer.nn.drophead import DropHead
-from tformer.nn.layerdrop import LayerDrop
-from tformer.nn.step import Step
+from tformer.nn.structured_dropout import DropHead, LayerDrop, Step
 
 V_SHAPE = {"rate": 0.4, "start": 0.5}
 LEARNED = {"rate": 0.3, "learned": True}

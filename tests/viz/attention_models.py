@@ -15,9 +15,8 @@ from tformer.build import build_model
 from tformer.loading import Loaded
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
-from tformer.viz.attention.reading import Reading
+from tformer.viz.attention.reading import Reading, Side
 from tformer.viz.attention.scene import Scene
-from tformer.viz.attention.sides import Side
 from tformer.viz.attention.weights import Attention, Kind, Layer
 
 TEXT = "the brown dog runs across the green meadow and catches unbelievable things"
@@ -121,7 +120,7 @@ def signed_attention(matrix_TS: Sequence[Sequence[float]], tokens: Sequence[str]
 
 def scene_of(*attentions: Attention, rollouts: bool = True, **more: Any) -> Scene:
     """A scene of attentions made by hand; rollouts are those of self-attention."""
-    from tformer.viz.attention.rollout import rollout
+    from tformer.viz.attention.weights import rollout
 
     sides = {}
     for attention in attentions:

@@ -1,21 +1,170 @@
-"""The weights are those that the model computes with: explicit attention times values is the fused path's output."""
+"""Attention of viz-attention: inputs, weights, visible cells, merging, rollout and summary measures."""
 
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
 
-from tests.viz.attention_models import DECODER, ENCODER, SEQ2SEQ, TEXT, load_of, with_attention
+from tests.viz.attention_models import (
+    DECODER,
+    ENCODER,
+    IMAGES,
+    SEQ2SEQ,
+    TEXT,
+    attention_of,
+    load_of,
+    random_attention,
+    side,
+    tokenizer,
+    with_attention,
+)
+from tformer.decoding.loaded import translator_of
 from tformer.errors import InputError
 from tformer.loading import Loaded
-from tformer.viz.attention.document import as_json
-from tformer.viz.attention.reading import Asked
-from tformer.viz.attention.scene import Scene, make_scene
-from tformer.viz.attention.weights import Chosen, Kind, modules_of
+from tformer.viz.attention.page import (
+    COARSEST,
+    FINEST,
+    pack,
+    unpack,
+)
+from tformer.viz.attention.reading import Asked, read, side_of
+from tformer.viz.attention.scene import (
+    Scene,
+    divergence,
+    make_scene,
+    summarise,
+)
+from tformer.viz.attention.text import as_json
+from tformer.viz.attention.weights import (
+    Changes,
+    Chosen,
+    Kind,
+    changed,
+    changed_matrix,
+    modules_of,
+    rollout,
+)
+
+
+def test_an_encoder_reads_a_text_inside_its_template() -> None:
+    loaded = load_of(ENCODER)
+    found = read(loaded, Asked("the dog"))
+    assert found.inputs["input_ids"][0].tolist() == loaded.text_tokenizer.encode("the dog", template=True)
+    side = found.sides["encoder"]
+    assert side.tokens[0] == "[CLS]" and side.tokens[-1] == "[SEP]"
+    assert side.special[0] and side.special[-1] and not any(side.special[1:-1])
+
+
+def test_a_pair_has_the_types_of_its_template() -> None:
+    loaded = load_of(ENCODER)
+    found = read(loaded, Asked("the dog", "the meadow"))
+    ids, types = loaded.text_tokenizer.encode_pair("the dog", "the meadow")
+    assert found.inputs["input_ids"][0].tolist() == ids and found.inputs["token_type_ids"][0].tolist() == types
+    assert found.sides["encoder"].text_of[0] == 0 and found.sides["encoder"].text_of[-2] == 1
+
+
+def test_a_decoder_reads_the_prompt_and_what_it_writes_after_it() -> None:
+    loaded = load_of(DECODER)
+    prompt = read(loaded, Asked("the dog"))
+    longer = read(loaded, Asked("the dog", max_new_tokens=5))
+    count = len(prompt.sides["decoder"])
+    assert prompt.sides["decoder"].written_from is None and longer.sides["decoder"].written_from == count
+    ids = longer.inputs["input_ids"]
+    assert ids[0, :count].tolist() == prompt.inputs["input_ids"][0].tolist() and count < ids.shape[1] <= count + 5
+    best = loaded.model(input_ids=ids).logits[0, count - 1].argmax()
+    assert ids[0, count] == best, "the most probable token"
+    assert any("model's own" in note for note in longer.notes)
+    written = loaded.text_tokenizer.decode(ids[0, count:].tolist())
+    assert longer.texts == {"text": "the dog", "continuation": written} and prompt.texts == {"text": "the dog"}
+
+
+def test_an_encoder_decoder_shows_its_own_translation_or_the_target_given() -> None:
+    loaded = load_of(SEQ2SEQ)
+    own = read(loaded, Asked("the dog runs"))
+    [[best, *_]] = translator_of(loaded).translate(["the dog runs"])
+    ends = loaded.decoder_tokens
+    expected = [*ends.prefix, *(token for token in best.ids if token != ends.eos)]
+    assert own.inputs["decoder_input_ids"][0].tolist() == expected
+    assert own.sides["decoder"].written_from == 1
+    assert own.texts == {"text": "the dog runs", "translation": best.text}
+    given = read(loaded, Asked("the dog runs", target="green meadow"))
+    assert given.inputs["decoder_input_ids"][0].tolist() == [
+        *ends.prefix,
+        *loaded.target_tokenizer.encode("green meadow"),
+    ]
+    assert given.sides["decoder"].written_from is None
+    assert given.inputs["input_ids"][0].tolist() == loaded.text_tokenizer.encode("the dog runs", template=True)
+
+
+def test_a_labelling_decoder_beside_an_encoder_reads_the_text_again() -> None:
+    recipe = SEQ2SEQ.replace("{kind: lm}", "{kind: classifier, pooling: eos}") + "data: {labels: [a, b]}\n"
+    found = read(load_of(recipe.replace("output: true", "output: false")), Asked("the dog"))
+    source, target = found.inputs["input_ids"][0].tolist(), found.inputs["decoder_input_ids"][0].tolist()
+    assert target[1:] == source[:-1]
+
+
+def test_an_image_becomes_patches_behind_the_class_token(tmp_path: Path) -> None:
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    found = read(load_of(IMAGES), Asked(image=tmp_path / "a.png"))
+    assert found.sides["encoder"].tokens == ("CLS", "0,0", "0,1", "1,0", "1,1") and found.grid == (2, 2)
+    assert found.pixels is not None and found.pixels.shape == (8, 8, 3)
+    np.testing.assert_array_equal(found.pixels[..., 0], pixels)
+
+
+def test_a_long_text_is_refused_and_cut_only_when_asked() -> None:
+    loaded = load_of(ENCODER)
+    text = " ".join([TEXT] * 4)
+    with pytest.raises(InputError, match=r"tokens, but the model reads at most 32") as caught:
+        read(loaded, Asked(text))
+    assert "--max-tokens 32" in (caught.value.hint or "")
+    cut = read(loaded, Asked(text, max_tokens=10))
+    assert len(cut.sides["encoder"]) == 10 and cut.sides["encoder"].tokens[-1] == "[SEP]"
+    assert any("first 10" in note for note in cut.notes), "it is said"
+    assert len(read(loaded, Asked(text, text, max_tokens=12)).sides["encoder"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked", "words"),
+    [
+        (DECODER, Asked("a", target="b"), "--target: runs/tiny/checkpoints/step-00000003 is a decoder alone"),
+        (ENCODER, Asked("a", target="b"), "--target"),
+        (DECODER, Asked("a", "b"), "--text2"),
+        (SEQ2SEQ, Asked("a", "b"), "--text2"),
+        (ENCODER, Asked("a", max_new_tokens=3), "--max-new-tokens"),
+        (ENCODER, Asked(image=Path("a.png")), "--image"),
+        (IMAGES, Asked("a"), "model of images"),
+        (ENCODER, Asked(), "nothing to look at"),
+    ],
+)
+def test_what_a_model_cannot_take_is_refused(recipe: str, asked: Asked, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(load_of(recipe), asked)
+    assert words in caught.value.message
+
+
+def test_tokens_read_as_text_and_know_where_words_begin() -> None:
+    words = tokenizer("gpt")
+    side = side_of("decoder", words, words.encode("unbelievable dog"))
+    assert "".join(side.tokens) == "unbelievable dog"
+    assert [text for _, _, text in side.words()] == ["unbelievable", " dog"]
+    pieces = tokenizer("bert")
+    side = side_of("encoder", pieces, pieces.encode("unbelievable dog", template=True))
+    assert [text for _, _, text in side.words()] == ["[CLS]", "unbelievable", "dog", "[SEP]"]
+    half = words.encode("é")[:1]
+    assert "\ufffd" not in side_of("decoder", words, half).tokens[0], (
+        "half a character is spelled as the vocabulary does"
+    )
+
 
 WINDOW = "{kind: sliding_window, window: 4}"
 BIGBIRD = "{kind: bigbird, block: 2, window_blocks: 1, global_blocks: 1, random_blocks: 1}"
@@ -165,3 +314,134 @@ def test_more_weights_than_can_fit_are_refused_before_they_are_computed() -> Non
     with pytest.raises(InputError) as caught:
         make_scene(loaded, Asked(TEXT), Chosen(), rollouts=False, max_bytes=10)
     assert all(flag in (caught.value.hint or "") for flag in ("--layers", "--heads", "--max-tokens", "--max-megabytes"))
+
+
+WORDS = ["[CLS]", " un", "able", " dog", "s", "[SEP]"]
+
+
+def softmax(seed: int, *shape: int) -> np.ndarray:
+    scores = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return (scores * 2).softmax(-1).numpy()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 999), hide=st.booleans(), merge=st.booleans(), causal=st.booleans())
+def test_rows_still_sum_to_one(seed: int, hide: bool, merge: bool, causal: bool) -> None:
+    weights = softmax(seed, 1, 2, 6, 6)
+    if causal:
+        weights = np.tril(weights)
+        weights /= weights.sum(-1, keepdims=True)
+    found = changed(attention_of(weights, WORDS, kind="decoder" if causal else "encoder"), Changes(hide, merge))
+    layer = found.layers[0]
+    sums = layer.weights_HTS.sum(-1)
+    np.testing.assert_allclose(sums[:, layer.visible_TS.any(-1) & (sums[0] > 0)], 1, atol=1e-5)
+    assert (layer.weights_HTS[:, ~layer.visible_TS] == 0).all()
+    assert layer.weights_HTS.shape[1:] == (len(found.queries), len(found.keys)) == layer.visible_TS.shape
+
+
+def test_a_word_sums_its_keys_and_averages_its_queries() -> None:
+    weights = softmax(0, 6, 6)
+    merged = changed_matrix(weights, side(WORDS), side(WORDS), Changes(merge_subwords=True))
+    assert merged.shape == (4, 4)
+    np.testing.assert_allclose(merged[1, 2], (weights[1, 3:5].sum() + weights[2, 3:5].sum()) / 2, rtol=1e-5)
+    assert changed(attention_of(weights[None, None], WORDS), Changes(False, True)).keys.tokens == (
+        "[CLS]", " unable", " dogs", "[SEP]",
+    )  # fmt: skip
+
+
+def test_hidden_tokens_leave_rows_that_are_divided_by_what_is_left() -> None:
+    weights = softmax(1, 6, 6)
+    hidden = changed_matrix(weights, side(WORDS), side(WORDS), Changes(hide_special=True))
+    np.testing.assert_allclose(hidden, weights[1:5, 1:5] / weights[1:5, 1:5].sum(-1, keepdims=True), rtol=1e-5)
+    assert "divided by what is left" in Changes(hide_special=True).notes()[0]
+
+
+# --- rollout ---------------------------------------------------------------------------------------------------------
+
+
+def test_rollout_is_the_product_of_halves() -> None:
+    weights = softmax(2, 3, 4, 5, 5)
+    eye, expected = np.eye(5), np.eye(5)
+    for layer in weights:
+        expected = (0.5 * layer.mean(0) + 0.5 * eye) @ expected
+    found = rollout("encoder", {"encoder": attention_of(weights, list("abcde"))})
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+
+
+def test_rollout_of_tokens_that_look_at_themselves_is_the_identity() -> None:
+    own = np.broadcast_to(np.eye(4), (2, 3, 4, 4))
+    np.testing.assert_allclose(rollout("encoder", {"encoder": attention_of(own, list("abcd"))}), np.eye(4))
+
+
+def test_rollout_through_cross_attention_keeps_half_a_layer_for_the_decoder() -> None:
+    encoder = attention_of(softmax(3, 2, 2, 4, 4), list("abcd"))
+    decoder = attention_of(np.broadcast_to(np.eye(3), (2, 1, 3, 3)), list("xyz"), kind="decoder")
+    cross = attention_of(softmax(4, 2, 2, 3, 4), list("xyz"), kind="cross", keys=list("abcd"))
+    found = rollout("cross", {"encoder": encoder, "decoder": decoder, "cross": cross})
+    # Two layers, each keeping half: 1/2 + 1/4 of every row came from the source.
+    np.testing.assert_allclose(found.sum(-1), 0.75, atol=1e-5)
+    assert found.shape == (3, 4)
+
+
+# --- summary ---------------------------------------------------------------------------------------------------------
+
+
+def test_measures_of_heads_made_by_hand() -> None:
+    size = 6
+    even = np.full((size, size), 1 / size)
+    previous = np.eye(size, k=-1)
+    previous[0, 0] = 1
+    first = np.zeros((size, size))
+    first[:, 0] = 1
+    rows, divergences = summarise(attention_of(np.stack([even, previous, first, even])[None], WORDS))
+    by_head = dict(enumerate(rows))
+    assert by_head[0].entropy == pytest.approx(1) and by_head[1].entropy == pytest.approx(0)
+    assert by_head[1].previous == pytest.approx(1) and by_head[0].itself == pytest.approx(1 / size)
+    assert by_head[2].first == pytest.approx(1) == by_head[2].special, "[CLS] is special"
+    assert by_head[0].max == pytest.approx(1 / size) and by_head[2].distance == pytest.approx((size - 1) / 2)
+    assert by_head[0].nearest == "0.3" and by_head[0].nearest_divergence == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(divergences.between_NN, divergences.between_NN.T)
+    assert (divergences.rows, divergences.of) == (size, size)
+
+
+def test_entropy_counts_the_keys_that_can_be_seen() -> None:
+    even = np.tril(np.ones((5, 5)))
+    even /= even.sum(-1, keepdims=True)
+    [row], _ = summarise(attention_of(even[None, None], list("abcde"), kind="decoder"))
+    assert row.entropy == pytest.approx(1), "even over what is visible"
+
+
+def test_places_of_two_sequences_are_not_compared() -> None:
+    rows, _ = summarise(attention_of(softmax(5, 1, 2, 3, 4), list("xyz"), kind="cross", keys=list("abcd")))
+    assert rows[0].distance is None and rows[0].previous is None and rows[0].itself is None
+
+
+def test_divergence_is_one_bit_between_heads_that_share_no_key() -> None:
+    left, right = np.zeros((4, 4)), np.zeros((4, 4))
+    left[:, 0] = right[:, 1] = 1
+    between = divergence(attention_of(np.stack([left, right])[None], list("abcd"))).between_NN
+    np.testing.assert_allclose(between, [[0, 1], [1, 0]], atol=1e-6)
+
+
+# --- packing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [FINEST, 127, COARSEST])
+def test_packed_weights_are_near(steps: int) -> None:
+    weights = random_attention(2, 2, 40).layers[0].weights_HTS
+    near = unpack(pack(weights, steps=steps), weights.shape)
+    assert (np.abs(near - weights) <= np.sqrt(weights) / steps + 0.25 / steps**2 + 1e-7).all()
+
+
+def test_even_attention_over_512_tokens_does_not_vanish() -> None:
+    even = np.full((1, 512), 1 / 512, dtype=np.float32)
+    assert unpack(pack(even), even.shape)[0, 0] == pytest.approx(1 / 512, rel=0.05)
+    assert math.isclose(float(unpack(pack(np.ones((1, 1), np.float32)), (1, 1))[0, 0]), 1)
+
+
+def test_negative_weights_keep_their_sign() -> None:
+    weights = np.array([[-2.0, 0.0, 0.5]], dtype=np.float32)
+    near = unpack(pack(weights, signed=True), weights.shape)
+    np.testing.assert_allclose(near, weights, atol=0.02)
+    assert near[0, 1] == 0

@@ -1,18 +1,214 @@
-"""Fewer layers: a pruned model says what the full one says with those layers skipped, and is an ordinary checkpoint."""
+"""Pruned layers: which ones are chosen, and models that equal the full one with those layers skipped."""
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_layers, recipe_text
 from tformer.checkpoint import read_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load
 from tformer.workflows.prune import Plan, prune
+from tformer.workflows.prune.heads import choose_heads
+from tformer.workflows.prune.layers import (
+    evenly_spaced,
+    every_other,
+    lowest_rates,
+    named_layers,
+    num_kept,
+    num_trials,
+    search_layers,
+)
 from tformer.workflows.prune.quality import cost, only_layers
+
+# Every other
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "kept", "dropped"),
+    [
+        (12, 6, (0, 2, 4, 6, 8, 10)),  # p = 1/2: every other
+        (12, 8, (0, 3, 6, 9)),
+        (12, 9, (0, 4, 8)),
+        (12, 10, (0, 6)),
+        (12, 11, (0,)),
+        (6, 3, (0, 2, 4)),
+        (16, 12, (0, 4, 8, 12)),
+    ],
+)
+def test_every_other_is_the_published_formula(num_layers: int, kept: int, dropped: tuple[int, ...]) -> None:
+    choice = every_other(num_layers, kept)
+    assert choice.dropped == dropped and not choice.note and len(choice.kept) == kept
+    step = int(1 / (1 - kept / num_layers) + 1e-9)
+    assert dropped == tuple(depth for depth in range(num_layers) if depth % step == 0)
+
+
+@given(st.integers(1, 40), st.data())
+def test_as_many_stay_as_asked_and_whatever_is_not_the_formula_is_told(num_layers: int, data: st.DataObject) -> None:
+    kept = data.draw(st.integers(1, num_layers))
+    choice = every_other(num_layers, kept)
+    assert len(choice.kept) == kept and list(choice.kept) == sorted(set(choice.kept))
+    assert set(choice.kept) | set(choice.dropped) == set(range(num_layers))
+    by_formula = kept == num_layers or all((layer % (num_layers // (num_layers - kept))) for layer in choice.kept)
+    assert by_formula or choice.kept == evenly_spaced(num_layers, kept)
+    assert bool(choice.note) == (choice.kept != tuple(
+        layer for layer in range(num_layers) if kept == num_layers or layer % (num_layers // (num_layers - kept))
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4, 5])
+def test_above_a_half_the_formula_would_drop_all_so_evenly_spaced_ones_stay(kept: int) -> None:
+    choice = every_other(12, kept)
+    assert choice.kept == evenly_spaced(12, kept) and "evenly spaced" in choice.note
+    assert f"leaves 0 of 12 layers at p = {1 - kept / 12:.3g}" in choice.note
+
+
+@given(st.integers(1, 60), st.data())
+def test_evenly_spaced_layers_are_as_far_apart_as_can_be(num_layers: int, data: st.DataObject) -> None:
+    kept = evenly_spaced(num_layers, data.draw(st.integers(1, num_layers)))
+    gaps = {after - before for before, after in pairwise(kept)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    assert kept[0] >= 0 and kept[-1] < num_layers and abs(kept[0] - (num_layers - 1 - kept[-1])) <= 1
+
+
+# How many, and by name
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(0.5, 6), (0.25, 9), (0.9, 1), (0.99, 1), (0.01, 12), (1 / 3, 8)])
+def test_a_rate_is_a_share_that_goes(rate: float, kept: int) -> None:
+    assert num_kept(12, keep=None, rate=rate, side="decoder") == kept
+
+
+def test_named_layers_stay_or_go() -> None:
+    assert named_layers(6, keep=[4, 0, 2], side="decoder").kept == (0, 2, 4)
+    assert named_layers(6, drop=[1, 3], side="decoder").kept == (0, 2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("given_layers", "message"),
+    [
+        ({"keep": [0, 6]}, "--keep-layers: the decoder has no layer 6: its layers are 0 to 5"),
+        ({"drop": [-1]}, "--drop-layers: the decoder has no layer -1"),
+        ({"drop": [0, 1, 2, 3, 4, 5]}, "--drop-layers: no layer of the decoder is left"),
+        ({"keep": [1, 1]}, "--keep-layers: layer 1 is named twice"),
+    ],
+)
+def test_layers_that_make_no_sense_are_named(given_layers: dict[str, list[int]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        named_layers(6, **given_layers, side="decoder")  # type: ignore[arg-type]
+
+
+def test_more_than_there_are_cannot_be_kept() -> None:
+    with pytest.raises(InputError, match="--keep 7: the encoder has 6 layers"):
+        num_kept(6, keep=7, rate=None, side="encoder")
+
+
+def test_the_lowest_learned_rates_stay() -> None:
+    assert lowest_rates([0.4, 0.1, 0.3, 0.2], 2).kept == (1, 3)
+    assert lowest_rates([0.2, 0.2, 0.2], 2).kept == (0, 1)  # of equal ones the earlier
+
+
+# Search
+
+
+def test_an_exhaustive_search_measures_every_subset_once_and_finds_the_best() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def measure(kept: tuple[int, ...]) -> tuple[float, ...]:
+        seen.append(kept)
+        return (0.0,) if kept == (1, 4) else (1.0,)
+
+    choice = search_layers(6, 2, measure, max_trials=15)
+    assert (choice.kept, choice.method, choice.evaluations) == ((1, 4), "exhaustive", 15)
+    assert sorted(seen) == list(combinations(range(6), 2)) and num_trials(6, 2, max_trials=15) == 15
+
+
+def test_more_subsets_than_trials_are_searched_greedily_and_that_is_told() -> None:
+    worth = [5.0, 0.1, 3.0, 0.2, 4.0, 1.0]
+    seen: list[tuple[int, ...]] = []
+
+    def measure(kept: tuple[int, ...]) -> tuple[float, ...]:
+        seen.append(kept)
+        return (-sum(worth[layer] for layer in kept),)
+
+    choice = search_layers(6, 3, measure, max_trials=19)
+    assert (choice.kept, choice.method) == ((0, 2, 4), "greedy")
+    assert choice.evaluations == len(seen) == 6 + 5 + 4 == num_trials(6, 3, max_trials=19)
+    assert "20 subsets are more than --max-trials 19" in choice.note
+
+
+def test_a_score_that_is_no_number_never_wins() -> None:
+    choice = search_layers(3, 2, lambda kept: (float("nan"),) if kept == (0, 1) else (9.0,), max_trials=10)
+    assert choice.kept == (0, 2)
+
+
+def test_equal_scores_are_told_apart_by_the_second() -> None:
+    choice = search_layers(3, 1, lambda kept: (1.0, -kept[0]), max_trials=10)
+    assert choice.kept == (2,)
+
+
+# Heads
+
+FLAT = {"decoder": [{"self_attention": torch.tensor([0.1, 0.9, 0.5, 0.3])},
+                    {"self_attention": torch.tensor([0.8, 0.7, 0.05, 0.6])}]}  # fmt: skip
+
+
+def test_even_takes_as_many_out_of_every_layer() -> None:
+    choice = choose_heads(FLAT, amount=0.5, per_layer="even")
+    assert [layer.self_attention for layer in choice.layers["decoder"]] == [(1, 2), (0, 1)]
+    assert (choice.before, choice.after, choice.note) == (8, 4, "")
+
+
+def test_free_takes_the_least_important_of_all() -> None:
+    choice = choose_heads(FLAT, amount=3, per_layer="free")
+    assert [layer.self_attention for layer in choice.layers["decoder"]] == [(1, 2), (0, 1, 3)]
+
+
+def test_even_says_when_it_takes_another_number() -> None:
+    choice = choose_heads(FLAT, amount=3, per_layer="even")
+    assert choice.after == 4 and "4 heads go, not 3" in choice.note
+
+
+def test_one_head_a_layer_stays() -> None:
+    importance = {
+        "decoder": [{"self_attention": torch.tensor([9.0, 8.0])}, {"self_attention": torch.tensor([0.1, 0.2])}]
+    }
+    choice = choose_heads(importance, amount=2, per_layer="free")
+    assert [layer.self_attention for layer in choice.layers["decoder"]] == [(0,), (1,)]
+    with pytest.raises(InputError, match="of 4 heads at most 2 can go: every layer keeps one"):
+        choose_heads(importance, amount=3, per_layer="free")
+
+
+@pytest.mark.parametrize("per_layer", ["even", "free"])
+def test_nothing_to_take_out_is_refused(per_layer: str) -> None:
+    with pytest.raises(InputError, match="of 8 heads in 2 layers none would go"):
+        choose_heads(FLAT, amount=0.01, per_layer=per_layer)
+
+
+@given(st.integers(1, 5), st.integers(2, 6), st.data())
+def test_free_takes_exactly_as_many_and_self_and_cross_lose_alike(layers: int, heads: int, data: st.DataObject) -> None:
+    draw = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    importance = {
+        "decoder": [
+            {name: torch.rand(heads, generator=draw) for name in ("self_attention", "cross_attention")}
+            for _ in range(layers)
+        ]
+    }
+    gone = data.draw(st.integers(1, layers * (heads - 1)))
+    choice = choose_heads(importance, amount=gone, per_layer="free")
+    assert choice.before - choice.after == gone
+    for scores, layer in zip(importance["decoder"], choice.layers["decoder"], strict=True):
+        assert layer.cross_attention is not None and len(layer.self_attention) == len(layer.cross_attention) >= 1
+        for attention, kept in (("self_attention", layer.self_attention), ("cross_attention", layer.cross_attention)):
+            out = [head for head in range(heads) if head not in kept]
+            assert all(scores[attention][head] <= scores[attention][list(kept)].min() for head in out)
+
 
 BASE = "num_layers: 4, num_heads: 3"
 OVERRIDES = "layers: {1: {feedforward: {d_ff: 20}}, 2: {attention: {scale: 0.3}, dropout: 0.2}, 3: {norm: {eps: 0.1}}}"

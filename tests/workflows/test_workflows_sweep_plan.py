@@ -1,4 +1,4 @@
-"""What a sweep is asked for: flags and files make one plan, and every mistake is told with its place."""
+"""Plans of a sweep: flags and files, axes and cells, resolved recipes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,131 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tformer.cli import train
 from tformer.errors import InputError
-from tformer.workflows.sweep.flags import parse_vary, plan_of_flags
-from tformer.workflows.sweep.plan import Plan, list_plans, read_plan
+from tformer.recipe.yaml_text import parse_value
+from tformer.workflows.sweep.cells import train_words
+from tformer.workflows.sweep.grid import (
+    BY_FLAG,
+    OWN,
+    PARTS,
+    TARGETS,
+    as_text,
+    axes_of,
+    cells_of,
+    expand_key,
+    read_flags,
+    start_of,
+    variants_of,
+)
+from tformer.workflows.sweep.plan import (
+    Plan,
+    Task,
+    list_plans,
+    parse_vary,
+    plan_of_flags,
+    read_plan,
+)
 from tformer.workflows.sweep.run import resolve_plan
+
+BOTH: dict[str, Any] = {"model": {"encoder": {"norm": {}}, "decoder": {"norm": {}}}}
+DECODER: dict[str, Any] = {"model": {"encoder": None, "decoder": {"norm": {}}}}
+
+
+def of(vary: dict[str, list[Any]], recipe: dict[str, Any] = BOTH) -> list[Any]:
+    return variants_of(Task(vary={key: tuple(values) for key, values in vary.items()}), recipe=recipe, prefix="")
+
+
+def test_axes_make_their_product_with_the_last_axis_fastest() -> None:
+    variants = of({"optimizer.lr": [0.1, 0.2], "optimizer.kind": ["adam", "adamw", "muon"]})
+    assert [variant.choices for variant in variants] == [
+        {"lr": lr, "optimizer.kind": kind} for lr in ("0.1", "0.2") for kind in ("adam", "adamw", "muon")
+    ]
+    assert variants[1].sets == ("optimizer.lr=0.1", "optimizer.kind=adamw")
+
+
+def test_no_axis_is_one_variant() -> None:
+    [variant] = of({})
+    assert (variant.sets, variant.choices, variant.slug) == ((), {}, "base")
+
+
+def test_a_star_stands_for_the_stacks_that_the_recipe_has() -> None:
+    [variant] = of({"model.*.norm.place": ["post"]})
+    assert variant.sets == ("model.encoder.norm.place=post", "model.decoder.norm.place=post")
+    [variant] = of({"model.*.norm.place": ["post"]}, DECODER)
+    assert variant.sets == ("model.decoder.norm.place=post",)
+    assert expand_key("training.*.x", BOTH) == ["training.*.x"]  # for the recipe to refuse
+
+
+def test_coupled_keys_change_together_and_show_the_first_where_it_tells_all() -> None:
+    axis = {"model.*.norm.place,model.*.final_norm": [["pre", True], ["post", False]]}
+    first, second = of(axis, DECODER)
+    assert first.sets == ("model.decoder.norm.place=pre", "model.decoder.final_norm=true")
+    assert second.sets == ("model.decoder.norm.place=post", "model.decoder.final_norm=false")
+    assert (first.choices, second.choices) == ({"norm.place": "pre"}, {"norm.place": "post"})
+    assert (first.slug, second.slug) == ("pre", "post")
+    ambiguous = {"optimizer.lr,schedule.warmup_steps": [[0.1, 0], [0.1, 5]]}
+    assert [variant.choices for variant in of(ambiguous)] == [
+        {"lr + warmup_steps": "0.1 + 0"},
+        {"lr + warmup_steps": "0.1 + 5"},
+    ]
+
+
+def test_labels_are_short_but_never_the_same() -> None:
+    axes = axes_of(
+        Task(vary={"model.encoder.dropout": (0, 1), "model.decoder.dropout": (0, 1), "optimizer.lr": (1, 2)})
+    )
+    assert [axis.label for axis in axes] == ["model.encoder.dropout", "model.decoder.dropout", "lr"]
+
+
+def test_a_mapping_is_shown_by_its_kind() -> None:
+    variants = of({"model.*.positions": [{"kind": "rope"}, {"kind": "rope", "base": 100}]}, DECODER)
+    assert [variant.choices["positions"] for variant in variants] == ["rope", "rope (base 100)"]
+    assert variants[1].sets == ('model.decoder.positions={"kind": "rope", "base": 100}',)
+
+
+def test_slugs_are_safe_names_and_unlike_one_another() -> None:
+    odd = ["a/b", "a b", "../x", "ü", "", "y" * 300, "y" * 301]
+    slugs = [variant.slug for variant in of({"training.sample_prompt": odd})]
+    assert len(set(slugs)) == len(odd)
+    for slug in slugs:
+        assert 0 < len(slug) <= 90 and "/" not in slug and not slug.startswith(".")
+
+
+def test_every_variant_has_the_first_seed_before_any_has_the_second() -> None:
+    variants = of({"optimizer.lr": [0.1, 0.2]})
+    names = [cell.name for cell in cells_of(variants, seeds=[7, 8])]
+    assert names == ["lr-0.1-seed7", "lr-0.2-seed7", "lr-0.1-seed8", "lr-0.2-seed8"]
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=12)
+
+
+@given(
+    st.recursive(SCALARS | TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
+)
+def test_a_value_survives_the_command_line(value: Any) -> None:
+    """What `--set` reads of the text is the value, of the same type."""
+    try:
+        read = parse_value(as_text(value), name="--set")
+    except Exception as error:  # a text that YAML itself refuses, as a lone byte-order mark
+        assert "not valid YAML" in str(error)
+        return
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize("text", ["true", "1e-3", "null", "", " x", "[a]", "{a: 1}", "'q'", '"q"', "on", "a=b", "a, b"])
+def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
+    assert parse_value(as_text(text), name="--set") == text
+
 
 PLAN = """\
 name: norms
@@ -178,3 +297,110 @@ def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPat
             data = re.sub(pattern, r"\1", data)
         others.add(re.sub(r"(warmup_steps|seed): \d+", r"\1", data))
     assert len(seen) == 32 and len(others) == 1
+
+
+def plan(recipe: Path, vary: dict[str, list[Any]], **more: Any) -> Plan:
+    axes = {key: tuple(values) for key, values in vary.items()}
+    return Plan(tasks=(Task(config=str(recipe), vary=axes, **more),), seeds=2)
+
+
+def test_cells_have_recipes_of_their_own_and_seeds_that_count_on(tiny_recipe: Path) -> None:
+    grid = resolve_plan(plan(tiny_recipe, {"model.*.positions.kind": ["rope", "alibi"]}, set={"seed": 5}))
+    found = [(work.recipe.model.decoder.positions.kind, work.recipe.seed) for work in grid.works]  # type: ignore[union-attr]
+    assert found == [("rope", 5), ("alibi", 5), ("rope", 6), ("alibi", 6)]
+    assert grid.order == ("rope-seed5", "rope-seed6", "alibi-seed5", "alibi-seed6")
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ({"model.*.positions.kind": ["rope", "rops"]}, "positions.kind rops: --set: model.decoder.positions.kind"),
+        ({"model.decoder.num_heads": [2, 3]}, "num_heads 3: model.decoder.num_heads: 3 heads do not divide"),
+        ({"model.*.positions.kind": ["patch2d"]}, "patch2d needs model.patches"),
+        ({"model.*.nonsense": [1]}, "model.decoder.nonsense: unknown key"),
+        ({"training.best_metric": ["loss", "bleu"]}, "best_metric bleu: --set: training.best_metric"),
+    ],
+)
+def test_a_variant_that_the_recipe_refuses_is_told_before_anything_is_trained(
+    tiny_recipe: Path, vary: dict[str, list[Any]], words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve_plan(plan(tiny_recipe, vary))
+    assert words in caught.value.message and "\n" not in caught.value.message
+
+
+def test_a_grid_without_end_is_refused_at_once(tiny_recipe: Path) -> None:
+    task = Task(config=str(tiny_recipe), vary={"model.decoder.dropout": (0.0, 0.1)})
+    with pytest.raises(InputError, match="make 200,000,000 trainings, expected at most 10,000"):
+        resolve_plan(Plan(tasks=(task,), seeds=10**8))
+
+
+def test_such_variants_can_be_left_out_and_are_named(tiny_recipe: Path) -> None:
+    grid = resolve_plan(plan(tiny_recipe, {"model.decoder.num_heads": [2, 3]}), skip_invalid=True)
+    assert [work.cell.name for work in grid.works] == ["num_heads-2-seed1337", "num_heads-2-seed1338"]
+    assert [(result.cell, result.status) for result in grid.invalid] == [
+        ("num_heads-3-seed1337", "left out"),
+        ("num_heads-3-seed1338", "left out"),
+    ]
+    with pytest.raises(InputError, match="no variant is left"):
+        resolve_plan(plan(tiny_recipe, {"model.decoder.num_heads": [3]}), skip_invalid=True)
+
+
+def test_a_task_that_is_wrong_whatever_its_axes_say_is_named(tiny_recipe: Path) -> None:
+    tasks = (Task(name="good", config=str(tiny_recipe)), Task(name="bad", arch="nothing"))
+    with pytest.raises(InputError, match=r"task bad: .*unknown arch 'nothing'"):
+        resolve_plan(Plan(tasks=tasks))
+
+
+def test_flags_of_train_decide_on_the_recipe_as_they_do_there() -> None:
+    words = ["--data", "a.tsv", "--valid=b.tsv", "--objective", "regression", "--lr", "0.5", "--set", "data.seq_len=9"]
+    recipe = start_of(Task(arch="bert", preset="tiny", train=tuple(words)), (), max_steps=7, seed=3).recipe
+    assert [spec.path for spec in (*recipe.data.train, *recipe.data.valid)] == ["a.tsv", "b.tsv"]
+    assert recipe.objectives[0].kind == "regression" and recipe.model.heads[0].kind == "regression"
+    assert (recipe.optimizer.lr, recipe.data.seq_len, recipe.training.max_steps, recipe.seed) == (0.5, 9, 7, 3)
+
+
+def test_aligned_files_are_pairs() -> None:
+    flags = read_flags(["--source", "a", "--target", "b", "--source", "c", "--target", "d", "--valid-source", "e",
+                        "--valid-target", "f"])  # fmt: skip
+    assert flags.keys["data.train"] == [{"path": "a", "target_path": "b"}, {"path": "c", "target_path": "d"}]
+    assert flags.keys["data.valid"] == [{"path": "e", "target_path": "f"}]
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--out", "--resume", "--json", "--arch", "--config"])
+def test_flags_that_the_sweep_gives_itself_are_refused(flag: str) -> None:
+    with pytest.raises(InputError, match=f"^{flag}: a sweep gives this flag"):
+        read_flags([flag, "1"])
+
+
+def test_every_flag_that_is_known_here_is_one_of_train() -> None:
+    app = typer.Typer()
+    app.command()(train.train)
+    options = {name for parameter in typer.main.get_command(app).params for name in parameter.opts}
+    assert {*BY_FLAG, *PARTS, *TARGETS} <= options | {"--threads"}
+    assert set(OWN) - {"--help", "-h"} <= options
+
+
+def test_the_command_of_a_cell_is_what_was_resolved(tiny_recipe: Path) -> None:
+    made = plan(tiny_recipe, {"optimizer.lr": [0.5]}, set={"model.d_model": 32}, train=("--data", "x"))
+    work = resolve_plan(made.model_copy(update={"max_steps": 4})).works[0]
+    assert train_words(work) == [
+        *("--config", str(tiny_recipe), "--data", "x"),
+        *(
+            "--set",
+            "model.d_model=32",
+            "--set",
+            "optimizer.lr=0.5",
+            "--set",
+            "training.max_steps=4",
+            "--set",
+            "seed=1337",
+        ),
+    ]
+
+
+def test_the_sweeps_own_steps_win_over_those_of_a_plan(tiny_recipe: Path) -> None:
+    made = plan(tiny_recipe, {}, set={"training.max_steps": 100, "seed": 3}, train=("--max-steps", "50"))
+    for max_steps, expected in ((None, 100), (4, 4)):
+        works = resolve_plan(made.model_copy(update={"max_steps": max_steps})).works
+        assert [(work.recipe.training.max_steps, work.recipe.seed) for work in works] == [(expected, 3), (expected, 4)]

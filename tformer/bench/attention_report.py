@@ -1,4 +1,4 @@
-"""What `bench attention` found, for people and programs: tables, slopes, crossovers, CSV, JSON and curves."""
+"""Report of `bench attention`: tables, exponents of growth, crossovers, CSV, JSON and curves."""
 
 from __future__ import annotations
 
@@ -6,21 +6,115 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tformer.bench.attention import NOT_TRIED, AttentionBench, Cell, succeeded
-from tformer.bench.attention_kinds import DENSE_MASKED, FULL
-from tformer.bench.attention_rows import figures, lines
-from tformer.bench.isolate import OUT_OF_MEMORY, TOO_LONG
-from tformer.bench.scaling import crossover, log_log_slope, slope_lengths
-from tformer.bench.table import Table, markdown, show_bytes, show_factor, show_seconds
+from tformer.bench.attention import (
+    NOT_TRIED,
+    AttentionBench,
+    Cell,
+    bytes_read,
+    flops,
+    line_of,
+    succeeded,
+)
+from tformer.bench.machine import roofline_line
+from tformer.bench.processes import (
+    OUT_OF_MEMORY,
+    TOO_LONG,
+)
+from tformer.bench.report import (
+    Table,
+    ceilings_words,
+    markdown,
+    show_bytes,
+    show_factor,
+    show_seconds,
+)
+from tformer.bench.workloads.attention import (
+    DENSE_MASKED,
+    FULL,
+)
 from tformer.checkpoint.atomic import write_text
 from tformer.checkpoint.logs import finite
 from tformer.checkpoint.run import make_folders
 from tformer.viz.curves import Curve, draw_curves
+
+LONG = 2048
+"""Costs that do not grow with length hide the slope below this length."""
+
+
+def slope_lengths(lengths: list[int]) -> list[int]:
+    """The lengths to fit a slope over: those from `LONG` where there are two, else all."""
+    long = [length for length in lengths if length >= LONG]
+    return long if len(long) >= 2 else lengths
+
+
+def log_log_slope(costs: Mapping[int, float]) -> float | None:
+    """b of cost = a length^b by least squares on the logarithms: 1 is linear, 2 quadratic. None for fewer than two."""
+    points = [(math.log(length), math.log(cost)) for length, cost in costs.items() if cost > 0]
+    if len(points) < 2:
+        return None
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    squares = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / squares
+
+
+def crossover(costs: Mapping[int, float], reference: Mapping[int, float]) -> float | None:
+    """The length from which on `costs` stay below `reference`, between lengths interpolated on logarithmic axes.
+
+    0: below at every length that both have; infinity: not below at the longest; None: no length in common.
+    """
+    ratios = [
+        (math.log(length), math.log(costs[length] / reference[length])) for length in sorted(costs.keys() & reference)
+    ]
+    if not ratios:
+        return None
+    if ratios[-1][1] >= 0:
+        return math.inf
+    above = [index for index, (_, ratio) in enumerate(ratios) if ratio >= 0]
+    if not above:
+        return 0.0
+    (x, ratio), (next_x, next_ratio) = ratios[above[-1]], ratios[above[-1] + 1]
+    return math.exp(x + (next_x - x) * ratio / (ratio - next_ratio))
+
+
+Found = Mapping[str, Any]
+"""A `Ceilings` as a mapping, or {"failed": why}."""
+
+
+def figures(bench: AttentionBench, cell: Cell, ceilings: Found | None) -> dict[str, Any]:
+    """The keys that a row of every bench has; None where nothing was measured. A step is forward and backward."""
+    tokens, measured = bench.batch_size * cell.length, cell.median is not None
+    line = line_of(bench, cell, ceilings)
+    return {
+        "tokens_per_second": None if cell.median is None else tokens / cell.median,
+        "step_ms": None if cell.median is None else 1000 * cell.median,
+        "flops": flops(bench, cell.kind, cell.length) if measured else None,
+        "bytes_read": bytes_read(bench, cell.kind, cell.length) if measured else None,
+        "share_of_peak": None if line is None else line.share,
+        "share_of_arithmetic": None if line is None else line.arithmetic,
+        "share_of_bandwidth": None if line is None else line.bandwidth,
+        "bound": None if line is None else line.bound,
+    }
+
+
+def lines(bench: AttentionBench, cells: Sequence[Cell], ceilings: Found | None) -> list[str]:
+    """The ceilings, and what binds each kind at its greatest length; why there are none, where that is so."""
+    if ceilings is None:
+        return []
+    if "failed" in ceilings:
+        return [f"ceilings: {ceilings['failed']}"]
+    told = [f"ceilings: {ceilings_words(ceilings)}"]
+    for kind in bench.kinds:
+        own = succeeded(cells, kind)
+        line = line_of(bench, own[max(own)], ceilings) if own else None
+        if line is not None:
+            told.append(roofline_line(f"{kind} at {max(own):,}", line))
+    return told
+
 
 UNSTEADY = 0.2
 """A spread above this share of the median is told."""

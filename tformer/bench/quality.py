@@ -1,23 +1,134 @@
-"""`bench quality`: how many seconds `tformer train` takes to a validation loss, by the clock, over seeds.
-
-Each seed is the command as a person types it, in a process and with a cache of its own: starting Python, training the
-tokenizer, tokenising and validating count. The loss is that of the whole validation data. With a target the training
-ends at the first validation that reaches it; its schedule is that of the recipe all the same.
-"""
+"""`bench quality`: wall-clock seconds of `tformer train` to a validation loss, over seeds."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import shlex
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tformer.bench.quality_process import Watched, watch_training
-from tformer.data.sources import STANDARD_INPUT, open_sources
+from tformer.bench.processes import too_long
+from tformer.bench.report import (
+    Table,
+    markdown,
+    show_bytes,
+)
+from tformer.checkpoint.logs import read_metrics
+from tformer.data.sources.text import (
+    STANDARD_INPUT,
+    open_sources,
+)
 from tformer.errors import InputError
 from tformer.recipe import load_recipe
+
+POLL_SECONDS = 0.02
+"""How late a validation is seen at most."""
+
+PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """records: of the run's log, so far. seconds: from the start of the process to the validation that reached the
+    target, or to its end. peak_bytes: of its resident set; None: nobody told. failed: why it is no result."""
+
+    records: tuple[dict[str, Any], ...]
+    seconds: float
+    peak_bytes: int | None
+    failed: str | None = None
+
+
+def watch_training(
+    words: Callable[[str], Sequence[str]],
+    *,
+    target: float | None,
+    max_seconds: float,
+    should_stop: Callable[[], bool],
+) -> Watched | None:
+    """Train until a validation loss of `target` or less, or to the end; None when stopped.
+
+    words: the command line for a run directory.
+    """
+    with tempfile.TemporaryDirectory(prefix="tformer-quality-") as folder, tempfile.TemporaryFile() as talk:
+        run = Path(folder) / "run"
+        began = time.monotonic()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tformer", *words(str(run))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=talk,
+            env={**os.environ, "TFORMER_CACHE": str(Path(folder) / "cache")},
+            process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
+        )
+        try:
+            return _watch(child, run / METRICS, began, target, max_seconds, should_stop, lambda: _last_words(talk))
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    log: Path,
+    began: float,
+    target: float | None,
+    max_seconds: float,
+    should_stop: Callable[[], bool],
+    last_words: Callable[[], str],
+) -> Watched | None:
+    records: tuple[dict[str, Any], ...] = ()
+    size, peak = -1, None
+    while True:
+        ended = child.poll() is not None
+        seconds = time.monotonic() - began
+        peak = _peak_of(child.pid) or peak
+        written = log.stat().st_size if log.is_file() else 0
+        if written != size:
+            size, records = written, tuple(read_metrics(log))
+            if target is not None and _reached(records, target):
+                return Watched(records, seconds, peak)
+        if ended:
+            failed = None if child.returncode == 0 else f"training ended with {child.returncode}: {last_words()}"
+            return Watched(records, seconds, peak, failed)
+        if should_stop():
+            return None
+        if seconds >= max_seconds:
+            return Watched(records, seconds, peak, too_long(max_seconds))
+        time.sleep(POLL_SECONDS)
+
+
+def _reached(records: Sequence[dict[str, Any]], target: float) -> bool:
+    losses = (record.get("loss") for record in records if record.get("split") == "valid")
+    return any(loss is not None and loss <= target for loss in losses)
+
+
+def _peak_of(pid: int) -> int | None:
+    """Bytes of a living process's largest resident set; None where the system does not tell."""
+    with suppress(OSError):
+        found = PEAK.search(Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 if found else None
+    return None
+
+
+def _last_words(talk: Any) -> str:
+    """What it complained of: its line that begins with `error:`, or the last."""
+    talk.seek(0)
+    told = talk.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+    return next((line for line in told if line.startswith("error: ")), told[-1]).removeprefix("error: ")
 
 
 @dataclass(frozen=True)
@@ -152,3 +263,95 @@ def spread_of(values: Sequence[float | None]) -> Spread | None:
     if not found:
         return None
     return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
+
+
+SPREADS = ("seconds", "loss", "training_seconds", "tokens_per_second")
+
+
+def quality_table(bench: QualityBench, rows: Sequence[QualityRow]) -> Table:
+    """Seed after seed, and mean ± standard deviation."""
+    headings = ("seed", "seconds from process start", "validation loss", "step", "in steps", "tokens/s", "peak memory")
+    made = [_cells(row, len(headings)) for row in rows]
+    if sum(row.failed is None for row in rows) > 1:
+        of = {name: [getattr(row, name) for row in rows] for name in SPREADS}
+        numbers = (
+            _spread(of["seconds"], 1),
+            _spread(of["loss"], 4),
+            "",
+            _spread(of["training_seconds"], 1),
+            _spread(of["tokens_per_second"], 0),
+            "",
+        )
+        made.append(("mean ± std", *numbers))
+    return Table(f"bench quality: {settings_line(bench)}", headings, tuple(made))
+
+
+def _cells(row: QualityRow, width: int) -> tuple[str, ...]:
+    if row.failed is not None:
+        return (str(row.seed), row.failed, *[""] * (width - 2))
+    missed = "" if row.reached is not False else " (target not reached)"
+    return (
+        str(row.seed),
+        _number(row.seconds, 1),
+        _number(row.loss, 4) + missed,
+        _number(row.steps, 0),
+        _number(row.training_seconds, 1),
+        _number(row.tokens_per_second, 0),
+        "" if row.peak_rss_bytes is None else show_bytes(row.peak_rss_bytes),
+    )
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return "" if value is None else f"{value:,.{decimals}f}"
+
+
+def _spread(values: Sequence[float | None], decimals: int) -> str:
+    found = spread_of(values)
+    if found is None:
+        return ""
+    return _number(found.mean, decimals) + ("" if found.std is None else f" ± {_number(found.std, decimals)}")
+
+
+def settings_line(bench: QualityBench) -> str:
+    """What was trained, and to what."""
+    until = "to the end" if bench.target is None else f"to a loss of {bench.target:g}"
+    return ", ".join([f"{bench.arch}/{bench.preset}", *bench.sets, until, bench.device])
+
+
+def quality_title(bench: QualityBench) -> str:
+    """A heading."""
+    until = "" if bench.target is None else f" to a validation loss of {bench.target:g}"
+    return f"Time to quality, {bench.arch}/{bench.preset}{until}"
+
+
+def quality_section(bench: QualityBench, rows: Sequence[QualityRow]) -> str:
+    """One case of a report as Markdown: heading, command, table."""
+    return "\n\n".join(
+        [f"## {quality_title(bench)}", f"    {quality_command(bench)}", markdown(quality_table(bench, rows))]
+    )
+
+
+def quality_document(
+    bench: QualityBench, rows: Sequence[QualityRow], *, environment: dict[str, Any], command: str
+) -> dict[str, Any]:
+    """Everything, as `--json` prints it."""
+    spreads = {name: spread_of([getattr(row, name) for row in rows]) for name in SPREADS}
+    return {
+        "command": command,
+        "environment": environment,
+        "settings": bench.to_json(),
+        "rows": [asdict(row) for row in rows],
+        "spread": {name: None if found is None else asdict(found) for name, found in spreads.items()},
+    }
+
+
+def quality_command(bench: QualityBench) -> str:
+    """The command that asks for the same; defaults are left out."""
+    words = ["tformer", "bench", "quality"]
+    usual = {field.name: field.default for field in fields(QualityBench)}
+    for name in ("arch", "preset", "data", "valid", "target", "seeds", "device", "threads", "max_seconds"):
+        value = getattr(bench, name)
+        if value != usual[name]:
+            shown = ",".join(map(str, value)) if name == "seeds" else f"{value:g}" if name == "target" else str(value)
+            words += [f"--{name.replace('_', '-')}", shown]
+    return shlex.join([*words, *(word for text in bench.sets for word in ("--set", text))])

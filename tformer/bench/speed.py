@@ -1,22 +1,103 @@
-"""`bench train`, `generate`, ...: what is asked, who runs, and the order of measuring.
-
-At each batch size one process measures what the machine can do at most, and ends; then every contender gets a process
-of its own, which tells its times, in turn with the others, and its memory.
+"""Speed benchmarks (`bench train`, `generate`, `translate`, `classify`, `tokenize`): from the request to measured
+rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from tformer.bench.isolate import run_isolated
-from tformer.bench.race import race
-from tformer.bench.task import OURS, Task
-from tformer.recipe import recipe_from_yaml
+from tformer.bench.machine import measure_ceilings, peak_of_process
+from tformer.bench.peers import PEERS, choose_peers
+from tformer.bench.processes import Contender, race, run_isolated
+from tformer.bench.workloads import (
+    OURS,
+    Task,
+    Work,
+)
+from tformer.bench.workloads.classify import CLASSIFY
+from tformer.bench.workloads.decoding import GENERATE, TRANSLATE
+from tformer.bench.workloads.tokenize import TOKENIZE
+from tformer.bench.workloads.train import TRAIN
+from tformer.build import count_parameters
+from tformer.decoding.inference import require_quantize
+from tformer.device import (
+    DTYPES,
+    keep_freed_memory,
+    resolve_device,
+    resolve_precision,
+)
+from tformer.errors import InputError
+from tformer.interop.importing import open_checkpoint
+from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.recipe import Recipe
+
+WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY, TOKENIZE)}
+
+
+def recipe_of(
+    *,
+    arch: str | None,
+    preset: str | None,
+    config: Path | None,
+    run: str | None,
+    sets: Sequence[str],
+    device: torch.device,
+    bench: str,
+    usual_arch: str = "gpt",
+    objective: str | None = None,
+) -> tuple[Recipe, str]:
+    """The recipe, and what to call it.
+
+    Args:
+        run: a run, checkpoint or Hugging Face folder, whose sizes are taken, not its weights.
+        bench: the command, for messages.
+        usual_arch: where nothing is named.
+        objective: the kind that the recipe gets where it has another; None: its own stand.
+
+    Raises:
+        InputError: unknown names, two models at once, a model that cannot have the objective.
+    """
+    if run is not None:
+        if any(value is not None for value in (arch, preset, config)):
+            raise InputError("--run is a model already", hint="leave --arch, --preset and --config out")
+        checkpoint = open_checkpoint(run)
+        stored = load_recipe(
+            base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets
+        ).recipe
+        objectives = [options.kind for options in stored.objectives]
+        if objective is not None and objective not in objectives:
+            raise InputError(f"--run {run}: it was trained for {objectives[0]}, expected {objective}")
+        return stored, run
+    named: dict[str, Any] = {
+        "arch": arch or (None if config or "/" in (preset or "") else usual_arch),
+        "preset": preset,
+        "config": config,
+        "device": device.type,
+    }
+    if objective is not None:
+        _require_parts(load_recipe(**named).recipe, objective, bench)
+    flags = {} if objective is None else {"objectives": [{"kind": objective}]}
+    recipe = load_recipe(**named, sets=sets, flags=flags).recipe
+    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(config or recipe.arch)
+    return recipe, " ".join([name, *sets])
+
+
+def _require_parts(recipe: Recipe, objective: str, bench: str) -> None:
+    """Before the objective is set, which would be blamed for what the family lacks."""
+    for part in OBJECTIVE_NEEDS[objective].parts:
+        if getattr(recipe.model, part) is None:
+            raise InputError(
+                f"bench {bench}: {recipe.arch} has no {part}, which {objective} needs", hint="use --arch bert"
+            )
 
 
 class Entry(NamedTuple):
@@ -165,3 +246,183 @@ def _at(bench: SpeedBench, batch_size: int, should_stop: Callable[[], bool]) -> 
         )
         for entry, row, cost in zip(bench.entries, raced, bounds["costs"], strict=True)
     ]
+
+
+CHARACTERS = 65
+"""What a vocabulary of characters is taken to be: tinyshakespeare's."""
+
+LENGTH_OPTIONS = {"generate": "--prompt-length", "translate": "--source-length"}  # of the others: --length
+
+LABELS = ("0", "1")  # of a classifier whose recipe names none
+
+
+@dataclass(frozen=True)
+class SpeedRequest:
+    """The flags. `run`: a run, checkpoint or Hugging Face folder, whose sizes are taken, not its weights.
+
+    quantize: formats of our matrices to measure: `none` (as the precision says) and `int8`.
+    """
+
+    work: str
+    arch: str | None = None
+    preset: str | None = None
+    config: Path | None = None
+    run: str | None = None
+    sets: Sequence[str] = ()
+    batch_sizes: Sequence[int] = ()
+    length: int | None = None
+    precision: str = "auto"
+    compile: bool = False
+    device: str = "auto"
+    threads: int | None = None
+    peers: Sequence[str] = ()
+    peer_precisions: Sequence[str] | None = None
+    quantize: Sequence[str] = ("none",)
+    repeats: int = 10
+    max_seconds: float = 600.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve(request: SpeedRequest) -> tuple[SpeedBench, list[str]]:
+    """The bench and what was decided for the user. Raises InputError before anything is measured."""
+    work = WORKS[request.work]
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    device = resolve_device(request.device)
+    for kind in request.quantize:
+        require_quantize(kind, device, DTYPES.get(request.precision))
+        if request.compile and kind != "none":
+            raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
+    entries = choose_peers(request.work, request.peers, request.peer_precisions, device=device)
+    recipe, name, notes = _recipe_of(request, work, device)
+    length = request.length or work.length(recipe)
+    if length > recipe.model.max_seq_len:
+        option = LENGTH_OPTIONS.get(request.work, "--length")
+        raise InputError(f"{option}: found {length}, the model reads {recipe.model.max_seq_len} positions at most")
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
+    bench = SpeedBench(
+        work=work.name,
+        model=name,
+        recipe_yaml=recipe_to_yaml(recipe),
+        entries=(),
+        batch_sizes=tuple(request.batch_sizes or work.batch_sizes),
+        length=length,
+        precision="fp32",
+        device=str(device),
+        compile=request.compile,
+        threads=torch.get_num_threads(),
+        repeats=request.repeats,
+        max_seconds=request.max_seconds,
+        options=dict(request.options),
+    )
+    work.check(task_of(bench, max(bench.batch_sizes)))
+    precision = _precision(bench, request.precision, work, device)
+    own = [Entry(OURS, precision if kind == "none" else kind) for kind in dict.fromkeys(request.quantize)]
+    peers = [Entry(*entry) for entry in entries]
+    settled = {**bench.to_json(), "precision": precision, "entries": [*own, *peers]}
+    parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
+    return SpeedBench.from_json(settled), [*notes, f"model: {name}, {parameters:,} parameters"]
+
+
+def peer_versions(bench: SpeedBench) -> dict[str, str]:
+    """Of every library that ours is compared with."""
+    return {entry.name: metadata.version(entry.name) for entry in bench.entries if entry.name != OURS}
+
+
+def _precision(bench: SpeedBench, asked: str, work: Work, device: torch.device) -> str:
+    if work.product is None:
+        return ""
+    if asked not in ("auto", "fp32", "bf16", "fp16"):
+        raise InputError(f"--precision: found '{asked}', expected auto, fp32, bf16 or fp16")
+    rows, d_model, d_ff = work.product(task_of(bench, max(bench.batch_sizes)))
+    return resolve_precision(asked, device, rows=rows, d_model=d_model, d_ff=d_ff).name
+
+
+def _recipe_of(request: SpeedRequest, work: Work, device: torch.device) -> tuple[Recipe, str, list[str]]:
+    """The recipe, what to call it, and notes."""
+    recipe, name = recipe_of(
+        arch=request.arch,
+        preset=request.preset,
+        config=request.config,
+        run=request.run,
+        sets=request.sets,
+        device=device,
+        usual_arch=work.arch,
+        objective=work.objective,
+        bench=work.name,
+    )
+    return _sized(recipe, name)
+
+
+def _sized(recipe: Recipe, name: str) -> tuple[Recipe, str, list[str]]:
+    """The recipe with its vocabularies decided, and what was assumed."""
+    model, notes = recipe.model, []
+    if model.patches is not None:
+        raise InputError(f"{name}: models of images are not benched")
+    train = recipe.tokenizer.train
+    size = CHARACTERS if train.model == "char" else train.vocab_size
+    sides = ["vocab_size", *(["target_vocab_size"] if recipe.separate_vocabularies else [])]
+    missing = {side: size for side in sides if getattr(model, side) is None}
+    if missing:
+        notes.append(f"vocabulary: {size:,} tokens (--set model.vocab_size=N for another)")
+    changes: dict[str, Any] = {"model": model.model_copy(update=missing)}
+    if any(getattr(head, "num_labels", 1) is None for head in model.heads) and not recipe.data.labels:
+        changes["data"] = recipe.data.model_copy(update={"labels": LABELS})
+    return recipe.model_copy(update=changes), name, notes
+
+
+def bounds(*, bench: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    """`ceilings` of the machine (None where nothing is multiplied), and `costs`: of each entry's round, in order."""
+    keep_freed_memory()
+    asked = SpeedBench.from_json(bench)
+    task, work = _start(asked, batch_size), WORKS[asked.work]
+    ceilings: dict[str, Any] | None = None
+    if work.product is not None:
+        formats = [task.precision, *(entry.precision for entry in asked.entries)]
+        ceilings = asdict(measure_ceilings(formats, task.device, product=work.product(task)))
+    costs = [asdict(work.cost(task, entry.precision)) for entry in asked.entries]
+    return {"ceilings": ceilings, "costs": costs}
+
+
+def contend(
+    *, bench: dict[str, Any], name: str, precision: str, batch_size: int
+) -> Callable[[str], dict[str, int | float]]:
+    """Prepare a contender and warm it up by a round; returns what answers the questions that follow.
+
+    `round` does one: {"seconds", "tokens"}. `peak` is that of the process so far, preparing included:
+    {"peak_rss_bytes"}, and on a GPU {"peak_gpu_bytes"} of PyTorch's allocator.
+    """
+    if name == OURS:  # the others are measured as their users would run them
+        keep_freed_memory()
+    task = _start(SpeedBench.from_json(bench), batch_size)
+    contender = make_contender(task, Entry(name, precision))
+    contender.prepare()
+    gc.collect()
+    contender.run()
+
+    def round_() -> dict[str, int | float]:
+        start = time.perf_counter()
+        tokens = contender.run()
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    def peak() -> dict[str, int | float]:
+        found: dict[str, int | float] = {"peak_rss_bytes": peak_of_process()}
+        if task.device.type == "cuda":
+            found["peak_gpu_bytes"] = torch.cuda.max_memory_allocated(task.device)
+        return found
+
+    answers = {"round": round_, "peak": peak}
+    return lambda question: answers[question]()
+
+
+def make_contender(task: Task, entry: Entry) -> Contender:
+    """Ours, or a peer's."""
+    if entry.name == OURS:
+        return WORKS[task.work].make(task, entry.precision)
+    return PEERS[task.work, entry.name].make(task, entry.precision)
+
+
+def _start(asked: SpeedBench, batch_size: int) -> Task:
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    return task_of(asked, batch_size)

@@ -1,10 +1,8 @@
-"""A run directory: one folder that holds everything a training run writes, and nothing that names its own place.
-
-runs/<arch>-<preset>-<n>/   recipe.yaml tokenizer.json metrics.jsonl environment.json samples.txt checkpoints/
-"""
+"""One writer per run directory: an advisory lock that dies with its process, and the PID to name it by."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -17,9 +15,61 @@ from tformer.checkpoint import atomic, catalog, files, logs
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
 from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.environment import describe_environment
-from tformer.checkpoint.lock import LOCK_NAME, RunLock
 from tformer.checkpoint.vocabularies import file_names
-from tformer.errors import InputError, StorageError
+from tformer.errors import InputError, RunInUseError, StorageError
+
+LOCK_NAME = ".lock"
+
+
+class RunLock:
+    """Holds `<run>/.lock` from construction until `release`; the kernel releases it for a killed process.
+
+    Raises:
+        RunInUseError: another process holds it; the message names its PID.
+        StorageError: the file cannot be made.
+    """
+
+    def __init__(self, run: Path) -> None:
+        path = run / LOCK_NAME
+        with files.storage_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise RunInUseError(
+                f"{run} is in use by process {pid or '(unknown)'}",
+                hint="wait until it has finished, stop it, or choose another folder with --out",
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise files.storage_error(path, error) from error
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """The file stays: removing it would let two processes lock two different files of one name."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a process writes to the run at this moment. Looks for an instant, and leaves no file behind."""
+    try:
+        descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
 
 CHECKPOINTS = "checkpoints"
 PROBE_BYTES = 1 << 16

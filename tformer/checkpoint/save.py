@@ -22,7 +22,7 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
 from tformer.checkpoint.vocabularies import file_names
 from tformer.errors import StorageError
-from tformer.tokenizer.files import canonical_sha256
+from tformer.tokenizer.tokenizer import canonical_sha256
 
 
 def save_checkpoint(

@@ -1,22 +1,156 @@
-"""Tensors to and from safetensors files: streamed, hashed on the way, copied and never memory-mapped.
+"""The safetensors header: eight bytes of length, JSON, then the tensors' bytes without holes or overlaps.
 
-A mapped file that is written over changes or zero-fills the tensors that came from it (safetensors #762); a copy costs
-one pass over memory, and the same pass computes the SHA-256.
+    u64 little-endian N | N bytes of JSON {name: {"dtype", "shape", "data_offsets": [start, stop]}, …} | data
+
+Reading checks every claim before anything is allocated for it. Layout follows the reference implementation
+(larger types first, then names; header padded with spaces to 8 bytes), so equal tensors give equal bytes.
+Format: https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.bounded_json import open_regular
-from tformer.checkpoint.tensor_header import TensorSpec, plan_file, read_header
+from tformer.checkpoint.bounded_json import PICKLE_HINT, looks_like_pickle, open_regular, parse_object
 from tformer.errors import InputError
+
+MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
+LFS_POINTER = b"version "  # how the text begins that Git leaves where a large file was not fetched
+
+# In the reference implementation's order, which decides the order of tensors in a file (last first).
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES.values())}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a file: `start` and `stop` are bytes counted from the end of the header."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def plan_file(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    """The header's bytes (length prefix included) and the names in the order of their data."""
+    names = sorted(tensors, key=lambda name: (-_RANKS[_known(name, tensors[name].dtype)], name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files that do not say so
+    position = 0
+    for name in names:
+        tensor = tensors[name]
+        stop = position + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, names
+
+
+def _known(name: str, dtype: torch.dtype) -> torch.dtype:
+    if dtype not in _RANKS:
+        raise ValueError(f"tensor {name} has type {dtype}, which safetensors cannot hold")
+    return dtype
+
+
+def read_header(stream: BinaryIO, *, name: str) -> tuple[bytes, list[TensorSpec]]:
+    """Reads and checks the header of an open file; returns its bytes and the tensors in the order of their data.
+
+    Raises:
+        InputError: any claim that does not hold: lengths, JSON, types, shapes, offsets, holes, overlaps, truncation.
+    """
+    file_bytes = os.fstat(stream.fileno()).st_size
+    prefix = stream.read(8)
+    length = int.from_bytes(prefix, "little")
+    plausible = len(prefix) == 8 and 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES)  # 640 begins like a pickle
+    if looks_like_pickle(prefix) and not plausible:
+        raise InputError(f"{name} is a pickle, not a safetensors file", hint=PICKLE_HINT)
+    if prefix == LFS_POINTER:
+        raise InputError(f"{name} is a pointer of Git LFS, not the file that it stands for", hint="git lfs pull")
+    if len(prefix) < 8:
+        raise InputError(f"{name} is damaged: {file_bytes} bytes are too few for a safetensors file")
+    if length > MAX_HEADER_BYTES:
+        raise InputError(f"{name} is damaged: its header claims {length:,} bytes, the limit is {MAX_HEADER_BYTES:,}")
+    if 8 + length > file_bytes:
+        raise InputError(
+            f"{name} is damaged or truncated: its header claims {length:,} bytes, the file has {file_bytes:,}"
+        )
+    text = stream.read(length)
+    if not text.startswith(b"{"):
+        raise InputError(f"{name} is damaged: its header is not a JSON object")
+    entries = parse_object(text, name=f"{name} (header)")
+    entries.pop("__metadata__", None)
+    specs = sorted((_spec(key, entry, name=name) for key, entry in entries.items()), key=lambda s: (s.start, s.stop))
+    position = 0
+    for spec in specs:
+        if spec.start != position:
+            kind = "a hole" if spec.start > position else "an overlap"
+            raise InputError(
+                f"{name} is damaged: {kind} before tensor {spec.name} (starts at {spec.start}, expected {position})"
+            )
+        position = spec.stop
+    found = file_bytes - 8 - length
+    if position != found:
+        raise InputError(
+            f"{name} is damaged or truncated: its tensors take {position:,} bytes, {found:,} follow the header"
+        )
+    return prefix + text, specs
+
+
+def _spec(key: str, entry: object, *, name: str) -> TensorSpec:
+    where = f"{name} is damaged: tensor {key}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise InputError(f"{where} needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise InputError(f"{where} has the unknown type {dtype!r}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise InputError(f"{where} has a malformed shape or malformed offsets")
+    expected, span = math.prod(shape) * DTYPES[dtype].itemsize, offsets[1] - offsets[0]
+    if span != expected:
+        raise InputError(f"{where} of shape {shape} needs {expected:,} bytes, its offsets span {span:,}")
+    return TensorSpec(key, DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+
+
+def _naturals(value: object) -> bool:
+    """Whether a JSON value is a short list of whole numbers that fit a file offset."""
+    if not isinstance(value, list) or len(value) > 64:
+        return False
+    return all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+
 
 READ_BYTES = 16 << 20  # hashed while still in the processor's cache
 

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    emit_json,
+    examples,
+    progress_reporter,
+)
 from tformer.errors import InputError
 
 WHICH, RESULT = "Which checkpoints", "Result"

@@ -9,7 +9,13 @@ import typer
 
 from tformer.cli.bench_options import HOW, RESULT, WORK, AsJson, Device, Threads, require_threads
 from tformer.cli.bench_quality import tell_seed
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    emit_json,
+    examples,
+)
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
@@ -63,13 +69,17 @@ def all_(
     with StopFlag() as flag:
         import torch
 
-        from tformer.bench.all_report import Told, run_all
-        from tformer.bench.cases import cases_for, quality_for
         from tformer.bench.quality import check
+        from tformer.bench.suite import (
+            Told,
+            cases_for,
+            quality_for,
+            run_all,
+        )
         from tformer.checkpoint.atomic import write_text
         from tformer.checkpoint.probe import require_writable
         from tformer.checkpoint.run import make_folders
-        from tformer.training.precision import resolve_device
+        from tformer.device import resolve_device
 
         where = resolve_device(device)
         require_writable(out.parent)

@@ -19,7 +19,13 @@ from tformer.cli.bench_options import (
     require_positive,
 )
 from tformer.cli.bench_report import show_tables
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    emit_json,
+    examples,
+)
 from tformer.errors import InputError, did_you_mean, visible
 
 if TYPE_CHECKING:
@@ -122,17 +128,23 @@ def attention(
     with StopFlag() as flag:
         import torch
 
-        from tformer.bench.attention import AttentionBench, bench_attention, check
-        from tformer.bench.attention_ceilings import measure_attention_ceilings
-        from tformer.bench.attention_model import attention_of
-        from tformer.bench.attention_options import choose_kinds, read_settings, split_settings
+        from tformer.bench.attention import (
+            AttentionBench,
+            attention_of,
+            bench_attention,
+            check,
+            choose_kinds,
+            measure_attention_ceilings,
+            read_settings,
+            split_settings,
+        )
         from tformer.bench.attention_peers import choose_attention_peers
         from tformer.bench.attention_report import document, notes, settings_line, write_report
-        from tformer.bench.environment import environment_line
-        from tformer.bench.subject import recipe_of
+        from tformer.bench.machine import environment_line
+        from tformer.bench.speed import recipe_of
         from tformer.checkpoint.environment import describe_environment
         from tformer.checkpoint.probe import require_writable
-        from tformer.training.precision import resolve_device
+        from tformer.device import resolve_device
 
         format_ = _number_format(precision, dtype)
         where = resolve_device(device)
@@ -196,7 +208,7 @@ def attention(
 
 
 def _number_format(precision: str | None, dtype: str | None) -> str:
-    from tformer.nn.hardware import DTYPES
+    from tformer.device import DTYPES
 
     if precision is not None and dtype is not None:
         raise InputError("--precision and --dtype are the same", hint="leave --dtype out")
@@ -219,8 +231,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 def _show(bench: AttentionBench, cells: list[Cell], ceilings: dict[str, Any] | None) -> None:
     """Tables, and the lines under them."""
-    from tformer.bench.attention_report import tables
-    from tformer.bench.attention_rows import lines
+    from tformer.bench.attention_report import lines, tables
 
     show_tables(tables(bench, cells))
     emit("")
@@ -230,7 +241,10 @@ def _show(bench: AttentionBench, cells: list[Cell], ceilings: dict[str, Any] | N
 
 def _tell(cell: Cell, number: int, total: int) -> None:
     """A line for each cell as it ends."""
-    from tformer.bench.table import show_bytes, show_seconds
+    from tformer.bench.report import (
+        show_bytes,
+        show_seconds,
+    )
 
     if cell.median is None or cell.peak_bytes is None:
         told = str(cell.failed)

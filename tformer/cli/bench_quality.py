@@ -11,7 +11,12 @@ import typer
 
 from tformer.cli.bench_options import HOW, MODEL, WORK, AsJson, Device, Threads, require_positive, require_threads
 from tformer.cli.bench_report import show_tables
-from tformer.cli.common import StopFlag, console, emit_json, examples
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit_json,
+    examples,
+)
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
@@ -76,11 +81,16 @@ def quality(
     with StopFlag() as flag:
         import torch
 
-        from tformer.bench.environment import environment_line
-        from tformer.bench.quality import QualityBench, check, run_quality
-        from tformer.bench.quality_report import quality_document, quality_table
+        from tformer.bench.machine import environment_line
+        from tformer.bench.quality import (
+            QualityBench,
+            check,
+            quality_document,
+            quality_table,
+            run_quality,
+        )
         from tformer.checkpoint.environment import describe_environment
-        from tformer.training.precision import resolve_device
+        from tformer.device import resolve_device
 
         where = resolve_device(device)
         bench = QualityBench(

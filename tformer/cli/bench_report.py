@@ -6,15 +6,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tformer.cli.common import emit
+from tformer.cli.report import emit
 
 if TYPE_CHECKING:
-    from tformer.bench.table import Table
+    from tformer.bench.report import Table
 
 
 def show_tables(found: Sequence[Table]) -> None:
     """Tables on a terminal that has room for them; else Markdown."""
-    from tformer.bench.table import markdown
+    from tformer.bench.report import markdown
 
     if not sys.stdout.isatty():
         emit("\n\n".join(map(markdown, found)))

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tformer.cli.bench_report import show_tables
-from tformer.cli.common import StopFlag, console, emit, emit_json
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    emit_json,
+)
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
@@ -25,10 +30,20 @@ def run_bench(asked: Mapping[str, Any], *, out: Path | None, as_json: bool) -> N
     with StopFlag() as flag:
         import torch
 
-        from tformer.bench.environment import environment_line
-        from tformer.bench.speed import run_speed
-        from tformer.bench.speed_report import FAIRNESS, document, lines, report, tables
-        from tformer.bench.speed_request import SpeedRequest, peer_versions, resolve
+        from tformer.bench.machine import environment_line
+        from tformer.bench.report import (
+            FAIRNESS,
+            document,
+            lines,
+            report,
+            tables,
+        )
+        from tformer.bench.speed import (
+            SpeedRequest,
+            peer_versions,
+            resolve,
+            run_speed,
+        )
         from tformer.checkpoint.atomic import write_text
         from tformer.checkpoint.environment import describe_environment
         from tformer.checkpoint.probe import require_writable

@@ -22,8 +22,16 @@ from tformer.cli.classify_input import (
 )
 from tformer.cli.classify_output import AnswerFormat
 from tformer.cli.classify_request import Asked, sort_out
-from tformer.cli.common import StopFlag, console, examples, refuse_to_replace
-from tformer.cli.quantize_option import Quantize, check_quantize
+from tformer.cli.options import (
+    Quantize,
+    check_quantize,
+)
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    examples,
+    refuse_to_replace,
+)
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:
@@ -132,10 +140,13 @@ def classify(
     from tformer.decoding.output import open_output
 
     with StopFlag() as flag, open_output(output) as write:
-        from tformer.decoding.precision import inference_dtype, prepare_inference
+        from tformer.decoding.inference import (
+            inference_dtype,
+            prepare_inference,
+        )
+        from tformer.device import resolve_device
         from tformer.evaluation.classifier import HEADS, Classifier
         from tformer.loading import load
-        from tformer.training.precision import resolve_device
 
         place = resolve_device(device)
         try:

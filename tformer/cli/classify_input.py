@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.text import Errors
-    from tformer.recipe.data import Columns
+    from tformer.data.sources.files import Errors
+    from tformer.recipe.sections import Columns
 
 BLOCK_LINES = 4096
 BLOCK_IMAGES = 256
@@ -56,8 +56,11 @@ def text_blocks(
 
 def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
     """Up to `size` lines at a time, without their ends."""
-    from tformer.data.files import read_bytes
-    from tformer.data.text import MAX_ROW_CHARACTERS, decode_text
+    from tformer.data.sources.files import (
+        MAX_ROW_CHARACTERS,
+        decode_text,
+        read_bytes,
+    )
 
     name, from_stdin = name_of(path), path == STANDARD_INPUT
     chunks = _stdin_chunks() if from_stdin else read_bytes(Path(path))
@@ -89,7 +92,7 @@ def blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
 
 def is_image_set(path: Path) -> bool:
     """Whether a path holds images itself: a folder, a zip or an IDX file. Any other file names one a line."""
-    from tformer.data.idx import is_idx
+    from tformer.data.sources.idx import is_idx
 
     return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
 
@@ -100,17 +103,17 @@ def name_of(path: str) -> str:
 
 
 def _is_table(path: str) -> bool:
-    from tformer.data.locate import format_ending
-    from tformer.data.tables import ROW_FORMATS
+    from tformer.data.sources.locate import format_ending
+    from tformer.data.sources.tables import ROW_FORMATS
 
     ending = format_ending(Path(path))
     return ending in ROW_FORMATS or ending == ".parquet"
 
 
 def _rows(path: str, *, pairs: bool | None, columns: Columns, errors: Errors) -> Iterator[Text]:
-    from tformer.cli.common import console
-    from tformer.data.labelled import open_labelled
-    from tformer.recipe.data import SourceSpec
+    from tformer.cli.report import console
+    from tformer.data.sources.labelled import open_labelled
+    from tformer.recipe.sections import SourceSpec
 
     for source in open_labelled((SourceSpec(path=path),), columns=columns, errors=errors, needs_label=False):
         for note in source.notes:

@@ -11,9 +11,9 @@ from tformer.cli.classify_input import STANDARD_INPUT
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.text import Errors
+    from tformer.data.sources.files import Errors
     from tformer.evaluation.classifier import Classifier
-    from tformer.recipe.data import Columns
+    from tformer.recipe.sections import Columns
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Asked:
 
     def columns(self, trained: Columns) -> Columns:
         """Those named, over those that the model was trained on."""
-        from tformer.data.tables import parse_column
+        from tformer.data.sources.tables import parse_column
 
         named = {"text": self.text_column, "text2": self.text2_column}
         updates = {name: parse_column(column) for name, column in named.items() if column is not None}

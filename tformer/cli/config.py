@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.common import console, emit, emit_json, examples
+from tformer.cli.report import (
+    console,
+    emit,
+    emit_json,
+    examples,
+)
 from tformer.errors import InputError
 
 app = typer.Typer(

@@ -9,12 +9,21 @@ import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
-from tformer.cli.common import StopFlag, console, emit_json, examples, refuse_to_replace
 from tformer.cli.evaluate_families import at_length_asked, check_family, family_of
 from tformer.cli.evaluate_mistakes import check_errors_file
 from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
-from tformer.cli.quantize_option import Quantize, check_quantize
+from tformer.cli.options import (
+    Quantize,
+    check_quantize,
+)
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit_json,
+    examples,
+    refuse_to_replace,
+)
 from tformer.errors import InputError
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
@@ -171,9 +180,12 @@ def evaluate(
     _check_usage(request)
     check_quantize(quantize, precision)
     with StopFlag() as flag:
-        from tformer.decoding.precision import inference_dtype, prepare_inference
+        from tformer.decoding.inference import (
+            inference_dtype,
+            prepare_inference,
+        )
+        from tformer.device import resolve_device
         from tformer.loading import load
-        from tformer.training.precision import resolve_device
 
         place = resolve_device(device)
         loaded = load(run, device=place, which=checkpoint, kinds=HEADS)

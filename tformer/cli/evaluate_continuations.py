@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, console, progress_reporter
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    progress_reporter,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.pairs import PairRow
+    from tformer.data.sources.pairs import PairRow
     from tformer.loading import Loaded
 
 BATCH_TOKENS = 4096
@@ -22,7 +26,7 @@ BATCH_TOKENS = 4096
 
 def evaluate_continuations(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
     """The log-probability of each continuation, and of all: the figures that pairs get."""
-    from tformer.data.pairs import open_pairs
+    from tformer.data.sources.pairs import open_pairs
     from tformer.decoding.prompts import encode_continuation, encode_prompt
     from tformer.decoding.score import score_continuations
     from tformer.metrics import perplexity

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag
 from tformer.cli.evaluate_continuations import evaluate_continuations
 from tformer.cli.evaluate_labelled import evaluate_labelled, show_labelled
 from tformer.cli.evaluate_masked import evaluate_masked, show_masked
@@ -14,6 +13,7 @@ from tformer.cli.evaluate_pairs import evaluate_pairs, show_pairs
 from tformer.cli.evaluate_request import Request
 from tformer.cli.evaluate_restored import evaluate_restored
 from tformer.cli.evaluate_text import evaluate_text, show_text
+from tformer.cli.report import StopFlag
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, console, emit, progress_reporter
 from tformer.cli.evaluate_mistakes import write_mistakes
 from tformer.cli.evaluate_report import report_lines
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    progress_reporter,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tformer.data.images import ImageSet
-    from tformer.data.labelled_tokens import LabelledTokens
+    from tformer.data.shards.labelled_tokens import LabelledTokens
+    from tformer.data.sources.images import ImageSet
     from tformer.loading import Loaded
 
 BUILTIN = "builtin:python-packages"  # what a run without data was trained on
@@ -25,7 +30,7 @@ BUILTIN = "builtin:python-packages"  # what a run without data was trained on
 def evaluate_labelled(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
     """The report of the model's kind on every example, and the file of mistakes when it was asked for."""
     from tformer.evaluation.classifier import Classifier
-    from tformer.evaluation.labelled import REPORTS
+    from tformer.evaluation.reports import REPORTS
 
     classifier = Classifier(loaded, batch_size=request.batch_size, should_stop=flag.should_stop)
     samples: ImageSet | LabelledTokens
@@ -60,10 +65,10 @@ def show_labelled(result: dict[str, Any]) -> None:
 
 def read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[LabelledTokens, str, bool]:
     """The examples, what they are called, and whether they are pairs."""
-    from tformer.data.labelled import open_labelled
-    from tformer.data.labelled_tokens import tokenise_labelled
-    from tformer.data.labels import LabelIndex
-    from tformer.recipe.data import SourceSpec
+    from tformer.data.shards.labelled_tokens import tokenise_labelled
+    from tformer.data.sources.labelled import open_labelled
+    from tformer.data.sources.labels import LabelIndex
+    from tformer.recipe.sections import SourceSpec
 
     recipe, data = loaded.recipe, loaded.recipe.data
     kind = recipe.objectives[0].kind
@@ -110,7 +115,7 @@ def read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Labell
 
 def read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[ImageSet, str]:
     """The images, and what they are called."""
-    from tformer.data.images import open_images
+    from tformer.data.sources.images import open_images
 
     patches, data = loaded.recipe.model.patches, loaded.recipe.data
     assert patches is not None
@@ -137,7 +142,7 @@ def read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Image
 
 def _held_out(loaded: Loaded, samples: Any) -> np.ndarray:
     """The examples that training set aside, which are always the same."""
-    from tformer.data.labelled_tokens import hold_out
+    from tformer.data.shards.labelled_tokens import hold_out
 
     data = loaded.recipe.data
     return hold_out(samples.labels, fraction=data.valid_fraction, split=data.valid_split, name=samples.name)[1]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, console, emit, progress_reporter
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import read_corpora, require_finite
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    progress_reporter,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ MAX_TOKENS = 10_000  # of --pseudo-perplexity, unless --max-tokens says otherwis
 
 def evaluate_masked(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
     """Loss and accuracy on hidden tokens (replaced ones, next sentences), and the pseudo-perplexity if asked for."""
-    from tformer.evaluation.objective import evaluate_objective
+    from tformer.evaluation.predict import evaluate_objective
 
     kinds = {objective.kind for objective in loaded.recipe.objectives}
     if request.pseudo_perplexity and "masked_lm" not in kinds:
@@ -50,8 +55,8 @@ def evaluate_masked(loaded: Loaded, request: Request, flag: StopFlag) -> dict[st
 
 
 def _pseudo_perplexity(loaded: Loaded, samples: Samples, request: Request, flag: StopFlag) -> dict[str, Any]:
+    from tformer.evaluation.lm import pseudo_perplexity
     from tformer.evaluation.masked import single_sequences
-    from tformer.evaluation.pseudo_perplexity import pseudo_perplexity
 
     most = request.max_tokens or MAX_TOKENS
     with progress_reporter("masking every token alone") as progress:
@@ -101,7 +106,7 @@ def _generator(loaded: Loaded) -> Any:
     from tformer.build import build_model
     from tformer.interop.importing import open_checkpoint
     from tformer.loading import load_generator
-    from tformer.nn.tying import tie_embeddings
+    from tformer.nn.init import tie_embeddings
 
     if loaded.recipe.generator is None:
         return None
@@ -124,8 +129,11 @@ def read_windows(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Samp
 
 def read_sentences(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Samples, str]:
     """The text in pairs of sentences, and what it is called."""
-    from tformer.data.sentences import SentencePairs, prepare_sentences
-    from tformer.data.sources import open_sources
+    from tformer.data.batching.sentences import (
+        SentencePairs,
+        prepare_sentences,
+    )
+    from tformer.data.sources.text import open_sources
 
     recipe = loaded.recipe
     sources = open_sources(request.specs(loaded), columns=request.columns(loaded), errors=request.errors(loaded))

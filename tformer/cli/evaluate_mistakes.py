@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import as_cell
+from tformer.cli.report import as_cell
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,14 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, as_cell, console, emit, progress_reporter
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
+from tformer.cli.report import (
+    StopFlag,
+    as_cell,
+    console,
+    emit,
+    progress_reporter,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.pair_tokens import PairTokens
-    from tformer.data.pairs import PairSource
+    from tformer.data.shards.pair_tokens import PairTokens
+    from tformer.data.sources.pairs import PairSource
     from tformer.evaluation.translation import Outputs
     from tformer.loading import Loaded
 
@@ -46,7 +52,7 @@ def check_pair_options(request: Request) -> None:
         if getattr(request, option) not in (None, False):
             raise InputError(f"{flag} has no meaning with {'--score' if request.score else '--no-decode'}")
     if request.bleu_tokenize is not None:
-        from tformer.metrics.translation import require_tokenizer
+        from tformer.metrics.text import require_tokenizer
 
         require_tokenizer(request.bleu_tokenize)
 
@@ -82,8 +88,8 @@ def show_pairs(result: dict[str, Any]) -> None:
 
 def _translator(loaded: Loaded, request: Request) -> Any:
     """Made before the data is read: its settings may be wrong."""
-    from tformer.decoding.beam_settings import fitting_beam_settings
-    from tformer.decoding.translate_loaded import translator_of
+    from tformer.decoding.loaded import translator_of
+    from tformer.decoding.settings import fitting_beam_settings
 
     settings = fitting_beam_settings(
         loaded.recipe.generation,
@@ -105,7 +111,10 @@ def _most_new_tokens(loaded: Loaded, request: Request) -> int | None:
 
 def read_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens, str]:
     """What is evaluated, and its name. Of `--score` no target may be cut: raises InputError for one too long."""
-    from tformer.data.pair_tokens import join_pairs, split_pairs
+    from tformer.data.shards.pair_tokens import (
+        join_pairs,
+        split_pairs,
+    )
     from tformer.evaluation.paired import paired_tokens
 
     data, held_out = loaded.recipe.data, request.held_out(loaded)
@@ -131,9 +140,9 @@ def read_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTo
 
 def _open(loaded: Loaded, request: Request) -> list[PairSource]:
     """The run's own data with its columns; of named data those only where a table has them."""
-    from tformer.data.pairs import open_pairs
-    from tformer.data.tables import parse_column
-    from tformer.recipe.data import Columns
+    from tformer.data.sources.pairs import open_pairs
+    from tformer.data.sources.tables import parse_column
+    from tformer.recipe.sections import Columns
 
     specs, columns, errors = request.specs(loaded), request.columns(loaded), request.errors(loaded)
     if not request.reads_files:
@@ -165,9 +174,9 @@ def _loss(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag) -
 
 
 def _decoded(loaded: Loaded, translator: Any, pairs: PairTokens, request: Request, flag: StopFlag) -> dict[str, Any]:
-    from tformer.decoding.precision import prepare_inference
+    from tformer.decoding.inference import prepare_inference
     from tformer.evaluation.translation import output_metrics, translate_pairs
-    from tformer.metrics.translation import tokenised_note
+    from tformer.metrics.text import tokenised_note
 
     if request.quantize == "none":  # else that is done
         prepare_inference(loaded.model, loaded.model.compute_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer.cli.common import as_cell
+from tformer.cli.report import as_cell
 from tformer.errors import visible
 
 FIGURES = (

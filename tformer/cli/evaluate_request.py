@@ -10,9 +10,12 @@ from tformer.cli.task_prefix import task_prefix
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.text import Errors
+    from tformer.data.sources.files import Errors
     from tformer.loading import Loaded
-    from tformer.recipe.data import Columns, SourceSpec
+    from tformer.recipe.sections import (
+        Columns,
+        SourceSpec,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Request:
 
         Raises InputError for a run that was trained on standard input.
         """
-        from tformer.data.sources import STANDARD_INPUT
-        from tformer.recipe.data import SourceSpec
+        from tformer.data.sources.text import STANDARD_INPUT
+        from tformer.recipe.sections import SourceSpec
 
         prefix, _ = task_prefix(loaded.recipe, self.prefix)
         if self.data is not None:
@@ -107,7 +110,7 @@ class Request:
 
     def columns(self, loaded: Loaded) -> Columns:
         """The columns named on the command line over those of the run."""
-        from tformer.data.tables import parse_column
+        from tformer.data.sources.tables import parse_column
 
         given = {
             "text": self.text_column,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, progress_reporter
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import read_corpora, require_finite
+from tformer.cli.report import (
+    StopFlag,
+    progress_reporter,
+)
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 def evaluate_restored(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str, Any]:
     """Loss, perplexity and accuracy on the tokens of the targets, of windows damaged as in a validation."""
     from tformer.evaluation.masked import masked_samples
-    from tformer.evaluation.objective import evaluate_objective
+    from tformer.evaluation.predict import evaluate_objective
     from tformer.objectives import build_objective
     from tformer.training.text_material import validation_batch
     from tformer.training.tokenizers import decoder_context

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, console, emit, progress_reporter
 from tformer.cli.evaluate_request import Request, describe
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    progress_reporter,
+)
 from tformer.errors import InputError, NonFiniteLossError
 
 if TYPE_CHECKING:
-    from tformer.data.corpus import TokenCorpus
+    from tformer.data.shards.corpus import TokenCorpus
     from tformer.loading import Loaded
 
 WINDOWS_AT_A_TIME = 32
@@ -31,9 +36,8 @@ def evaluate_text(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str,
 
 def read_corpora(loaded: Loaded, request: Request, flag: StopFlag) -> list[tuple[str, TokenCorpus]]:
     """The tokens of `--data`, or else those that validated the run, by the name of each text."""
-    from tformer.data.cache import token_corpus
-    from tformer.data.corpus import split_corpus
-    from tformer.data.sources import open_sources
+    from tformer.data.shards.corpus import split_corpus, token_corpus
+    from tformer.data.sources.text import open_sources
 
     recipe = loaded.recipe.data
     sources = open_sources(request.specs(loaded), columns=request.columns(loaded), errors=request.errors(loaded))
@@ -54,8 +58,7 @@ def read_corpora(loaded: Loaded, request: Request, flag: StopFlag) -> list[tuple
 def _figures(
     loaded: Loaded, corpora: list[tuple[str, TokenCorpus]], request: Request, flag: StopFlag, *, seq_len: int
 ) -> dict[str, Any]:
-    from tformer.evaluation.combine import combine_validation
-    from tformer.evaluation.lm import evaluate_lm, isolates_documents
+    from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents
 
     parts = []
     for name, corpus in corpora:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, examples, progress_reporter, report_result
+from tformer.cli.report import (
+    StopFlag,
+    examples,
+    progress_reporter,
+    report_result,
+)
 from tformer.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -101,7 +106,7 @@ def _export(
 ) -> ExportReport:
     from tformer.checkpoint import newest_checkpoint
     from tformer.checkpoint.average import require_new
-    from tformer.interop.export_config import DTYPES as TORCH_DTYPES
+    from tformer.interop.exporting import DTYPES as TORCH_DTYPES
     from tformer.interop.exporting import export_checkpoint
     from tformer.interop.importing import open_checkpoint
 

@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING
 
 from tformer.cli import generate_options as options
 from tformer.cli.classify_input import STANDARD_INPUT
-from tformer.cli.common import StopFlag, console, examples, refuse_to_replace
 from tformer.cli.fill_mask import MaskFiller, refuse_options
 from tformer.cli.generate_models import end_token, fills_masks, is_encoder_decoder, load_models
 from tformer.cli.generate_output import Printer
 from tformer.cli.generate_request import OF_SOURCES, OF_TEXTS, SEARCH, Asked
 from tformer.cli.generate_search import continuing, translating
 from tformer.cli.generate_session import Session
-from tformer.cli.quantize_option import Quantize
+from tformer.cli.options import Quantize
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    examples,
+    refuse_to_replace,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
     from tformer.cli.translate_session import TranslateSession
-    from tformer.decoding.beam_settings import BeamSettings
-    from tformer.decoding.settings import GenerationSettings
+    from tformer.decoding.settings import BeamSettings, GenerationSettings
     from tformer.loading import Loaded
 
 DEFAULT_SEED = 1337

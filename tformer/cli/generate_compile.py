@@ -20,7 +20,11 @@ def compiles(asked: Asked, loaded: Loaded, device: torch.device) -> bool:
 
     Raises InputError for `--compile on` without a compiler.
     """
-    from tformer.decoding.compiled import missing_compiler, no_compiled_steps, require_compiler
+    from tformer.decoding.inference import (
+        missing_compiler,
+        no_compiled_steps,
+        require_compiler,
+    )
 
     if asked.compile == "off" or (asked.compile == "auto" and not compiling_pays(asked, loaded, device)):
         return False

@@ -35,11 +35,14 @@ def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[s
 
 def load_models(asked: Asked) -> list[Loaded]:
     """Every model asked for, once, in the precision asked for. Raises InputError for models that do not go together."""
-    from tformer.decoding.compiled import compile_decoding
-    from tformer.decoding.precision import inference_dtype, prepare_inference
-    from tformer.decoding.vocabularies import require_same_vocabularies
+    from tformer.decoding.inference import (
+        compile_decoding,
+        inference_dtype,
+        prepare_inference,
+    )
+    from tformer.decoding.loaded import require_same_vocabularies
+    from tformer.device import resolve_device
     from tformer.loading import load
-    from tformer.training.precision import resolve_device
 
     place = resolve_device(asked.device)
     models: dict[Path, Loaded] = {}

@@ -14,12 +14,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import as_cell
+from tformer.cli.report import as_cell
 from tformer.errors import visible
 
 if TYPE_CHECKING:
     from tformer.decoding.output import Write
-    from tformer.decoding.translation import Translation
+    from tformer.decoding.translate import Translation
     from tformer.tokenizer import Tokenizer
 
 
@@ -42,7 +42,7 @@ class Printer:
 
 def as_lines(index: int, answers: Sequence[Translation], *, n_best: bool, alignments: bool) -> str:
     """The lines of one input: its best text, or with `n_best` all of them with index and score."""
-    from tformer.decoding.rendering import as_one_line
+    from tformer.decoding.output import as_one_line
 
     lines = []
     for answer in answers if n_best else answers[:1]:

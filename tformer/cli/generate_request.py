@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tformer.cli.classify_input import STANDARD_INPUT
-from tformer.cli.quantize_option import check_quantize
+from tformer.cli.options import check_quantize
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.text import Errors
-    from tformer.decoding.beam_settings import BeamSettings
-    from tformer.decoding.settings import GenerationSettings
-    from tformer.recipe.training import Generation
+    from tformer.data.sources.files import Errors
+    from tformer.decoding.settings import BeamSettings, GenerationSettings
+    from tformer.recipe.sections import Generation
 
 Engine = Literal["sample", "beam"]
 BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
@@ -231,7 +230,7 @@ class Asked:
         self, generation: Generation, *, eos_id: int | None, forced_eos: int | None = None
     ) -> BeamSettings:
         """The recipe's defaults under what was asked for; greedy is a beam of 1."""
-        from tformer.decoding.beam_settings import fitting_beam_settings
+        from tformer.decoding.settings import fitting_beam_settings
 
         asked: dict[str, Any] = {name: getattr(self, name) for name in OF_BEAMS}
         size = 1 if self.is_greedy else self.beam_size

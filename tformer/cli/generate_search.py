@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tformer.cli.common import StopFlag, console
 from tformer.cli.generate_output import Printer
 from tformer.cli.generate_session import tell_cut_prompt
+from tformer.cli.report import (
+    StopFlag,
+    console,
+)
 from tformer.cli.task_prefix import task_prefix
 from tformer.cli.translate_input import Lines
 from tformer.cli.translate_session import TranslateSession
 
 if TYPE_CHECKING:
     from tformer.cli.generate_request import Asked
-    from tformer.decoding.beam_settings import BeamSettings
-    from tformer.decoding.settings import GenerationSettings
-    from tformer.decoding.translation import Translation
+    from tformer.decoding.settings import BeamSettings, GenerationSettings
+    from tformer.decoding.translate import Translation
     from tformer.loading import Loaded
 
 
@@ -30,8 +32,8 @@ def translating(
     batch_size: int,
 ) -> TranslateSession:
     """Encoder-decoders, which turn sources into targets."""
-    from tformer.decoding.translate_input import LINES
-    from tformer.decoding.translate_loaded import translator_of
+    from tformer.decoding.loaded import translator_of
+    from tformer.decoding.sentences import LINES
 
     first = models[0]
     translator = translator_of(

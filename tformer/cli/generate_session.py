@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tformer.cli.classify_input import line_blocks
-from tformer.cli.common import StopFlag, console
 from tformer.cli.generate_output import Printer
+from tformer.cli.report import (
+    StopFlag,
+    console,
+)
 
 if TYPE_CHECKING:
-    from tformer.data.text import Errors
+    from tformer.data.sources.files import Errors
     from tformer.decoding.settings import Generated, GenerationSettings
     from tformer.loading import Loaded
 
@@ -58,7 +61,7 @@ class Session:
 
     def continue_lines(self, path: str, errors: Errors, batch_size: int) -> None:
         """Each line of a file or of standard input: one line of output."""
-        from tformer.decoding.rendering import as_one_line
+        from tformer.decoding.output import as_one_line
 
         done = 0
         for prompts in line_blocks(path, errors=errors, size=batch_size):
@@ -77,8 +80,7 @@ class Session:
         self, prompts: list[str], *, first_row: int, on_token: Callable[[int, int, int, str], None] | None = None
     ) -> list[list[Generated]]:
         from tformer.decoding.generate import generate as run_engine
-        from tformer.decoding.prompts import encode_prompt
-        from tformer.decoding.unwritten import unwritten_tokens
+        from tformer.decoding.prompts import encode_prompt, unwritten_tokens
 
         tokenizer, eos = self.loaded.text_tokenizer, self.settings.eos_id
         ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
@@ -98,7 +100,7 @@ class Session:
         )
 
     def _write_document(self, index: int, prompt: str, completions: list[Generated]) -> None:
-        from tformer.decoding.rendering import as_document
+        from tformer.decoding.output import as_document
 
         self.printer.show_document(as_document(index, prompt, completions))
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import StopFlag, console, examples, progress_reporter, report_result
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    examples,
+    progress_reporter,
+    report_result,
+)
 from tformer.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer.cli.common import console, examples, refuse_to_replace, uncollected
+from tformer.cli.report import (
+    console,
+    examples,
+    refuse_to_replace,
+    uncollected,
+)
 from tformer.errors import InputError, did_you_mean, visible
 
 if TYPE_CHECKING:
     from tformer.viz.output import Output
-    from tformer.viz.plot.records import Run
-    from tformer.viz.plot.series import Axis, Choice
+    from tformer.viz.plot.series import Axis, Choice, Run
 
 STEM = "curves"
 METRICS_FILE = "metrics.jsonl"
@@ -95,8 +99,7 @@ def plot(
 
     chosen = choose_output(output, format_, stem=STEM)
     with uncollected():
-        from tformer.viz.plot.records import read_runs
-        from tformer.viz.plot.series import choose_metrics
+        from tformer.viz.plot.series import choose_metrics, read_runs
 
     paths = find_curves(runs or [])
     refuse_to_replace(chosen.path, [path / METRICS_FILE for path in paths], option="-o")
@@ -115,7 +118,11 @@ def find_curves(names: list[str]) -> list[Path]:
     Raises:
         InputError: nothing there, or no run.
     """
-    from tformer.workflows.runs.find import find_run, find_runs, looks_like_run
+    from tformer.workflows.runs.summary import (
+        find_run,
+        find_runs,
+        looks_like_run,
+    )
 
     if not names:
         return [_newest()]
@@ -131,7 +138,7 @@ def find_curves(names: list[str]) -> list[Path]:
 
 
 def _newest() -> Path:
-    from tformer.workflows.runs.find import find_runs
+    from tformer.workflows.runs.summary import find_runs
 
     runs = find_runs(["runs"]) if Path("runs").is_dir() else []
     logging = [run for run in runs if (run / METRICS_FILE).is_file()]
@@ -182,7 +189,10 @@ def _content(
     log: tuple[bool, bool],
     title: str | None,
 ) -> str | bytes:
-    from tformer.viz.plot.document import as_csv, as_json
+    from tformer.viz.plot.page import (
+        as_csv,
+        as_json,
+    )
     from tformer.viz.plot.series import axis_label, make_panels
 
     panels = make_panels(runs, choices, x=x, smooth=smooth)
@@ -197,13 +207,12 @@ def _content(
     if chosen.format == "csv":
         return as_csv(runs, choices, smooth=smooth)
     if chosen.format == "terminal":
-        from tformer.viz.plot.terminal import draw_text
-        from tformer.viz.terminal import colour_support
+        from tformer.viz.terminal import colour_support, draw_text
 
         colour = colour_support(sys.stdout) if chosen.path is None else "none"
         width = FILE_WIDTH if chosen.path is not None else shutil.get_terminal_size((FILE_WIDTH, 24)).columns
         return draw_text(panels, title=title or "", x_label=label, width=width, colour=colour, log_x=log_x, log_y=log_y)
-    from tformer.viz.plot.figure import draw_figure
+    from tformer.viz.figure import draw_figure
 
     kind: Literal["png", "svg"] = "png" if chosen.format == "png" else "svg"
     heading = title if title is not None else (runs[0].name if len(runs) == 1 else "")

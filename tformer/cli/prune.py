@@ -1,21 +1,200 @@
-"""`tformer prune`: layers and heads out of a trained model, as a checkpoint like any other."""
+"""`tformer prune`: remove layers or attention heads from a trained model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
-from tformer.cli.common import StopFlag, console, examples, progress_reporter, report_result
 from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
 from tformer.cli.prune_data import held_out_data
-from tformer.cli.prune_plan import read_plan
-from tformer.cli.prune_report import document, report_lines
-from tformer.errors import InputError
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    examples,
+    progress_reporter,
+    report_result,
+)
+from tformer.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from tformer.workflows.prune import Plan, Pruned
+
+
+STRATEGIES = ("every-other", "search", "learned")
+STACKS = ("encoder", "decoder", "both")
+PER_LAYER = ("even", "free")
+WAYS = "--keep-layers, --drop-layers, --keep or --rate, and --heads"
+
+
+def read_plan(
+    *,
+    out: Path | None,
+    stack: str | None,
+    keep_layers: str | None,
+    drop_layers: str | None,
+    keep: int | None,
+    rate: float | None,
+    strategy: str | None,
+    max_trials: int | None,
+    heads: str | None,
+    heads_per_layer: str | None,
+) -> Plan:
+    """The plan. Raises InputError for options that contradict each other or are out of range."""
+    if out is None:
+        raise InputError("--out is missing: where shall the smaller model go?", hint="--out runs/NAME-pruned")
+    ways = {"--keep-layers": keep_layers, "--drop-layers": drop_layers, "--keep": keep, "--rate": rate}
+    given = [option for option, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other: give one way to say which layers stay")
+    if not given and heads is None:
+        raise InputError(f"nothing to prune: give one of {WAYS}", hint="--rate 0.5 drops every other layer")
+    _require_known("--stack", stack, STACKS)
+    _require_known("--strategy", strategy, STRATEGIES)
+    _require_known("--heads-per-layer", heads_per_layer, PER_LAYER)
+    if strategy is not None and given[:1] not in (["--keep"], ["--rate"]):
+        raise InputError(f"--strategy {strategy} needs --keep N or --rate P, which say how many layers stay")
+    if max_trials is not None and strategy != "search":
+        raise InputError("--max-trials bounds --strategy search, which is not asked for")
+    if heads_per_layer is not None and heads is None:
+        raise InputError("--heads-per-layer says how --heads spreads, which is not given")
+    for option, count in (("--keep", keep), ("--max-trials", max_trials)):
+        if count is not None and count < 1:
+            raise InputError(f"{option} must be at least 1, found {count}")
+    if rate is not None and not 0 < rate < 1:
+        raise InputError(f"--rate must be above 0 and below 1, found {rate:g}: the share of layers that go")
+
+    from tformer.workflows.prune import Plan
+
+    return Plan(
+        stack=stack,
+        keep_layers=_layers("--keep-layers", keep_layers),
+        drop_layers=_layers("--drop-layers", drop_layers),
+        keep=keep,
+        rate=rate,
+        strategy=strategy or "every-other",
+        max_trials=max_trials or Plan.max_trials,
+        heads=_heads(heads),
+        heads_per_layer=heads_per_layer or "even",
+    )
+
+
+def _require_known(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise InputError(f"{option} must be {', '.join(known[:-1])} or {known[-1]}, found '{value}'",
+                         hint=did_you_mean(value, known))  # fmt: skip
+
+
+def _layers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """`0,2,4` as numbers."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.removeprefix("-").isdigit()):
+            raise InputError(f"{option}: expected numbers of layers such as 0,2,4, found '{word}' in '{text}'")
+    return tuple(int(word) for word in words)
+
+
+def _heads(text: str | None) -> float | None:
+    """A share below 1, or a whole number of heads."""
+    if text is None:
+        return None
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = 0.0
+    if not (0 < amount < 1 or (amount >= 1 and amount.is_integer())):
+        raise InputError(f"--heads: expected a share between 0 and 1, or how many heads go, found '{text}'")
+    return amount
+
+
+COST = ("parameters", "flops_per_token")
+LEFT_OUT = ("examples", "tokens", "bytes")  # the same before and after
+
+
+def report_lines(pruned: Pruned, data: str | None) -> Iterator[str]:
+    """What went, then one figure a line, before and after."""
+    for side, choice in pruned.layers.items():
+        found = "" if choice.method is None else f", {choice.method}, {choice.evaluations} evaluations"
+        kept = f"{len(choice.kept)} of {choice.num_layers} layers stay: {', '.join(map(str, choice.kept))}"
+        yield f"{side}: {kept} ({choice.strategy}{found})"
+    if pruned.heads is not None:
+        yield f"heads: {pruned.heads.after} of {pruned.heads.before} stay ({pruned.heads.per_layer})"
+        for side, layers in pruned.heads.layers.items():
+            yield f"{side} heads by layer: {', '.join(str(len(layer.self_attention)) for layer in layers)}"
+    for note in pruned.notes:
+        yield f"note: {note}"
+    if data is not None:
+        yield f"measured on {data}"
+    rows = [
+        (name, _cell(name, value), _cell(name, pruned.after[name]), _change(name, value, pruned.after[name]))
+        for name, value in pruned.before.items()
+        if name not in LEFT_OUT and name in pruned.after and isinstance(value, int | float)
+    ]
+    table = [("", "before", "after", ""), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(4)]
+    for name, before, after, change in table:
+        line = f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}  {change:>{widths[3]}}"
+        yield line.rstrip()
+
+
+def document(pruned: Pruned, data: str | None) -> dict[str, Any]:
+    """Everything, for `--json`."""
+    return {
+        "path": str(pruned.path),
+        "step": pruned.step,
+        "layers": {
+            side: {
+                "before": choice.num_layers,
+                "after": len(choice.kept),
+                "kept": list(choice.kept),
+                "dropped": list(choice.dropped),
+                "strategy": choice.strategy,
+                "method": choice.method,
+                "evaluations": choice.evaluations,
+            }
+            for side, choice in pruned.layers.items()
+        },
+        "heads": _heads_document(pruned),
+        "data": data,
+        "metric": pruned.metric,
+        "before": pruned.before,
+        "after": pruned.after,
+        "notes": pruned.notes,
+    }
+
+
+def _heads_document(pruned: Pruned) -> dict[str, Any] | None:
+    """Counts, and of every layer that stays the importance of its heads and those that stay."""
+    heads = pruned.heads
+    if heads is None:
+        return None
+    stacks = {
+        side: [
+            {
+                attention: {"importance": importance.tolist(), "kept": list(kept.of(attention))}
+                for attention, importance in scores.items()
+            }
+            for kept, scores in zip(layers, pruned.importance[side], strict=True)
+        ]
+        for side, layers in heads.layers.items()
+    }
+    return {"before": heads.before, "after": heads.after, "per_layer": heads.per_layer, **stacks}
+
+
+def _cell(name: str, value: float) -> str:
+    return f"{value:,.0f}" if name in COST else f"{value:,.4f}"
+
+
+def _change(name: str, before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}" if name in COST else f"{after - before:+.4f}"
+
 
 LAYERS, HEADS, DATA, RESULT, MODEL = "Layers", "Heads", "Data", "Result", "Model and machine"
 
@@ -172,9 +351,9 @@ def prune(
     assert out is not None
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
-        from tformer.decoding.precision import inference_dtype
+        from tformer.decoding.inference import inference_dtype
+        from tformer.device import resolve_device
         from tformer.loading import load
-        from tformer.training.precision import resolve_device
         from tformer.workflows.prune import check_plan
         from tformer.workflows.prune import prune as prune_model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.common import StopFlag, console
 from tformer.cli.evaluate_families import (
     DAMAGED,
     IMAGES,
@@ -21,6 +20,10 @@ from tformer.cli.evaluate_masked import masked_batch, masked_objective, read_sen
 from tformer.cli.evaluate_pairs import read_pairs
 from tformer.cli.evaluate_request import Request
 from tformer.cli.evaluate_text import read_corpora
+from tformer.cli.report import (
+    StopFlag,
+    console,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,12 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.common import console, emit, emit_json, examples
+from tformer.cli.report import (
+    console,
+    emit,
+    emit_json,
+    examples,
+)
 from tformer.errors import InputError, did_you_mean, visible
 
 SORTS = "newest, name, metric, parameters, step, seconds or size"

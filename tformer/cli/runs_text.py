@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer.cli.common import as_cell
+from tformer.cli.report import as_cell
 from tformer.workflows.runs import Comparison, RunDetail, RunSummary
 
 UNKNOWN = "-"

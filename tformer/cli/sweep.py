@@ -1,18 +1,170 @@
-"""`tformer sweep`: one recipe varied along axes, trained over seeds, compared in one table."""
+"""`tformer sweep`: train every variant of a recipe over seeds and compare them in one table."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples
-from tformer.cli.sweep_plan import check_flags, flag_words, make_plan
-from tformer.errors import InputError, TformerError
+from tformer.cli import evaluate, train
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    emit_json,
+    examples,
+)
+from tformer.errors import InputError, TformerError, visible
 
 if TYPE_CHECKING:
+    from tformer.workflows.sweep.cells import Result
+    from tformer.workflows.sweep.grid import Cell
     from tformer.workflows.sweep.plan import Plan
+    from tformer.workflows.sweep.table import Row, Table
+
+
+def flag_words(options: dict[str, Any]) -> list[str]:
+    """The options as they stand on the command line of `tformer train`."""
+    words = []
+    for flag, value in options.items():
+        for item in value if isinstance(value, list) else [] if value is None else [value]:
+            words += [flag, str(item)]
+    return words
+
+
+def make_plan(name: str | None, chosen: dict[str, Any], *, seeds: int | None, max_steps: int | None) -> Plan:
+    """The written plan, with the seeds and steps of the command line; or the plan that the command line is."""
+    from tformer.workflows.sweep.plan import plan_of_flags, read_plan
+
+    for flag, number in (("--seeds", seeds), ("--max-steps", max_steps)):
+        if number is not None and number < 1:
+            raise InputError(f"{flag} must be at least 1, found {number}")
+    if name is None:
+        return plan_of_flags(
+            config=chosen["--config"],
+            arch=chosen["--arch"],
+            preset=chosen["--preset"],
+            sets=chosen["--set"] or (),
+            train=chosen["a flag of train"],
+            vary=chosen["--vary"] or (),
+            evaluate=chosen["--evaluate"] or (),
+            seeds=seeds or 1,
+            max_steps=max_steps,
+        )
+    given = next((flag for flag, value in chosen.items() if value), None)
+    if given is not None:
+        raise InputError(f"--plan and {given} exclude each other", hint="write it into the plan")
+    written = read_plan(name)
+    updates = {key: value for key, value in (("seeds", seeds), ("max_steps", max_steps)) if value is not None}
+    return written.model_copy(update=updates)
+
+
+def check_flags(plan: Plan) -> None:
+    """Refuse, before anything is trained, flags that `tformer train` or `tformer evaluate` does not know."""
+    for task in plan.tasks:
+        of_task = f"task {task.name}: " if len(plan.tasks) > 1 else ""
+        _parse("train", train.train, task.train, of_task)
+        for label, flags in task.evaluate.items():
+            _parse("evaluate", evaluate.evaluate, ["RUN", *flags], f"{of_task}evaluate {label}: ")
+
+
+def _parse(name: str, command: Callable[..., Any], words: Sequence[str], place: str) -> None:
+    app = typer.Typer(add_completion=False)
+    app.command(name)(command)
+    try:
+        typer.main.get_command(app).make_context(name, list(words))
+    except typer.Exit:  # of --help, which answers at once
+        raise InputError(f"{place}found --help, expected flags of `tformer {name}`") from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        message = " ".join(str(error.format_message()).split())
+        raise InputError(f"{place}{message}", hint=f"see 'tformer {name} --help'") from None
+
+
+class Reporter:
+    """Tells of each training on stderr: of the one that runs where it writes, of one that ended what it came to."""
+
+    def __init__(self) -> None:
+        self._status = console.status("") if console.is_terminal else None
+
+    def __enter__(self) -> Reporter:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
+        if self._status is not None:
+            self._status.update(f"{number} of {total}  {cell.name}  (its log: {log})")
+
+    def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
+        from tformer.workflows.sweep.table import show_metric
+
+        if result.best is not None and result.status == "done":
+            told = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
+        else:
+            told = ": ".join(part for part in (result.status, result.message) if part)
+        for label, entry in result.evaluate.items():
+            value = entry.get("value")
+            told += f", {label} {show_metric(value, entry['metric']) if value is not None else entry.get('failure')}"
+        took = "finished before" if seconds is None else _clock(seconds)
+        console.print(visible(f"{number} of {total}  {result.cell}  {told}  {took}"), markup=False)
+
+
+def show_table(table: Table) -> None:
+    """On a terminal a table, or a block for each variant where it is too narrow for one; else Markdown."""
+    if not sys.stdout.isatty():
+        from tformer.workflows.sweep.table import markdown
+
+        emit(markdown(table).rstrip("\n"))
+        return
+    from rich.table import Table as RichTable
+
+    wide = RichTable(title=table.name, title_justify="left")
+    numbers = len(table.headings) - len(table.columns)
+    for index, heading in enumerate(table.headings):
+        wide.add_column(visible(heading), justify="left" if index < numbers else "right", no_wrap=True)
+    previous = None
+    for row in table.rows:
+        if previous not in (None, row.task):
+            wide.add_section()
+        previous = row.task
+        wide.add_row(*_cells(table, row))
+    stdout = Console(highlight=False)
+    if stdout.measure(wide, options=stdout.options.update(max_width=10_000)).maximum <= stdout.width:
+        stdout.print(wide)
+        return
+    for row in table.rows:
+        for heading, text in zip(table.headings, table.cells(row), strict=True):
+            emit(visible(f"{heading}: {text}"))
+        emit("")
+
+
+def _cells(table: Table, row: Row) -> list[str]:
+    """With markup around the best alone, whatever the texts hold."""
+    plain, marked = table.cells(row), table.cells(row, mark=lambda text: f"*{text}")
+    return [
+        f"[bold]{escape(visible(text))}[/]" if text != other else escape(visible(text))
+        for text, other in zip(plain, marked, strict=True)
+    ]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
 
 EPILOG = examples(
     "`tformer sweep --arch gpt --vary model.*.positions.kind=rope,alibi,learned --out sweeps/positions`",
@@ -153,9 +305,8 @@ def _list(grid: Any, *, json_: bool) -> None:
 
 
 def _run(plan: Plan, grid: Any, out: Path, stop: StopFlag, *, tolerant: bool, json_: bool) -> None:
-    from tformer.cli.sweep_report import Reporter, show_table
-    from tformer.workflows.sweep.report import document
     from tformer.workflows.sweep.run import run_sweep
+    from tformer.workflows.sweep.table import document
 
     stop.be_patient()
     with Reporter() as reporter:

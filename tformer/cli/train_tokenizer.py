@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tformer.cli.common import StopFlag, console, emit, emit_json, examples, progress_reporter
+from tformer.cli.report import (
+    StopFlag,
+    console,
+    emit,
+    emit_json,
+    examples,
+    progress_reporter,
+)
 from tformer.errors import InputError, Interrupted, StorageError, did_you_mean
 from tformer.tokenizer.options import TemplateName, TokenizerModel, TokenizerOptions, UnicodeForm
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tformer.data.sources import TextSource
+    from tformer.data.sources.text import TextSource
 
 EPILOG = examples(
     "`tformer train-tokenizer corpus.txt --vocab-size 8000`",
@@ -116,8 +123,8 @@ def train_tokenizer(
         raise InputError(f"--{str(error).replace('_', '-', str(error).split(' ')[0].count('_'))}") from error
     _check_output(out, options, force=force)
 
-    from tformer.data.sources import open_sources
-    from tformer.data.tables import parse_column
+    from tformer.data.sources.tables import parse_column
+    from tformer.data.sources.text import open_sources
     from tformer.tokenizer.report import tokenizer_report
     from tformer.tokenizer.train import train_with_facts
 

@@ -18,8 +18,11 @@ from tformer.cli.classify_input import STANDARD_INPUT, line_blocks, name_of
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.text import Errors
-    from tformer.decoding.translate_input import Places, SentenceReader
+    from tformer.data.sources.files import Errors
+    from tformer.decoding.sentences import (
+        Places,
+        SentenceReader,
+    )
 
 WINDOW_BATCHES = 16
 CHECKED_LINES = 1024
@@ -38,8 +41,8 @@ class Lines:
 
 def prompt_line(text: str, *, task_prefix: str, prefix: str | None) -> Lines:
     """The one source of `--prompt`, with the beginning of its target."""
-    from tformer.data.task_prefix import with_prefix
-    from tformer.decoding.translate_input import Places
+    from tformer.data.sources.pairs import with_prefix
+    from tformer.decoding.sentences import Places
 
     places = Places(lambda row: "--prompt", lambda row: "--target-prefix")
     return Lines(0, [text], [with_prefix(task_prefix, text)], None if prefix is None else [prefix], places)
@@ -62,7 +65,7 @@ def line_windows(
     Raises InputError for what cannot be read, for a line of a file that `reader` would refuse (file and line), and for
     a prefix file that has not one line for each source.
     """
-    from tformer.data.task_prefix import with_prefix
+    from tformer.data.sources.pairs import with_prefix
 
     places = _places(path, prefix_file)
     prefixes = None if prefix_file is None else _lines(prefix_file, errors)
@@ -101,7 +104,7 @@ def _lines(path: str, errors: Errors) -> list[str]:
 
 
 def _places(path: str, prefix_file: str | None) -> Places:
-    from tformer.decoding.translate_input import Places
+    from tformer.decoding.sentences import Places
 
     name = name_of(path)
     return Places(

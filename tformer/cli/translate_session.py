@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tformer.cli.common import StopFlag, console
 from tformer.cli.generate_output import Printer, as_document, as_lines
 from tformer.cli.generate_session import SAMPLE_SEPARATOR
+from tformer.cli.report import (
+    StopFlag,
+    console,
+)
 from tformer.cli.translate_input import Lines, line_windows, prompt_line, prompt_windows
 
 if TYPE_CHECKING:
     from tformer.cli.generate_request import Asked
-    from tformer.decoding.translate_input import SentenceReader
-    from tformer.decoding.translation import Translation
+    from tformer.decoding.sentences import SentenceReader
+    from tformer.decoding.translate import Translation
     from tformer.tokenizer import Tokenizer
 
 Search = Callable[[Lines], "list[list[Translation]]"]

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.common import console, emit, examples, uncollected
+from tformer.cli.report import (
+    console,
+    emit,
+    examples,
+    uncollected,
+)
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -212,7 +217,7 @@ def _write(where: Output, settings: Settings, view: str | None, table: Table | N
         elif where.format == "terminal":
             content = _characters(plots, heading, to_file=where.path is not None)
         elif where.format == "csv":
-            from tformer.viz.pe.numbers import plots_to_csv
+            from tformer.viz.plots import plots_to_csv
 
             content = plots_to_csv(plots)
         else:
@@ -255,8 +260,8 @@ def _json(settings: Settings, view: str, table: Table | None, plots: Any) -> str
     import json
     from dataclasses import asdict
 
-    from tformer.viz.pe.numbers import plots_to_json
     from tformer.viz.pe.views import subject
+    from tformer.viz.plots import plots_to_json
 
     document = {
         "encoding": subject(settings),

@@ -1,12 +1,4 @@
-"""A keyed shuffle without memory: a Feistel network with cycle walking.
-
-A balanced Feistel network over 2 * half bits is a bijection of [0, 4^half) whatever its round function is. Values that
-leave [0, n) are put through again until they fall inside (cycle walking: Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", 2002), which keeps it a bijection of [0, n). Position i of an epoch's order is thus computed alone, in
-constant time and memory, however large the corpus.
-
-    (L, R) -> (R, L xor F(R, key))
-"""
+"""Keyed permutation without memory: a Feistel network with cycle walking; and keys derived from names and numbers."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""The best next tokens of a step of beam search: of every row on the device, then of every beam group on the host.
-
-Only a few numbers per row leave the device, in one copy. The sums are fp64 from there on: exact sums of the fp32
-log-probabilities, so that a hypothesis's score does not depend on how it was batched or ordered.
-
-Equal candidates are ordered by token id, then by beam.
-
-Legend: R rows, V vocabulary, N chunks of C tokens, k candidates of a row; S sentences, G groups of w beams,
-c = up to 2w candidates of a group.
-"""
+"""The best next tokens of one step of beam search: top candidates of every row, then of every beam group."""
 
 from __future__ import annotations
 

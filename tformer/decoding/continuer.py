@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tformer.decoding.beam import beam_search
-from tformer.decoding.beam_settings import BeamSettings, Hypothesis
-from tformer.decoding.ensemble import EnsembleStepper
-from tformer.decoding.prompts import encode_prompt
-from tformer.decoding.settings import ContextPolicy
-from tformer.decoding.stepper import DecoderStepper
-from tformer.decoding.text import TextFollower
-from tformer.decoding.translation import Translation, best_of_each_text
-from tformer.decoding.unwritten import unwritten_tokens
+from tformer.decoding.beam_search import beam_search
+from tformer.decoding.completion import TextFollower
+from tformer.decoding.prompts import encode_prompt, unwritten_tokens
+from tformer.decoding.settings import (
+    BeamSettings,
+    ContextPolicy,
+    Hypothesis,
+)
+from tformer.decoding.stepper import DecoderStepper, EnsembleStepper
+from tformer.decoding.translate import (
+    Translation,
+    best_of_each_text,
+)
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tformer.data.template import single_template
+from tformer.data.shards.template import single_template
 from tformer.decoding.generate import inference
 from tformer.errors import InputError
 from tformer.model import Transformer

@@ -1,16 +1,4 @@
-"""The cached decode engine: batches of prompts in, completions out.
-
-Prompts of different lengths are padded on the left and read once (prefill); the cache is then repeated for every
-sample of a prompt. Each step feeds one token per completion and projects only the last position to the vocabulary.
-A finished completion leaves the batch at once. When the cache is full it is built again from what each completion
-still looks at (see `GenerationSettings.context`): that window depends on the completion's own length, never on its
-neighbours.
-
-With `sources` the model is an encoder-decoder and the prompts are what its decoder begins with. The encoder reads each
-source once; what cross-attention needs of it goes along with the rows, also into a cache that is built again.
-
-Legend: B live completions, T tokens fed, V vocabulary.
-"""
+"""The cached decoding engine: batches of prompts in, completions out."""
 
 from __future__ import annotations
 
@@ -20,15 +8,53 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tformer.decoding.chooser import TokenChooser
-from tformer.decoding.compiled import BucketedCache
 from tformer.decoding.completion import Completion, OnToken, check_prompts
-from tformer.decoding.inputs import check_sources, left_padded, right_padded
+from tformer.decoding.inference import BucketedCache
+from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
+from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.cache import ModelCache
-from tformer.nn.layer_cache import quickest_dtype
+from tformer.nn.cache import ModelCache, quickest_dtype
 from tformer.tokenizer import Tokenizer
+
+FILLER = 0  # any id will do: the mask hides it
+
+
+def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Ids long [B, T] that end in the last column, and a bool mask [B, T] of the real ones; None: all are."""
+    longest = max(map(len, rows))
+    ids_BT = torch.tensor([[FILLER] * (longest - len(row)) + list(row) for row in rows], device=device)
+    if min(map(len, rows)) == longest:
+        return ids_BT, None
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
+    return ids_BT, torch.arange(longest, device=device) >= longest - lengths_B1
+
+
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The same, with every row starting in the first column."""
+    longest = max(map(len, rows))
+    ids_BT = torch.tensor([list(row) + [FILLER] * (longest - len(row)) for row in rows], device=device)
+    if min(map(len, rows)) == longest:
+        return ids_BT, None
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
+    return ids_BT, torch.arange(longest, device=device) < lengths_B1
+
+
+def check_sources(
+    model: Transformer, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], *, first_row: int = 0
+) -> None:
+    """Raise for what an encoder-decoder cannot read; messages count sources from 1.
+
+    InputError for a source without tokens; ValueError for a model without an encoder or a decoder, or when there is
+    not one decoder prefix for each source.
+    """
+    if model.encoder is None or model.decoder is None:
+        raise ValueError("sources need a model with an encoder and a decoder")
+    if len(sources) != len(prefixes):
+        raise ValueError(f"{len(sources)} sources and {len(prefixes)} decoder prefixes: expected one prefix for each")
+    for number, source in enumerate(sources, start=first_row + 1):
+        if not source:
+            raise InputError(f"source {number} has no tokens, expected at least 1")
 
 
 def generate(

@@ -1,4 +1,4 @@
-"""Where generated text goes: standard output at once, or a file that appears whole."""
+"""Where generated text is written, and its form: one line per text, or JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from tformer.decoding.settings import Generated
 from tformer.errors import InputError, Interrupted, cannot_write
 
 Write = Callable[[str], object]
@@ -74,3 +76,33 @@ def _temporary(target: Path) -> Path:
 def _write_out(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def as_one_line(text: str) -> str:
+    r"""The text on one line: newline and carriage return become `\n` and `\r`."""
+    return text.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def as_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
+    """The JSON of one prompt. `text`, `logprobs` and `finish_reason` are those of the first completion."""
+    first = completions[0]
+    return {
+        "index": index,
+        "prompt": prompt,
+        "text": first.text,
+        "finish_reason": first.finish_reason,
+        "logprobs": _listed(first.logprobs),
+        "completions": [
+            {
+                "text": completion.text,
+                "ids": list(completion.ids),
+                "finish_reason": completion.finish_reason,
+                "logprobs": _listed(completion.logprobs),
+            }
+            for completion in completions
+        ],
+    }
+
+
+def _listed(values: tuple[float, ...] | None) -> list[float] | None:
+    return None if values is None else list(values)

@@ -1,15 +1,20 @@
-"""Prompts: the lines of a file or of standard input, and their ids."""
+"""Token ids of prompts, and the tokens that generation never writes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tformer.data.files import read_bytes
-from tformer.data.text import Errors, decode_text, split_lines
+from tformer.data.sources.files import (
+    Errors,
+    decode_text,
+    read_bytes,
+    split_lines,
+)
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 STDIN_NAME = "standard input"
 CHUNK_BYTES = 1 << 16
@@ -59,3 +64,25 @@ def read_lines(path: str, *, errors: Errors = "strict") -> Iterator[str]:
 def _stdin_chunks() -> Iterator[bytes]:
     """What has arrived, without waiting for a whole chunk."""
     return iter(lambda: os.read(sys.stdin.fileno(), CHUNK_BYTES), b"")
+
+
+def unwritten_tokens(
+    special: SpecialIds,
+    target: DecoderTokens | None = None,
+    *,
+    eos: int | None,
+    suppressed: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Ids, in increasing order: pad, bos and what a decoder beside an encoder starts from.
+
+    Where one of them ends a text too (BART starts from eos) or is the first of every text (`forced_bos`), it stays.
+
+    target: of the decoder beside an encoder; None: a decoder alone.
+    suppressed: these, in the place of all that (`generation.suppress_tokens`: a model from elsewhere may rule out
+    others, or none).
+    """
+    if suppressed is not None:
+        return tuple(sorted(set(suppressed)))
+    forced = None if target is None else target.forced_bos
+    reading = {special.pad, special.bos, None if target is None else target.start} - {eos, forced}
+    return tuple(sorted(token for token in reading if token is not None))

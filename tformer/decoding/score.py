@@ -1,13 +1,4 @@
-"""Force-decoding: how probable given targets are, token by token, and where the decoder looked for each.
-
-One forward pass reads a whole target (teacher forcing), so this is the check of beam search, which finds the same sums
-one token at a time, and the way to alignments and coverage, which the cached engine does not keep.
-
-Coverage (Wu et al., arXiv 1609.08144, equation 14):  cp = beta * sum over sources j of log min(sum over targets i of
-p_ij, 1), with p_ij the attention that target i pays to source j.
-"""
-
-# Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
+"""Force-decoding: log-probabilities of given targets, and cross-attention alignments."""
 
 from __future__ import annotations
 
@@ -17,11 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tformer.data.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
+from tformer.data.batching.batch import (
+    WIDTH_MULTIPLE,
+    PadLayout,
+    pad_layout,
+)
 from tformer.decoding.generate import inference
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.output import Output
+from tformer.nn.heads import Output
+
+# Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
+
 
 HEAD = "lm"
 LEAST_COVERAGE = float(np.finfo(np.float32).tiny)  # a source that nothing looked at costs much, not everything
@@ -231,3 +229,34 @@ def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, tap
 
 def _layout(lengths: list[int], model: Transformer) -> PadLayout:
     return pad_layout(lengths, max_len=model.max_seq_len, multiple=WIDTH_MULTIPLE)
+
+
+# Shapes: u target tokens, t source tokens.
+
+
+Links = tuple[tuple[int, int], ...]
+"""(target position, source position) of tokens, counted from 0 in the bare texts."""
+
+
+def mean_attention(
+    models: Sequence[Transformer],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    start_ids: Sequence[int],
+) -> list[np.ndarray]:
+    """fp32 [u, t] for each pair, the mean over the models; see `score.TargetScore.alignment`."""
+    each = []
+    for model in models:
+        scores = score_targets(model, sources, targets, start_ids=start_ids, alignments=True)
+        each.append([score.alignment for score in scores if score.alignment is not None])
+    return [np.stack(parts).mean(axis=0) for parts in zip(*each, strict=True)]
+
+
+def links_of(attention: np.ndarray, ids: Sequence[int], ends: Sequence[int]) -> Links:
+    """The source token that each target token but the `ends` looked at most.
+
+    attention: [u, t] over the bare source text.
+    """
+    places = [place for place, token in enumerate(ids) if token not in ends]
+    return tuple((number, int(attention[place].argmax())) for number, place in enumerate(places))

@@ -1,32 +1,27 @@
-"""Next-token log-probabilities for beam search, one token of every hypothesis at a time.
-
-A `Stepper` hides what a search need not know: the model or models, their caches, padding, devices. It starts with one
-row for each sentence, then has `beams` rows for each, side by side (sentence 0's, sentence 1's, ...). Search decides
-which hypothesis a row continues (`reorder`) and which sentences are done (`keep`).
-
-The encoder runs once, and cross-attention's keys and values exist once per sentence (`ModelCache.fan_out`): a reorder
-moves the keys and values of self-attention alone.
-
-Legend: S sentences, b beams, R = S b rows, V vocabulary.
-"""
+"""Next-token log-probabilities for beam search, one token of every hypothesis at a time; ensembles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tformer.decoding.compiled import BucketedCache
-from tformer.decoding.generate import inference
-from tformer.decoding.inputs import check_sources, left_padded, right_padded
+from tformer.decoding.generate import (
+    check_sources,
+    inference,
+    left_padded,
+    right_padded,
+)
+from tformer.decoding.inference import BucketedCache
 from tformer.errors import InputError, TformerError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
-from tformer.nn.heads import VocabularyHead
-from tformer.nn.output import Output
+from tformer.nn.heads import Output, VocabularyHead
 
 
 class Stepper(Protocol):
@@ -238,3 +233,49 @@ def _evaluating(model: Transformer) -> Iterator[None]:
     """`inference`, without a walk over all modules at every step when the model is in evaluation mode already."""
     with inference(model) if model.training else torch.inference_mode():
         yield
+
+
+class EnsembleStepper:
+    """Steppers of the same sentences over the same target vocabulary, behind the interface of one (`Stepper`)."""
+
+    def __init__(self, steppers: Sequence[Stepper]) -> None:
+        """Raises InputError for different vocabulary sizes, ValueError for different sentences or none."""
+        if not steppers:
+            raise ValueError("an ensemble needs at least one stepper")
+        sizes = [stepper.vocab_size for stepper in steppers]
+        if len(set(sizes)) > 1:
+            raise InputError(
+                f"the models of an ensemble have vocabularies of {', '.join(map(str, sizes))} tokens, expected one",
+                hint="combine checkpoints that were trained with the same tokenizer",
+            )
+        if len({stepper.num_sentences for stepper in steppers}) > 1:
+            raise ValueError("the steppers of an ensemble were given different numbers of sentences")
+        self._steppers = list(steppers)
+        self.vocab_size = sizes[0]
+        self.rooms = [min(rooms) for rooms in zip(*(stepper.rooms for stepper in steppers), strict=True)]
+        self.max_steps = max(self.rooms)
+
+    @property
+    def num_sentences(self) -> int:
+        return self._steppers[0].num_sentences
+
+    def start(self, beams: int) -> Tensor:
+        return mean_log_probabilities([stepper.start(beams) for stepper in self._steppers])
+
+    def step(self, ids_R: Tensor) -> Tensor:
+        return mean_log_probabilities([stepper.step(ids_R) for stepper in self._steppers])
+
+    def reorder(self, rows_R: Tensor) -> None:
+        for stepper in self._steppers:
+            stepper.reorder(rows_R)
+
+    def keep(self, sentences: Tensor) -> None:
+        for stepper in self._steppers:
+            stepper.keep(sentences)
+
+
+def mean_log_probabilities(logprobs: Sequence[Tensor]) -> Tensor:
+    """Logarithm of the mean of the probabilities whose logarithms are given, tensors of one shape; -inf is 0."""
+    if len(logprobs) == 1:
+        return logprobs[0]
+    return reduce(torch.logaddexp, logprobs) - math.log(len(logprobs))

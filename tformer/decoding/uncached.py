@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tformer.decoding.chooser import TokenChooser
 from tformer.decoding.generate import collect, inference, start_completions
+from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer

@@ -15,18 +15,22 @@ from typing import Literal
 
 import numpy as np
 
-from tformer.data.image_files import read_image
-from tformer.data.images import ImageExample, ImageSet, open_images
-from tformer.data.labelled_tables import LabelledRow
-from tformer.data.labelled_tokens import tokenise_labelled
+from tformer.data.shards.labelled_tokens import tokenise_labelled
+from tformer.data.sources.image_files import read_image
+from tformer.data.sources.images import (
+    ImageExample,
+    ImageSet,
+    open_images,
+)
+from tformer.data.sources.labelled_tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
-from tformer.recipe.data import Columns
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Columns
 from tformer.tokenizer.special import SpecialIds
 
 HEADS = {"classifier", "regression"}

@@ -12,8 +12,8 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.loading import Loaded
-from tformer.nn.positions.learned import LearnedPositions
-from tformer.recipe.layers import layer_sections
+from tformer.nn.positions.base import LearnedPositions
+from tformer.recipe.model import layer_sections
 
 
 def at_length(loaded: Loaded, seq_len: int) -> Loaded:

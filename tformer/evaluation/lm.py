@@ -1,32 +1,29 @@
-"""How well a causal language model predicts a text: every token of it, each exactly once.
-
-The tokens t_0 … t_{N-1} hold N - 1 predictions, t_i from those before it. They are cut into windows of `seq_len`:
-
-- without `stride` (the default) windows do not overlap: window k reads t_{kT} … t_{kT+T-1} and predicts the T tokens
-  one place further; the last window is as short as the text leaves it. The same as validation during training.
-- with `stride` S < T each window moves on by S and only its last S predictions count, so that every prediction but the
-  first few sees at least T - S tokens. Slower by T / S, and the figure that papers report as sliding-window perplexity.
-
-No window is padded: the short last one is a batch of its own. bits_per_byte = sum of nats / ln 2 / bytes of the text.
-"""
+"""Loss and perplexity of language models: causal ones over a token corpus, masked ones by masking each token alone."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
-from tformer.data.batch import IGNORED_LABEL, Batch
-from tformer.data.windows import restarting_positions
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+    pad_layout,
+)
+from tformer.data.batching.windows import restarting_positions
 from tformer.errors import InputError
+from tformer.evaluation.predict import default_batch_tokens
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.model import Transformer
-from tformer.recipe.data import Data
+from tformer.recipe.sections import Data
+from tformer.tokenizer.special import SpecialIds
 
 
 class Corpus(Protocol):
@@ -179,3 +176,98 @@ def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, second
         "bytes": num_bytes,
         "tokens_per_second": tokens / seconds,
     }
+
+
+def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `evaluate_lm` would say of the texts as one, from what it said of each (at least one)."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    parts = [part for part in parts if part["tokens"]]
+    return summarise(
+        sum(part["loss"] * part["tokens"] for part in parts),
+        sum(part["accuracy"] * part["tokens"] for part in parts),
+        tokens=sum(part["tokens"] for part in parts),
+        num_bytes=sum(part["bytes"] for part in parts),
+        seconds=sum(part["tokens"] / part["tokens_per_second"] for part in parts),
+    )
+
+
+def pseudo_perplexity(
+    model: nn.Module,
+    sequences: Sequence[np.ndarray],
+    special_ids: SpecialIds,
+    *,
+    head: str = "masked_lm",
+    max_tokens: int | None = None,
+    batch_tokens: int | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    progress: Callable[..., None] | None = None,
+) -> dict[str, float]:
+    """{"pseudo_perplexity", "loss" (nats per token), "tokens"} of sequences of ids, their special tokens included.
+
+    `max_tokens`: count at most so many, evenly spread over all; `batch_tokens`: of a batch, with padding; None: what
+    suits the device. `should_stop` is polled before every batch; when it says so, the figures are those of the tokens
+    so far (NaN for none), the longest sequences first.
+
+    Raises InputError for a tokenizer without a mask token, and for nothing to predict.
+    """
+    if special_ids.mask is None:
+        raise InputError("pseudo-perplexity needs a tokenizer with a mask token, this one has none")
+    row_of, place_of = _targets(sequences, special_ids, max_tokens)
+    total, tokens = len(row_of), 0
+    if not total:
+        raise InputError("there is nothing to evaluate: the text has no tokens")
+    device = next(model.parameters()).device
+    budget = batch_tokens or default_batch_tokens(device)
+    nll = torch.zeros((), dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            while tokens < total and not (should_stop is not None and should_stop()):
+                count = max(1, budget // len(sequences[row_of[tokens]]))
+                chosen = slice(tokens, tokens + count)
+                rows = [sequences[row] for row in row_of[chosen]]
+                nll += _masked_nll(model, rows, place_of[chosen], special_ids.mask, head, device)
+                tokens += len(rows)
+                if progress is not None:
+                    progress(tokens, total)
+    finally:
+        model.train(was_training)
+    loss = nll.item() / tokens if tokens else float("nan")
+    return {"pseudo_perplexity": perplexity(loss), "loss": loss, "tokens": tokens}
+
+
+def _targets(
+    sequences: Sequence[np.ndarray], special_ids: SpecialIds, max_tokens: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(sequence, place in it) of every token to predict, longest sequences first."""
+    template = (special_ids.pad, special_ids.bos, special_ids.eos, special_ids.cls, special_ids.sep)
+    left_out = [token for token in template if token is not None]
+    places = [np.flatnonzero(~np.isin(ids, left_out)) for ids in sequences]
+    row_of = np.repeat(np.arange(len(places)), [len(part) for part in places])
+    place_of = np.concatenate([np.zeros(0, dtype=np.int64), *places])
+    if max_tokens is not None and max_tokens < len(row_of):
+        kept = np.arange(max_tokens) * len(row_of) // max_tokens
+        row_of, place_of = row_of[kept], place_of[kept]
+    lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
+    order = np.argsort(-lengths[row_of], kind="stable")
+    return row_of[order], place_of[order]
+
+
+def _masked_nll(
+    model: nn.Module, rows: list[np.ndarray], places: np.ndarray, mask_id: int, head: str, device: torch.device
+) -> torch.Tensor:
+    """Sum of -log P of the token at each row's place, that token masked."""
+    layout = pad_layout([len(row) for row in rows])
+    ids_MT, mask = layout.fill(rows, 0), layout.mask()
+    labels_MT = np.full_like(ids_MT, IGNORED_LABEL)
+    index_M = np.arange(len(rows))
+    labels_MT[index_M, places] = ids_MT[index_M, places]
+    ids_MT[index_M, places] = mask_id
+    output = model(
+        torch.from_numpy(ids_MT).to(device),
+        attention_mask=None if mask is None else torch.from_numpy(mask).to(device),
+    )
+    nll: torch.Tensor = output.loss_terms(head, torch.from_numpy(labels_MT).to(device)).nll
+    return nll

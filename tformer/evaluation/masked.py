@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.corpus import TokenCorpus
-from tformer.data.masked_windows import MaskedWindows
-from tformer.data.template import single_template
-from tformer.data.windows import Example
+from tformer.data.batching.windows import Example, MaskedWindows
+from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.shards.template import single_template
 from tformer.evaluation.predict import Samples
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tformer.data.pair_set import PairTokens
-from tformer.data.pair_tokens import RowSource, tokenise_pairs
+from tformer.data.shards.pair_tokens import (
+    PairTokens,
+    RowSource,
+    tokenise_pairs,
+)
 from tformer.loading import decoder_tokens_of
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer

@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from tformer.data.pair_tokens import PairTokens
+from tformer.data.shards.pair_tokens import PairTokens
 from tformer.decoding.score import TargetScore, score_targets
-from tformer.decoding.translate import Translator
-from tformer.decoding.translation import Translation
-from tformer.evaluation.objective import Tally, figures, tally_objective
-from tformer.metrics.translation import bleu, chrf, same_text, sequence_accuracy
+from tformer.decoding.translate import Translation, Translator
+from tformer.evaluation.predict import (
+    Tally,
+    figures,
+    tally_objective,
+)
+from tformer.metrics.text import (
+    bleu,
+    chrf,
+    same_text,
+    sequence_accuracy,
+)
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 

@@ -1,9 +1,4 @@
-"""A checkpoint as a folder that Hugging Face's `from_pretrained` opens, with nothing copied by hand.
-
-recipe -> resolved `model` section -> the class that computes it (`choose`), in the form that the class has
-(`equivalences`) -> config.json, weights, tokenizer and generation settings, in a folder that appears whole or not at
-all. What no class computes is refused; nothing is approximated.
-"""
+"""What config.json says of an exported model, and where its open sizes come from."""
 
 from __future__ import annotations
 
@@ -20,15 +15,15 @@ from torch import Tensor
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, atomic, files, probe
 from tformer.checkpoint.average import require_new
-from tformer.checkpoint.differences import differences
+from tformer.checkpoint.read import differences
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
-from tformer.interop.canonical import without_learned_rates
-from tformer.interop.choose import choose_class
-from tformer.interop.export_config import DTYPES, Tokenizers, auto_class, config_of, resolved, tokenizers_of
+from tformer.interop.choose import Choice, choose_class, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
-from tformer.interop.shards import (
+from tformer.interop.tokenizer_config import special_keys
+from tformer.interop.tokenizer_files import TARGET_FOLDER, overruled, tokenizer_documents
+from tformer.interop.weight_files import (
     Outgoing,
     Shard,
     index_document,
@@ -38,12 +33,69 @@ from tformer.interop.shards import (
     shard_bytes_on_disk,
     shard_chunks,
 )
-from tformer.interop.special_ids import special_keys
-from tformer.interop.tokenizer_files import TARGET_FOLDER, overruled, tokenizer_documents
-from tformer.nn.layerdrop import LEARNED
+from tformer.nn.structured_dropout import LEARNED
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
+from tformer.tokenizer import Tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# The class that opens a folder -> how the names of the classes it opens end.
+AUTO_CLASSES = {
+    "AutoModelForCausalLM": ("LMHeadModel", "ForCausalLM"),
+    "AutoModelForSeq2SeqLM": ("ForConditionalGeneration", "MTModel"),
+    "AutoModelForPreTraining": ("ForPreTraining",),
+    "AutoModelForMaskedLM": ("ForMaskedLM",),
+    "AutoModelForSequenceClassification": ("ForSequenceClassification",),
+    "AutoModelForImageClassification": ("ForImageClassification",),
+}
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """Of a checkpoint: None for a model of images; `target` where the side that is written has its own."""
+
+    source: Tokenizer | None
+    target: Tokenizer | None
+
+
+def tokenizers_of(checkpoint: Checkpoint) -> Tokenizers:
+    texts = (checkpoint.tokenizer_json, checkpoint.target_tokenizer_json)
+    source, target = (None if text is None else Tokenizer.from_json(text) for text in texts)
+    return Tokenizers(source, target)
+
+
+def resolved(recipe: Recipe, tokenizers: Tokenizers) -> Model:
+    """The `model` section with the sizes that tokenizers and labels decide."""
+    model = recipe.model
+    sizes: dict[str, Any] = {}
+    for key, tokenizer in (("vocab_size", tokenizers.source), ("target_vocab_size", tokenizers.target)):
+        if getattr(model, key) is None and tokenizer is not None:
+            sizes[key] = tokenizer.vocab_size
+    heads = model.model_dump(mode="json")["heads"]
+    for head in heads:
+        if head["kind"] == "classifier" and head["num_labels"] is None:
+            head["num_labels"] = len(recipe.data.labels) or None
+    return Model.model_validate({**model.model_dump(mode="json"), **sizes, "heads": heads})
+
+
+def config_of(choice: Choice, recipe: Recipe, keys: Mapping[str, Any], *, dtype: torch.dtype) -> dict[str, Any]:
+    """The whole of config.json."""
+    return {
+        **label_keys(choice.model, recipe.data.labels),
+        **choice.config,
+        **keys,
+        "architectures": [choice.class_name],
+        "dtype": str(dtype).removeprefix("torch."),
+        "model_type": choice.architecture.model_type,
+    }
+
+
+def auto_class(class_name: str) -> str:
+    """The `AutoModel...` that opens a folder of this class."""
+    return next(auto for auto, endings in AUTO_CLASSES.items() if class_name.endswith(endings))
+
 
 SHARD_BYTES = 5 * 10**9
 

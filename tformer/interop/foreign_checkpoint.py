@@ -16,15 +16,14 @@ from torch import Tensor
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
 from tformer.checkpoint.manifest import Manifest
 from tformer.checkpoint.read import Checkpoint
-from tformer.checkpoint.tensor_header import TensorSpec
+from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
 from tformer.interop.architectures.parts import label_names
 from tformer.interop.config import Config
 from tformer.interop.generation_config import generation_notes, read_generation
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
-from tformer.interop.read_model import CONFIG, MAX_CONFIG_BYTES, ForeignModel, read_model
-from tformer.interop.recipe_of import recipe_of
-from tformer.interop.special_ids import special_ids
+from tformer.interop.read_model import CONFIG, MAX_CONFIG_BYTES, ForeignModel, read_model, recipe_of
+from tformer.interop.tokenizer_config import special_ids
 from tformer.interop.tokenizer_files import TARGET_FOLDER, TOKENIZER_JSON, FoundTokenizer, read_tokenizer
 from tformer.interop.weight_files import FileRead
 from tformer.recipe import recipe_to_yaml

@@ -18,9 +18,13 @@ from typing import Any
 
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
 from tformer.interop.config import Config
-from tformer.interop.special_ids import end_ids, special_ids, special_keys
+from tformer.interop.tokenizer_config import (
+    end_ids,
+    special_ids,
+    special_keys,
+)
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.training import Generation
+from tformer.recipe.sections import Generation
 from tformer.tokenizer import Tokenizer
 
 GENERATION_CONFIG = "generation_config.json"

@@ -1,8 +1,5 @@
-"""One table between two namings of the same weights, read in both directions.
-
-A `Link` says which tensors on disk make up one of ours, and how. Its `Layout` joins theirs to ours and splits ours into
-theirs; splitting a tensor on the meta device tells which shapes a file must have. Every architecture lists its links as
-a function of OUR model section, so that what was read back from an export is the very table that wrote it.
+"""Mapping between tformer's weights and a Hugging Face architecture's: links between tensors, layouts, and the table
+entry of one architecture.
 """
 
 from __future__ import annotations

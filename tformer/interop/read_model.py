@@ -1,4 +1,4 @@
-"""The model in a Hugging Face folder: config.json and weights, as a `model` section and our tensors."""
+"""Whether the sizes in config.json can be meant, before memory or minutes are spent on them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,42 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
-from tformer.checkpoint.tensor_header import TensorSpec
+from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
-from tformer.interop.plausible import planned
 from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
 from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
+
+
+def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
+    """The model without any memory for its tensors.
+
+    Args:
+        model: as config.json, which messages call `name`, describes it.
+        files: the weights; a plan takes memory for each layer, so there may be no more layers than tensors in them.
+
+    Raises:
+        InputError: too many layers, sizes whose product is beyond counting, sizes that contradict each other.
+    """
+    for side in ("encoder", "decoder"):
+        stack = getattr(model, side)
+        if stack is not None and stack.num_layers > len(files.specs):
+            raise InputError(
+                f"{name}: found {stack.num_layers:,} layers of the {side}, but the weights are {len(files.specs):,} "
+                "tensors only"
+            )
+    try:
+        return build_model(model, device="meta")
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise InputError(f"{name}: its sizes make tensors larger than any memory ({error})") from None
+
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
@@ -247,3 +273,94 @@ def _check_tensors(built: Transformer, links: Sequence[Link], files: WeightFiles
 def _listing(names: Sequence[str]) -> str:
     more = len(names) - MAX_LISTED
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+LABEL_HEADS = ("classifier", "regression")
+PIXELS = {"image_mean": 0.5, "image_std": 0.5}  # what an image processor means where the folder has none
+
+FINE_TUNING: dict[str, dict[str, Any]] = {
+    "optimizer": {"kind": "adamw", "lr": 5e-5, "betas": (0.9, 0.999), "weight_decay": 0.01, "clip_grad_norm": 1.0},
+    "schedule": {"kind": "linear", "warmup_ratio": 0.06, "min_ratio": 0.0},
+    "training": {
+        "max_steps": 100_000,
+        "max_epochs": 3.0,
+        "batch_size": 16,
+        "eval_every": None,
+        "save_every": None,
+    },
+}
+
+
+def recipe_of(
+    foreign: ForeignModel,
+    *,
+    special_ids: Mapping[str, int],
+    generation: Mapping[str, Any],
+    pixels: Mapping[str, Sequence[float]],
+    labels: Sequence[str],
+    separate: bool,
+) -> Recipe:
+    """The recipe of a model that was read.
+
+    Args:
+        special_ids: values of `tokenizer.special_ids`.
+        generation: values of the `generation` section.
+        pixels: `image_mean` and `image_std`, of a model of images; {}: one half each.
+        labels: of its classifier, in the order of their ids; () where it has none.
+        separate: source and target have a tokenizer each.
+
+    Raises InputError for values of the folder that no recipe can hold.
+    """
+    model = foreign.model
+    data: dict[str, Any] = {"labels": tuple(labels)}
+    if model.patches is not None:
+        half = {name: (value,) * model.patches.channels for name, value in PIXELS.items()}
+        data |= {name: tuple(pixels.get(name, value)) for name, value in half.items()}
+    try:
+        return Recipe.model_validate(
+            {
+                "arch": foreign.architecture.family,
+                "preset": None,
+                "tokenizer": {"special_ids": dict(special_ids), "separate": separate},
+                "data": data,
+                "model": _section(model, labels, separate=separate),
+                "objectives": [{"kind": kind} for kind in objectives_of(model)],
+                "generation": dict(generation),
+                **FINE_TUNING,
+            }
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise InputError(
+            f"{foreign.folder}: {where}: {problem['msg']}, found {problem['input']!r}",
+            hint=f"it comes from {CONFIG}, generation_config.json or the tokenizer's files",
+        ) from None
+
+
+def objectives_of(model: Model) -> list[str]:
+    """What the heads of a model are trained on."""
+    heads = {head.kind: head for head in model.heads}
+    if "lm" in heads:
+        return ["causal_lm" if model.encoder is None else "seq2seq"]
+    if "classifier" in heads:
+        return ["multi_label" if getattr(heads["classifier"], "multi_label", False) else "classification"]
+    if "regression" in heads:
+        return ["regression"]
+    if "masked_lm" in heads:
+        return ["masked_lm", *(["next_sentence"] if "next_sentence" in heads else [])]
+    return ["replaced_token"]
+
+
+def _section(model: Model, labels: Sequence[str], *, separate: bool) -> dict[str, Any]:
+    """The section with its number of labels left to `data.labels`, as in a run: other data may bring others.
+
+    Where two tokenizers cut texts for one table (Marian's), both sides have that table's rows.
+    """
+    values = model.model_dump()
+    if separate and model.target_vocab_size is None:
+        values["target_vocab_size"] = model.vocab_size
+    for head in values["heads"]:
+        if head["kind"] == "classifier" and labels:
+            head["num_labels"] = None
+    return values

@@ -22,14 +22,18 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
 from tformer.interop.choose import choose_class
-from tformer.interop.export_config import Tokenizers, resolved, tokenizers_of
-from tformer.interop.exporting import ExportReport, export_checkpoint
-from tformer.interop.special_ids import special_keys
+from tformer.interop.exporting import (
+    ExportReport,
+    Tokenizers,
+    export_checkpoint,
+    resolved,
+    tokenizers_of,
+)
+from tformer.interop.tokenizer_config import special_keys
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
-from tformer.recipe.recipe import Recipe
-from tformer.recipe.roles import with_roles
+from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
 

@@ -1,8 +1,7 @@
-"""What a Hugging Face folder says about its tokenizer beside the vocabulary: options, names of roles, added tokens.
+"""Ids of special tokens, between a folder's files and a recipe.
 
-Three files say it, from different years: `tokenizer_config.json` (options, roles by name, and as
-`added_tokens_decoder` the added tokens by id), `special_tokens_map.json` (roles by name; older, and overruled where the
-first lists the added tokens) and `added_tokens.json` (ids by token; likewise).
+Two files tell what generation begins and ends with: generation_config.json, which `generate` obeys, and the older keys
+of config.json. The roles of a tokenizer are its own files' to say.
 """
 
 from __future__ import annotations
@@ -16,6 +15,111 @@ from tokenizers import AddedToken
 
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
 from tformer.errors import InputError
+from tformer.recipe.recipe import Recipe, with_roles
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.special import decoder_tokens
+
+OF_TOKENIZER = ("pad", "unk", "cls", "sep", "mask")
+OF_MODEL = ("bos", "eos")
+OF_DECODER = ("decoder_start", "forced_bos", "forced_eos")
+
+# What `transformers` takes where config.json does not have the key at all.
+ABSENT_IDS: Mapping[str, Mapping[str, int]] = {
+    "gpt2": {"bos": 50256, "eos": 50256},
+    **{name: {"bos": 1, "eos": 2} for name in ("llama", "mistral", "bloom")},
+    "opt": {"pad": 1, "bos": 2, "eos": 2},
+    **{name: {"pad": 0} for name in ("bert", "electra", "distilbert")},
+    **{name: {"pad": 1, "bos": 0, "eos": 2} for name in ("roberta", "camembert", "xlm-roberta")},
+    "longformer": {"pad": 1, "bos": 0, "eos": 2, "sep": 2},
+    "big_bird": {"pad": 0, "bos": 1, "eos": 2, "sep": 66},
+    "t5": {"pad": 0, "eos": 1},
+    "bart": {"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2, "forced_eos": 2},
+    "mbart": {"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
+    "pegasus": {"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},
+    "marian": {"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
+}
+
+
+def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], roles: Mapping[str, int]) -> dict[str, int]:
+    """Values of `tokenizer.special_ids`.
+
+    Args:
+        config: of config.json.
+        generation: of generation_config.json; {} where there is none.
+        roles: of the tokenizer.
+
+    An id that is not below `vocab_size` stands for nothing and is left out. Of several ends of sequence this is the
+    first; the others are `end_ids`' to find.
+    """
+    found = {role: _first(roles.get(role), _of_config(config, role)) for role in OF_TOKENIZER}
+    for name in OF_MODEL:
+        found[name] = _first(_id(generation, name, "generation_config.json"), _of_config(config, name), roles.get(name))
+    for name in OF_DECODER:
+        found[name] = _first(_id(generation, name, "generation_config.json"), _of_config(config, name))
+    if found["forced_bos"] is None and config.get("force_bos_token_to_be_generated"):  # BART's older name
+        found["forced_bos"] = found["bos"]
+    size = config.get("vocab_size")
+    return {
+        name: token
+        for name, token in found.items()
+        if token is not None and not (isinstance(size, int) and token >= size)
+    }
+
+
+def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every token that ends a text, the first of them first."""
+    for values, name in ((generation, "generation_config.json"), (config, "config.json")):
+        if ids := _ids(values, "eos", name):
+            return ids
+    return ()
+
+
+def special_keys(recipe: Recipe, tokenizer: Tokenizer | None, target: Tokenizer | None) -> dict[str, Any]:
+    """The keys of config.json about special tokens. Each is written, null too: where one is missing, another id holds.
+
+    Args:
+        tokenizer: of the text or of both sides; None: a model of images, which has no such keys.
+        target: of the side that is written, where it has its own.
+    """
+    if tokenizer is None:
+        return {}
+    source, own = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
+    special = (own or source).special
+    keys: dict[str, Any] = {"bos_token_id": special.bos, "eos_token_id": special.eos, "pad_token_id": special.pad}
+    if recipe.model.encoder is not None and recipe.model.decoder is not None:
+        given = recipe.tokenizer.special_ids
+        ends = decoder_tokens(special, start=given.decoder_start, eos=given.eos, forced_bos=given.forced_bos)
+        keys |= {
+            "is_encoder_decoder": True,
+            "eos_token_id": ends.eos,
+            "decoder_start_token_id": ends.start,
+            "forced_bos_token_id": ends.forced_bos,
+            "forced_eos_token_id": given.forced_eos,
+        }
+    return keys
+
+
+def _of_config(config: Mapping[str, Any], name: str) -> int | None:
+    if f"{name}_token_id" in config:
+        return _id(config, name, "config.json")
+    return ABSENT_IDS.get(str(config.get("model_type")), {}).get(name)
+
+
+def _id(values: Mapping[str, Any], name: str, file: str) -> int | None:
+    return next(iter(_ids(values, name, file)), None)
+
+
+def _ids(values: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
+    value = values.get(f"{name}_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise InputError(f"{file}: {name}_token_id: found {value!r}, expected an id")
+    return tuple(one for one in ids if one >= 0)  # some files say -1 for none
+
+
+def _first(*ids: int | None) -> int | None:
+    return next((token for token in ids if token is not None), None)
+
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"

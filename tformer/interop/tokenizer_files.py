@@ -17,8 +17,7 @@ from tformer.interop.tokenizer_config import (
     TokenizerConfig,
     read_tokenizer_config,
 )
-from tformer.recipe.recipe import SpecialTokens
-from tformer.recipe.roles import with_own_roles
+from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch  # whose threads are ours
 
-from tformer.cache_dir import default_cache_dir
+from tformer.device import default_cache_dir
 
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true")
 COMPILERS = ("cc", "gcc", "clang")

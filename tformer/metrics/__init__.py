@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tformer.metrics.bootstrap import bootstrap_interval, paired_difference
 from tformer.metrics.classification import (
     ClassScores,
     accuracy,
@@ -11,13 +10,26 @@ from tformer.metrics.classification import (
     f1_binary,
     f1_macro,
     mcc,
+    micro_scores,
+    multi_label_f1_macro,
     per_class,
+    per_label,
+    subset_accuracy,
 )
-from tformer.metrics.correlation import pearson, spearman
 from tformer.metrics.cost import BACKWARD_AND_FORWARD, attention_flops, flops_per_token, forward_flops_per_token
-from tformer.metrics.language import bits_per_byte, perplexity
-from tformer.metrics.multi_label import micro_scores, multi_label_f1_macro, per_label, subset_accuracy
-from tformer.metrics.translation import CorpusScore, bleu, chrf
+from tformer.metrics.statistics import (
+    bootstrap_interval,
+    paired_difference,
+    pearson,
+    spearman,
+)
+from tformer.metrics.text import (
+    CorpusScore,
+    bits_per_byte,
+    bleu,
+    chrf,
+    perplexity,
+)
 
 __all__ = [
     "BACKWARD_AND_FORWARD",

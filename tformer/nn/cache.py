@@ -1,23 +1,166 @@
-"""What a decoder remembers: the caches of its layers (`nn/layer_cache.py`), and what their slots hold.
-
-What a slot means differs per row (left padding), so each slot's position is kept, and whether it holds a token. Lengths
-are Python integers: no device sync.
-
-Beam search gives every sentence several rows, side by side (`fan_out`). The keys and values of cross-attention and the
-encoder's mask then stay one per sentence, and only those of self-attention move when rows are reordered.
-
-Shape legend: B batch (rows), C capacity in slots, S slots in use, T new slots; b beams, so that B / b sentences.
-"""
+"""Decoding cache: keys and values of each layer, and the position and validity of each slot."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.layer_cache import CrossCache, LayerState, Spares, check_fit
+from tformer.nn.products import brought
+
+FEW_SLOTS = 1024
+"""Of all rows together: up to so many, a CPU's attention is bound by its overhead, not by reading the cache."""
+SLACK = 8
+"""The number of slots for which a row's room grows."""
+
+
+def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
+    """In which format to keep keys and values of `slots` positions, computed in `dtype`, that single queries read.
+
+    PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.
+    """
+    if brought() is not None:
+        return dtype
+    few_on_cpu = device.type == "cpu" and slots <= FEW_SLOTS
+    return torch.float32 if few_on_cpu and dtype == torch.bfloat16 else dtype
+
+
+class LayerState(Protocol):
+    """What a layer of any attention kind remembers between steps of decoding."""
+
+    def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
+        """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
+
+    def truncate(self, length: int) -> None:
+        """Forget every slot from `length` on. ValueError where a kind cannot."""
+
+
+class LayerCache:
+    """Keys and values of one self-attention layer, [B, K, C, h] and [B, K, C, v]."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        num_kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        value_dim: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        # Nothing beyond `length` is ever read, and memory that is not written costs nothing on a CPU.
+        rows = (batch_size, num_kv_heads, capacity)
+        self._keys = _Kept(torch.empty(*rows, head_dim, device=device, dtype=dtype))
+        self._values = _Kept(torch.empty(*rows, value_dim, device=device, dtype=dtype))
+        self.capacity, self.length = capacity, 0
+
+    @property
+    def keys(self) -> Tensor:
+        return self._keys.slots
+
+    @property
+    def values(self) -> Tensor:
+        return self._values.slots
+
+    def append(self, k_BKTh: Tensor, v_BKTv: Tensor) -> tuple[Tensor, Tensor]:
+        """Write T new slots and return views of all S in use. ValueError when they do not fit."""
+        end = self.length + k_BKTh.shape[2]
+        check_fit(end, self.capacity)
+        if end > self.keys.shape[2]:
+            self._keys, self._values = self._with_room(self.keys, end), self._with_room(self.values, end)
+        self.keys[:, :, self.length : end] = k_BKTh
+        self.values[:, :, self.length : end] = v_BKTv
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
+        """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
+        spares = Spares() if spares is None else spares
+        self.capacity = self.capacity if capacity is None else capacity
+        self._keys = spares.gather(self._keys, index, length=self.length, capacity=self.capacity)
+        self._values = spares.gather(self._values, index, length=self.length, capacity=self.capacity)
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+
+    def _with_room(self, old_BKCx: Tensor, end: int) -> _Kept:
+        new_BKCx = old_BKCx.new_empty(*old_BKCx.shape[:2], _room(end, self.capacity), old_BKCx.shape[3])
+        new_BKCx[:, :, : self.length] = old_BKCx[:, :, : self.length]
+        return _Kept(new_BKCx)
+
+
+class _Kept(NamedTuple):
+    """Slots [B, K, C, x], and the memory they begin in if that is larger."""
+
+    slots: Tensor
+    memory: Tensor | None = None
+
+
+class Spares:
+    """Memory for moving rows: a tensor is gathered into a free one, and is then itself the free one of its size.
+
+    Layers of one shape share a single free tensor, so that a reorder allocates nothing and clears nothing. What is
+    gathered has room for few more slots: with gaps between heads, memory is read several times more slowly.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, ...], Tensor] = {}
+
+    def gather(self, kept: _Kept, index: Tensor, *, length: int, capacity: int) -> _Kept:
+        """Rows `index` of the first `length` slots, with room for more, up to `capacity`; `kept` is given up."""
+        _, num_kv_heads, _, size = kept.slots.shape
+        shape = (index.shape[0], num_kv_heads, _room(length + 1, capacity), size)
+        memory = self._free.pop((num_kv_heads, size), None)
+        if memory is None or memory.numel() < math.prod(shape):
+            memory = kept.slots.new_empty(index.shape[0] * num_kv_heads * capacity * size)
+        slots = memory[: math.prod(shape)].view(shape)
+        torch.index_select(kept.slots[:, :, :length], 0, index, out=slots[:, :, :length])
+        if kept.memory is not None:
+            self._free[num_kv_heads, size] = kept.memory
+        return _Kept(slots, memory)
+
+
+def _room(slots: int, capacity: int) -> int:
+    """So many slots lie together for `slots` to fit, and a few after them."""
+    return min(capacity, -(-slots // SLACK) * SLACK)
+
+
+class CrossCache:
+    """Keys and values of one cross-attention layer: computed from the encoder's output once, then only read."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    @property
+    def filled(self) -> bool:
+        return self.keys is not None
+
+    @property
+    def batch_size(self) -> int:
+        return self.read()[0].shape[0]
+
+    def fill(self, k_BKSh: Tensor, v_BKSv: Tensor) -> None:
+        # They come as views of one product: laid out here once instead of in every step's products.
+        self.keys, self.values = k_BKSh.contiguous(), v_BKSv.contiguous()
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None, "the cross-attention cache was read before fill"
+        return self.keys, self.values
+
+    def select_rows(self, index: Tensor) -> None:
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
+
+
+def check_fit(end: int, capacity: int) -> None:
+    if end > capacity:
+        raise ValueError(f"the cache holds {capacity} positions, {end} are needed")
 
 
 class ModelCache:

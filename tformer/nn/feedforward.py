@@ -18,8 +18,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.dropout import dropout
-from tformer.nn.fused import relu2
+from tformer.nn.fused import dropout, relu2
 from tformer.nn.linear import Linear
 from tformer.nn.options import require_positive
 

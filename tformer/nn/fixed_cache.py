@@ -15,8 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tformer.nn.cache import ModelCache
-from tformer.nn.layer_cache import CrossCache, LayerCache
+from tformer.nn.cache import (
+    CrossCache,
+    LayerCache,
+    ModelCache,
+)
 
 
 class FixedLayer:

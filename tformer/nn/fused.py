@@ -1,22 +1,35 @@
-"""Elementwise maths with hand-written gradients, for eager PyTorch on a CPU, where it has no fused kernel of its own.
-
-There `F.rms_norm` is five broadcast passes forward and a dozen backward, `relu(x).square()` differentiates through
-`pow`, and a rotation by halves runs over short strided rows: together a third of a small model's training step. Each
-function here does the same maths in as few full passes over memory as stock operators allow, statistics in fp32.
-Elsewhere (accelerators, `torch.compile`) plain formulas are used: fusing them is the kernel library's work.
-
-Shape legend: * leading dimensions, D normalised (last) dimension; B batch, H heads, T positions, h head_dim.
+"""Elementwise functions with hand-written gradients for eager PyTorch on a CPU: RMSNorm, squared ReLU, rotation,
+dropout.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def outside_graphs(function: Callable[Parameters, Result], *, recursive: bool = True) -> Callable[Parameters, Result]:
+    """`function`, which a compiler does not look into; with `recursive` false, what it calls may be compiled again."""
+
+    @wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if torch.compiler.is_compiling():
+            found: Result = torch.compiler.disable(function, recursive=recursive)(*args, **kwargs)
+            return found
+        return function(*args, **kwargs)
+
+    return call
+
 
 _BY_HAND_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -195,3 +208,42 @@ def rotate_pairs(x_BHTh: Tensor, cos_BTp: Tensor, sin_BTp: Tensor, *, interleave
     A pair is (2i, 2i + 1) when `interleaved`, else (i, i + h/2). Returns x's shape and dtype.
     """
     return prepare_rotation(cos_BTp, sin_BTp, x_BHTh, interleaved=interleaved, heads=x_BHTh.shape[1]).turn(x_BHTh)
+
+
+LANES = 4  # decisions in one 64-bit draw
+LEVELS = 1 << 16
+
+
+class _Dropout(torch.autograd.Function):
+    """y = x m / (1 - p) with m drawn once and kept for the gradient, dx = dy m / (1 - p)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        keep = keep_mask(x.numel(), p).view(x.shape)
+        noise = keep.to(x.dtype).div_(1.0 - p)
+        ctx.save_for_backward(noise)
+        return x * noise
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (noise,) = ctx.saved_tensors
+        return grad * noise, None
+
+
+def keep_mask(count: int, p: float) -> Tensor:
+    """bool [count] on the CPU: each True with probability 1 - p, rounded to a multiple of 2^-16."""
+    threshold = round(p * LEVELS) - LEVELS // 2  # lanes are signed: -32768 ... 32767
+    if threshold >= LEVELS // 2:
+        return torch.zeros(count, dtype=torch.bool)
+    draws = torch.empty(-(-count // LANES), dtype=torch.int64).random_(-(1 << 63), None)
+    return draws.view(torch.int16)[:count] >= threshold
+
+
+def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """`x` with each element zero with probability p and the others divided by 1 - p; `x` itself outside training."""
+    if not training or p == 0.0:
+        return x
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _Dropout.apply(x, p)
+    return F.dropout(x, p, training=True)

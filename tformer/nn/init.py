@@ -1,15 +1,4 @@
-"""All initialisation, in one place.
-
-    normal   weights N(0, std)                                   GPT-2, BERT: std 0.02
-    xavier   U(±sqrt(6 / (fan_in + fan_out))), each projection of a fused matrix by itself    the original Transformer
-    scaled   U(±sqrt(3 / fan_in)): every product keeps unit variance                          Muon recipes (nanochat)
-
-Biases start at 0, gains at 1 (ScaleNorm √d). A projection into the residual stream is divided by √(number of such
-projections in its stack), which is GPT-2's √(2 · layers), or starts at zero so that each block starts as the identity.
-Tables that are summed at the input are N(0, embedding_std), those of relative positions N(0, std); FixNorm's table is
-U(±0.01) (1910.05895: only directions matter). The draws come from torch's global generator, in the order of
-`model.modules()`.
-"""
+"""Weight initialisation, the projections that share a matrix, and embedding tables shared by two models."""
 
 from __future__ import annotations
 
@@ -23,16 +12,35 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tformer.nn.attention import Mechanism
-from tformer.nn.block import Block
+from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
+from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
-from tformer.nn.layerdrop import LayerDrop
 from tformer.nn.linear import Linear
 from tformer.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
 from tformer.nn.options import require, require_positive
-from tformer.nn.positions.base import Positions
-from tformer.nn.projections import block_matrices
-from tformer.nn.stack import Stack
+from tformer.nn.positions.base import LearnedPositions, Positions
+from tformer.nn.stack import Block, Stack
+from tformer.nn.structured_dropout import LayerDrop
+
+
+def block_matrices(model: nn.Module) -> Iterator[tuple[str, Linear, list[int]]]:
+    """(name, matrix, rows of each projection in it) of every product inside the blocks of a model."""
+    for name, module in model.named_modules():
+        if isinstance(module, FeedForward):
+            rows = module.up.weight.shape[0]
+            yield f"{name}.up", module.up, [rows // 2] * 2 if module.gated else [rows]
+            yield f"{name}.down", module.down, [module.down.weight.shape[0]]
+        elif isinstance(module, MultiHeadAttention):
+            queries = module.num_heads * module.head_dim
+            keys, values = module.num_kv_heads * module.head_dim, module.num_kv_heads * module.value_dim
+            if module.is_cross:
+                yield f"{name}.q", module.q, [queries]
+                yield f"{name}.kv", module.kv, [keys, values]
+            else:
+                yield f"{name}.qkv", module.qkv, [queries, keys, values]
+            yield f"{name}.out", module.out, [module.out.weight.shape[0]]
+
 
 FIXNORM_BOUND = 0.01
 
@@ -153,3 +161,41 @@ class NoDraws(TorchFunctionMode):
         if func in self.DRAWS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
+
+
+def tie_embeddings(follower: nn.Module, owner: nn.Module) -> dict[str, str]:
+    """Make tables of `follower` the owner's: {name of a parameter in `follower`: its name in `owner`}.
+
+    Token table (and with it whatever the follower has tied to it, such as its output), token types and learned
+    positions, each where both have one of the same shape; what differs stays the follower's own. Call it after the
+    models are on their device.
+    """
+    owned = _tables(owner)
+    tied: dict[str, str] = {}
+    for table, parameter in _tables(follower).items():
+        if table not in owned or owned[table].shape != parameter.shape:
+            continue
+        name_there = _names(owner, owned[table])[0]
+        for name in _names(follower, parameter):
+            module, _, attribute = name.rpartition(".")
+            setattr(follower.get_submodule(module), attribute, owned[table])
+            tied[name] = name_there
+    return tied
+
+
+def _tables(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The input tables of an encoder or of a decoder alone, by what they are for."""
+    tables: dict[str, nn.Parameter] = {}
+    embedding = model.get_submodule("embedding")
+    if isinstance(embedding, TokenEmbedding):
+        tables["tokens"] = embedding.weight
+        if embedding.token_types is not None:
+            tables["token types"] = embedding.token_types
+    for module in model.modules():
+        if isinstance(module, LearnedPositions):
+            tables.setdefault("positions", module.weight)
+    return tables
+
+
+def _names(model: nn.Module, parameter: nn.Parameter) -> list[str]:
+    return [name for name, found in model.named_parameters(remove_duplicate=False) if found is parameter]

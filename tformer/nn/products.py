@@ -1,17 +1,5 @@
-"""Matrix products whose weight no longer changes, prepared once for inference on a CPU.
-
-    packed  the weight in oneDNN's own layout, in the compute dtype: the same numbers, read up to twice as fast in
-            products of few rows, which is what decoding does
-    int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, the input as it comes
-            with a scale for each of its rows (after LLM.int8(), arXiv 2208.07339, without its outliers)
-
-Both have a second form for steps of few rows, by kernels of our own where there are some (`nn/kernels.py`): those read
-the weight as it is stored, at the memory's speed.
-
-Sums of 8-bit products are exact integers, so that a row's result does not depend on the rows beside it. A row that
-holds a NaN or an infinity becomes NaN as a whole.
-
-Shape legend: * leading dimensions, N rows of them, D in_features, O out_features.
+"""Matrix products with a fixed weight, prepared once for inference on a CPU: packed by oneDNN, in 8 bits, or by our
+own C kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +12,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.kernels import Kernels, brought
+
+class Kernels(Protocol):
+    """What `tformer.kernels` offers for tensors on a CPU."""
+
+    def linear(
+        self, weight_OD: Tensor, bias_O: Tensor | None, *, scales_O: Tensor | None, out_dtype: torch.dtype
+    ) -> Callable[[Tensor], Tensor]:
+        """x -> x W^T + b for a weight in bf16, or in int8 where `scales_O` says what 1 stands for in each row."""
+        ...
+
+    def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """x in 8 bits, uint8 [N, D] with 128 for zero, and fp32 [N]: what 1 stands for in each row."""
+        ...
+
+    def rescale_rows(self, y_NO: Tensor, scales_N: Tensor, bias_O: Tensor | None) -> Tensor:
+        """y scales + bias, in place."""
+        ...
+
+    def attend(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        *,
+        scale: float,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """softmax(q k^T scale + bias) v in bf16, [B, H, T, v]."""
+        ...
+
+
+_brought: Kernels | None = None
+
+
+def bring(kernels: Kernels | None) -> None:
+    """From now on use these, in this process; None: PyTorch's alone."""
+    global _brought
+    _brought = kernels
+
+
+def brought() -> Kernels | None:
+    """The kernels there are."""
+    return _brought
+
 
 Quantize = Literal["none", "int8"]
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.objectives.base import Combined, Objective, ObjectiveContext
 from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
-from tformer.objectives.classification import Classification
-from tformer.objectives.combined import Combined
 from tformer.objectives.denoising import Denoising
+from tformer.objectives.labelled import Classification, MultiLabel, Regression
 from tformer.objectives.masked_lm import MaskedLm, never_masked
-from tformer.objectives.multi_label import MultiLabel
 from tformer.objectives.next_sentence import NextSentence
 from tformer.objectives.options import (
     ClassificationOptions,
@@ -24,7 +22,6 @@ from tformer.objectives.options import (
     Seq2SeqOptions,
     SpanCorruptionOptions,
 )
-from tformer.objectives.regression import Regression
 from tformer.objectives.replaced_token import ReplacedToken
 from tformer.objectives.seq2seq import Seq2Seq
 from tformer.objectives.span_corruption import SpanCorruption

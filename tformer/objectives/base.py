@@ -1,11 +1,11 @@
-"""What every objective is: a way to make batches, and a loss in named terms.
+"""Base class of objectives: how samples become batches, and the loss as named terms.
 
-A term is a sum over predictions with their count and weight. The training loop adds counts over the whole global batch
-(accumulation and processes) before the first backward and minimises
+A term is a sum over predictions with their count and weight. The training loop adds the counts over the whole global
+batch (accumulation and processes) before the first backward pass and minimises
 
     loss = sum over terms of weight * sum / count,
 
-so several objectives fit into one model, and cutting a batch into parts changes nothing.
+so several objectives fit into one model (`Combined`), and cutting a batch into parts changes nothing.
 
 Objectives see a model only as a callable that returns its `Output`, and special tokens only as `SpecialIds`.
 """
@@ -19,8 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from tformer.data.batch import Batch
-from tformer.data.padding import PadTo, Side
+from tformer.data.batching.batch import (
+    Batch,
+    PadTo,
+    Side,
+)
+from tformer.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 
@@ -117,3 +121,51 @@ def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | N
     for part in parts[1:]:
         loss = loss + part
     return loss
+
+
+class Combined:
+    """Raises InputError for objectives that cannot share a forward pass, or that stand in the wrong order."""
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        kinds = [_kind(objective) for objective in objectives]
+        for kind, objective in zip(kinds, objectives, strict=True):
+            if not hasattr(objective, "terms"):
+                raise InputError(f"objectives: {kind} runs two models and stands alone, found {', '.join(kinds)}")
+            if kinds.count(kind) > 1:
+                raise InputError(f"objectives: {kind} is listed twice")
+        if kinds[0] == "next_sentence":
+            raise InputError(
+                "objectives: next_sentence cannot be the first of several, because the first one makes the batches",
+                hint=f"list it after {kinds[1]}",
+            )
+        self.objectives: list[SharedObjective] = list(objectives)  # type: ignore[arg-type]
+
+    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
+        """The first objective's batch."""
+        return self.objectives[0].collate(samples, rng=rng, training=training)
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """Every term's predictions in this host batch."""
+        return _merged([objective.label_count(batch) for objective in self.objectives])
+
+    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
+        """One forward pass, and every term of it."""
+        return self.terms(model(**batch.model_inputs()), batch)
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """The terms and metrics of all objectives together."""
+        results = [objective.terms(output, batch) for objective in self.objectives]
+        return LossResult(
+            terms=_merged([result.terms for result in results]),
+            metrics=_merged([result.metrics for result in results]),
+        )
+
+
+def _kind(objective: Any) -> str:
+    return objective.options.kind
+
+
+def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged = {name: value for part in parts for name, value in part.items()}
+    assert len(merged) == sum(len(part) for part in parts), "two objectives use one name"
+    return merged

@@ -18,13 +18,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tformer.data.batch import IGNORED_LABEL, Batch
-from tformer.data.padding import PadTo, Side, pad_layout
-from tformer.data.windows import Example
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+    PadTo,
+    Side,
+    pad_layout,
+)
+from tformer.data.batching.windows import Example
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import LossResult, Term
-from tformer.objectives.padded import document_tensors, documents_of
-from tformer.objectives.word_dropout import WordDropout
+from tformer.objectives.collate import (
+    WordDropout,
+    document_tensors,
+    documents_of,
+)
 from tformer.tokenizer.special import SpecialIds
 
 TERM = "lm"

@@ -23,13 +23,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tformer.data.batch import Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.masked_lm import never_masked
 from tformer.objectives.options import DenoisingOptions
-from tformer.objectives.paired import DecoderLoss, plain_text, separators, shift_right, target_limit
+from tformer.objectives.seq2seq import (
+    DecoderLoss,
+    plain_text,
+    separators,
+    shift_right,
+    target_limit,
+)
 
 NOWHERE = -1  # the place of a mask
 

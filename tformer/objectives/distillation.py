@@ -28,8 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.batch import IGNORED_LABEL, Batch
-from tformer.nn.output import MASKED, Output
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+)
+from tformer.nn.heads import (
+    MASKED,
+    Output,
+)
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_binary_cross_entropy, soft_cross_entropy
 from tformer.objectives.base import LossResult, SharedObjective, Term
 

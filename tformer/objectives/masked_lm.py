@@ -24,13 +24,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from tformer.data.batch import IGNORED_LABEL, Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import (
+    IGNORED_LABEL,
+    Batch,
+)
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
+from tformer.objectives.collate import (
+    NO_MASK,
+    WordDropout,
+    pad_samples,
+)
 from tformer.objectives.options import MaskedLmOptions
-from tformer.objectives.padded import pad_samples
-from tformer.objectives.word_dropout import NO_MASK, WordDropout
 from tformer.tokenizer.special import SpecialIds
 
 TERM = "masked_lm"

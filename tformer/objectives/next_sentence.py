@@ -15,11 +15,11 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.data.batch import Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.windows import Example
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
+from tformer.objectives.collate import pad_samples
 from tformer.objectives.options import NextSentenceOptions
-from tformer.objectives.padded import pad_samples
 
 TERM = "next_sentence"
 """The name of the loss term, and of the head that it reads."""

@@ -18,12 +18,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tformer.data.batch import Batch
-from tformer.data.windows import Example
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.options import SpanCorruptionOptions
-from tformer.objectives.paired import DecoderLoss, plain_text, separators, shift_right, target_limit
+from tformer.objectives.seq2seq import (
+    DecoderLoss,
+    plain_text,
+    separators,
+    shift_right,
+    target_limit,
+)
 
 MIN_SENTINELS = 2  # one for a span, and one that ends the target
 

@@ -6,7 +6,7 @@ from tformer.recipe.checks import check_recipe
 from tformer.recipe.load import Resolved, load_recipe, recipe_from_yaml, recipe_to_data, recipe_to_yaml
 from tformer.recipe.presets import DEFAULT_PRESETS, list_presets, preset_summary
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
-from tformer.recipe.schema_json import json_schema
+from tformer.recipe.schema import json_schema
 
 __all__ = [
     "DEFAULT_PRESETS",

@@ -1,4 +1,4 @@
-"""From what a person names (an arch, a preset, a file, flags, `--set`) to one validated recipe, and back to YAML.
+"""Resolve a recipe from arch, preset, file, flags and `--set`; migrate old recipes; write recipes as YAML.
 
 Precedence: defaults < preset < file < flags < `--set`. Every mistake is an `InputError` that names the place, the
 dotted path, what was found and what was expected.
@@ -7,7 +7,7 @@ dotted path, what was found and what was expected.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,40 @@ from typing import Any
 from pydantic import ValidationError
 
 from tformer.errors import InputError
-from tformer.recipe.base import Base, agree_with_stored, choose_base
 from tformer.recipe.checks import contradictions, notes
-from tformer.recipe.migrations import migrate
 from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
-from tformer.recipe.presets import list_presets, preset_path
+from tformer.recipe.presets import (
+    Base,
+    agree_with_stored,
+    choose_base,
+    list_presets,
+    preset_path,
+)
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
-from tformer.recipe.recipe import Recipe
-from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml
-from tformer.recipe.yaml_writer import to_yaml
+from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
+from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml, to_yaml
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+
+MIGRATIONS: Mapping[int, Migration] = {}
+
+
+def migrate(
+    data: dict[str, Any], *, name: str, migrations: Mapping[int, Migration] = MIGRATIONS, to: int = SCHEMA_VERSION
+) -> dict[str, Any]:
+    """Bring the data of a recipe up to schema `to`; `name` is what messages call it. Newer or odd: `InputError`."""
+    found = data.get("schema", 1)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise InputError(f"{name}: schema: found {describe(found)}, expected a number from 1 to {to}")
+    if found > to:
+        raise InputError(
+            f"{name}: schema: found {found}, expected at most {to}: a newer tformer wrote it", hint="upgrade tformer"
+        )
+    for version in range(found, to):
+        data = {**migrations[version](data), "schema": version + 1}
+    return data
+
 
 POOLED_HEADS = ("classifier", "regression")
 POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")

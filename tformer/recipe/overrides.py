@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.errors import InputError
-from tformer.recipe.schema_tree import (
+from tformer.recipe.schema import (
     MISSING,
     default_kind,
     field_at,

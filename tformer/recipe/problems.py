@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from tformer.errors import InputError
-from tformer.recipe.schema_tree import (
+from tformer.recipe.schema import (
     field_at,
     fields_of,
     keys_at,

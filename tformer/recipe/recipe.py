@@ -1,16 +1,28 @@
-"""The recipe: everything that defines a run, in one strict, frozen value."""
+"""The recipe: everything that defines a run, in one strict, frozen value; and its special ids applied to a tokenizer."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from tformer.errors import InputError
 from tformer.objectives import CausalLmOptions, ObjectiveOptions
-from tformer.recipe.data import Data
 from tformer.recipe.model import Model
-from tformer.recipe.section import NonNegative, NonNegativeFloat, PositiveFloat, Section
-from tformer.recipe.training import Generation, Optimizer, Schedule, Training
+from tformer.recipe.sections import (
+    Data,
+    Generation,
+    NonNegative,
+    NonNegativeFloat,
+    Optimizer,
+    PositiveFloat,
+    Schedule,
+    Section,
+    Training,
+)
+from tformer.tokenizer import Tokenizer as LoadedTokenizer
 from tformer.tokenizer.options import TokenizerOptions
 
 SCHEMA_VERSION = 1
@@ -99,3 +111,39 @@ class Recipe(Section):
         if not self.objectives:
             raise ValueError("objectives must name at least one objective")
         return self
+
+
+ROLES = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+First = TypeVar("First", LoadedTokenizer, LoadedTokenizer | None)
+
+
+def with_roles(
+    ids: SpecialTokens, tokenizer: First, target: LoadedTokenizer | None
+) -> tuple[First, LoadedTokenizer | None]:
+    """Source's (or the only) and target's tokenizer. The ids are those of what is written: of the target's, if it has
+    a tokenizer of its own.
+
+    Raises InputError for an id that the tokenizer does not have.
+    """
+    if target is not None:
+        return tokenizer, with_own_roles(ids, target)
+    return (tokenizer if tokenizer is None else with_own_roles(ids, tokenizer)), None
+
+
+def with_own_roles(ids: SpecialTokens, tokenizer: LoadedTokenizer) -> LoadedTokenizer:
+    """The tokenizer with every role that the recipe names. Raises InputError as `with_roles`."""
+    check_special_ids(ids, tokenizer, ROLES)
+    named = {role: getattr(ids, role) for role in ROLES}
+    changed: dict[str, Any] = {role: token for role, token in named.items() if token is not None}
+    return tokenizer.with_special(replace(tokenizer.special, **changed)) if changed else tokenizer
+
+
+def check_special_ids(ids: SpecialTokens, tokenizer: LoadedTokenizer, names: Sequence[str]) -> None:
+    """Raise InputError, naming the key, for an id that the tokenizer does not have."""
+    for name in names:
+        token = getattr(ids, name)
+        if token is not None and token >= tokenizer.vocab_size:
+            raise InputError(
+                f"tokenizer.special_ids.{name}: found {token}, expected an id of the tokenizer, which are below "
+                f"{tokenizer.vocab_size}"
+            )

@@ -1,7 +1,7 @@
-"""From ids back to text, whole or as they come, without ever showing half a character.
+"""Ids to text, whole or streamed, never half a character; and which tokens begin a word.
 
-Most kinds decode by concatenation: every id stands for fixed bytes, whatever its neighbours (`PieceTable`).
-The others (word, WordPiece, foreign decoders that trim or join) decode through the library, a window at a time.
+Most kinds decode by concatenation: every id stands for fixed bytes, whatever its neighbours (`PieceTable`). The others
+(word, WordPiece, decoders of other libraries that trim or join) decode through the library, a window at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+import numpy as np
+
+from tformer.tokenizer.options import TokenizerModel
 
 REPLACEMENT = "\ufffd"
 
@@ -130,3 +134,18 @@ class WindowStream:
             return ""
         self._shown, self._held = self._held, []
         return text[len(before) :]
+
+
+STARTS_WORD: dict[TokenizerModel, Callable[[str], bool]] = {
+    "wordpiece": lambda token: not token.startswith("##"),
+    "byte-bpe": lambda token: token.startswith(("Ġ", "Ċ", "ĉ", "č")),
+    "bpe": lambda token: token.startswith("▁"),
+    "unigram": lambda token: token.startswith("▁"),
+    "word": lambda token: True,
+    "char": lambda token: True,
+}
+
+
+def word_starts(kind: TokenizerModel, tokens: Sequence[str]) -> np.ndarray:
+    """bool [V], True where `tokens[id]`, as the vocabulary spells it, begins a word."""
+    return np.fromiter(map(STARTS_WORD[kind], tokens), dtype=bool, count=len(tokens))

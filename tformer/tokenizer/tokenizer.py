@@ -1,4 +1,4 @@
-"""A trained tokenizer: text to ids and back, from and to `tokenizer.json`.
+"""A trained tokenizer: text to ids and back, read from and written to `tokenizer.json`.
 
 Text is data: a string that spells a special token stays text; special tokens come from templates only.
 """
@@ -6,7 +6,9 @@ Text is data: a string that spells a special token stays text; special tokens co
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +17,48 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.errors import InputError
+from tformer.errors import InputError, cannot_write
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
-from tformer.tokenizer.files import canonical_sha256, write_atomically
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Temp file beside the target, fsync, rename, fsync of the folder. A symbolic link is followed once, kept after.
+
+    Raises StorageError, with nothing changed on disk, when the file system refuses.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        hint = "choose a folder that can be written and has room"
+        raise cannot_write(path, error, bytes_needed=len(content), hint=hint) from error
+
+
+def canonical_sha256(tokenizer_json: str) -> str:
+    """The hash of a tokenizer's JSON whatever its layout (keys sorted, no spaces). Raises ValueError for no JSON."""
+    try:
+        value = json.loads(tokenizer_json)
+    except ValueError as error:
+        raise ValueError(f"the tokenizer is not JSON: {error}") from None
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
 
 MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 100 MB
 

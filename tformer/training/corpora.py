@@ -7,12 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.data.cache import token_corpus
-from tformer.data.corpus import TokenCorpus, split_corpus
-from tformer.data.sources import TextSource, open_sources
+from tformer.data.shards.corpus import (
+    TokenCorpus,
+    split_corpus,
+    token_corpus,
+)
+from tformer.data.sources.text import (
+    TextSource,
+    open_sources,
+)
 from tformer.errors import InputError
-from tformer.recipe.data import Data, SourceSpec
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import (
+    Data,
+    SourceSpec,
+)
 from tformer.tokenizer import Tokenizer
 from tformer.training.material import Progress, ShouldStop
 

@@ -16,8 +16,7 @@ import torch
 
 from tformer.build import layer_sizes, resolve_sizes
 from tformer.nn.losses import LOGIT_ELEMENTS
-from tformer.recipe.layers import layer_sections
-from tformer.recipe.model import Model, Stack
+from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.training.kept import FP32_BYTES, Shape, kept_by_layer, workspace_of_layer
 
 MOMENTS = {"adamw": 2, "adam": 2, "muon": 1}  # muon keeps one, for the hidden matrices; the rest is little

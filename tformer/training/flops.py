@@ -10,16 +10,15 @@ from __future__ import annotations
 from torch import nn
 
 from tformer.build import layer_sizes
-from tformer.data.pair_mixture import MixedPairs
-from tformer.data.pair_set import PairTokens
+from tformer.data.batching.mixture import MixedPairs
+from tformer.data.shards.pair_tokens import PairTokens
 from tformer.metrics import attention_flops
 from tformer.model import Transformer
 from tformer.nn.attention import CROSS_ATTENTION
 from tformer.nn.heads import PooledHead
 from tformer.objectives.masked_lm import TERM as MASKED_LM
 from tformer.objectives.options import MaskedLmOptions
-from tformer.recipe.layers import layer_sections
-from tformer.recipe.model import Model
+from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import matmul_parameters
 from tformer.training.material import Material

@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.images import ImageSet, channel_statistics, open_images
-from tformer.data.labelled_tokens import hold_out
+from tformer.data.shards.labelled_tokens import hold_out
+from tformer.data.sources.images import (
+    ImageSet,
+    channel_statistics,
+    open_images,
+)
 from tformer.errors import InputError
-from tformer.evaluation.labelled import evaluate_labelled
+from tformer.evaluation.reports import evaluate_labelled
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import SpecialIds

@@ -21,10 +21,13 @@ import torch
 
 from tformer.build import Sizes
 from tformer.nn.attention import CROSS_ATTENTION
-from tformer.nn.attention.blocked import KEPT_ELEMENTS, QUERY_BLOCK
-from tformer.nn.attention.chunked import CHUNK_ELEMENTS
 from tformer.nn.attention.linformer import LinformerOptions
 from tformer.nn.attention.performer import PerformerOptions
+from tformer.nn.attention.routes import (
+    CHUNK_ELEMENTS,
+    KEPT_ELEMENTS,
+    QUERY_BLOCK,
+)
 from tformer.recipe.model import Stack
 
 FP32_BYTES = 4

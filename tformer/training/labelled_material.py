@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.labelled import LabelledSource, open_labelled
-from tformer.data.labelled_tokens import LabelledTokens, hold_out, tokenise_labelled
-from tformer.data.labels import LabelIndex, collect_labels
+from tformer.data.shards.labelled_tokens import (
+    LabelledTokens,
+    hold_out,
+    tokenise_labelled,
+)
+from tformer.data.sources.labelled import (
+    LabelledSource,
+    open_labelled,
+)
+from tformer.data.sources.labels import (
+    LabelIndex,
+    collect_labels,
+)
 from tformer.errors import InputError
-from tformer.evaluation.labelled import evaluate_labelled
+from tformer.evaluation.reports import evaluate_labelled
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import Objective
-from tformer.recipe.data import SourceSpec
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import SourceSpec
 from tformer.tokenizer import Tokenizer
 from tformer.training.material import Material, ShouldStop, Sources
 from tformer.training.tokenizers import obtain_tokenizer, text_context

@@ -22,17 +22,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tformer.data.batch import Batch
+from tformer.data.batching.batch import Batch
+from tformer.device import (
+    LossScaler,
+    keep_freed_memory,
+    return_free_memory,
+)
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
-from tformer.memory import keep_freed_memory, return_free_memory
-from tformer.nn.step import Step, step_listeners
+from tformer.nn.structured_dropout import (
+    Step,
+    step_listeners,
+)
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
-from tformer.recipe.training import Training
+from tformer.recipe.sections import Training
 from tformer.training.parallel import Parallel
-from tformer.training.precision import LossScaler
 from tformer.training.state import RunningSums, TrainerState
 
 MAX_SKIPPED_IN_A_ROW = 3

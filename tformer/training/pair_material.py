@@ -6,17 +6,25 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer.data.pair_mixture import MixedPairs
-from tformer.data.pair_set import PairTokens, join_pairs, split_pairs
-from tformer.data.pair_tokens import RowSource
-from tformer.data.pairs import PairSource, open_pairs, shared_columns
+from tformer.data.batching.mixture import MixedPairs
+from tformer.data.shards.pair_tokens import (
+    PairTokens,
+    RowSource,
+    join_pairs,
+    split_pairs,
+)
+from tformer.data.sources.pairs import (
+    PairSource,
+    open_pairs,
+    shared_columns,
+)
+from tformer.device import resolve_device
 from tformer.evaluation.paired import paired_tokens
-from tformer.recipe.data import SourceSpec
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import SourceSpec
 from tformer.tokenizer import Tokenizer
 from tformer.training.material import Material, Samples, Sources
 from tformer.training.pair_validation import PairValidation, plan_decoding
-from tformer.training.precision import resolve_device
 from tformer.training.sequence_targets import translate_sources, weights_digest
 from tformer.training.tokenizers import decoder_context, obtain_tokenizers
 

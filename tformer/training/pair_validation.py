@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.pair_set import PairTokens
-from tformer.decoding.beam_settings import BeamSettings, fitting_beam_settings
+from tformer.data.shards.pair_tokens import PairTokens
+from tformer.decoding.loaded import make_translator
+from tformer.decoding.settings import (
+    BeamSettings,
+    fitting_beam_settings,
+)
 from tformer.decoding.translate import Translator
-from tformer.decoding.translate_loaded import make_translator
 from tformer.errors import InputError
 from tformer.evaluation.translation import evaluate_pairs, evaluate_translation
 from tformer.loading import decoder_tokens_of

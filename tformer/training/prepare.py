@@ -1,4 +1,4 @@
-"""Everything that can fail for a user's reason, done before anything is written: data, tokenizer, sizes, precision."""
+"""Preparation of a training: data, tokenizer, sizes and precision, resolved before anything is written."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tformer.build import count_parameters, resolve_sizes
-from tformer.checkpoint.lock import LOCK_NAME
 from tformer.checkpoint.probe import require_writable
+from tformer.checkpoint.run import LOCK_NAME
+from tformer.device import (
+    Precision,
+    matmul_flops_per_second,
+    resolve_device,
+    resolve_precision,
+)
 from tformer.errors import InputError
 from tformer.metrics import BACKWARD_AND_FORWARD
+from tformer.recipe import recipe_to_yaml
 from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
-from tformer.training.assemble import vocabulary_size
-from tformer.training.batches import plan_of
+from tformer.training.assemble import make_batches, make_objective, plan_of, vocabulary_size
+from tformer.training.estimate import estimate_memory
 from tformer.training.flops import attention_flops_per_token, mean_lengths
 from tformer.training.image_material import image_material
 from tformer.training.labelled_material import labelled_material
 from tformer.training.material import Material, Progress, Samples, Sources
 from tformer.training.pair_material import pair_material
-from tformer.training.precision import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.training.request import RUNS, Start
 from tformer.training.sentence_material import sentence_material
-from tformer.training.teacher_checks import check_words
+from tformer.training.teacher import check_words
 from tformer.training.text_material import text_material
 
 MATERIALS: dict[str, Callable[[Sources], Material]] = {
@@ -198,3 +205,36 @@ def training_flops_per_token(prepared: Prepared, matmul_parameters: float) -> fl
     attention = attention_flops_per_token(model, source_length=source, target_length=target)
     flops = BACKWARD_AND_FORWARD * (2.0 * matmul_parameters + attention)
     return flops * (source if model.patches is not None else 1)
+
+
+def describe(prepared: Prepared) -> dict[str, Any]:
+    """What would be trained: recipe_yaml, parameters, memory (bytes by purpose), a batch's shapes and first text."""
+    recipe = prepared.recipe
+    objective = make_objective(recipe, prepared.material)
+    batches = make_batches(recipe, prepared.material, objective, cursor=None, device=prepared.device)
+    [batch, *_] = batches.next()
+    batches.close()
+    teacher = prepared.start.teacher
+    is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
+    memory = estimate_memory(
+        recipe.model,
+        num_parameters=prepared.num_parameters,
+        optimizer=recipe.optimizer.kind,
+        tokens_per_micro_batch=prepared.tokens_per_micro_batch,
+        dtype=prepared.precision.dtype,
+        activation_checkpointing=recipe.training.activation_checkpointing,
+        ema=recipe.training.ema_decay is not None,
+        teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
+        seq_len=recipe.seq_len,
+        target_seq_len=recipe.target_seq_len,
+        on_cpu=prepared.device.type == "cpu",
+    )
+    shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
+    tokenizer = prepared.material.tokenizer
+    first = "" if batch.input_ids is None or tokenizer is None else tokenizer.decode(batch.input_ids[0].tolist())
+    return {
+        "recipe_yaml": recipe_to_yaml(recipe),
+        "parameters": prepared.num_parameters,
+        "memory": memory.to_json(),
+        "batch": {**shapes, "tokens": batch.num_tokens, "first": first},
+    }

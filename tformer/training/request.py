@@ -9,16 +9,15 @@ from typing import Any
 
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
+from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.loading import Loaded
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.data import Columns
 from tformer.recipe.needs import OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.recipe import Recipe, Tokenizer
-from tformer.training.precision import resolve_device
-from tformer.training.teacher import describe_teacher, open_teacher, takes_tokenizer, with_teachers_words
-from tformer.training.teacher_checks import check_teacher
+from tformer.recipe.sections import Columns
+from tformer.training.teacher import check_teacher, describe_teacher, open_teacher, takes_tokenizer, with_teachers_words
 
 RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"

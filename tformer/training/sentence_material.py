@@ -6,9 +6,13 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from tformer.data.sentences import SentenceCorpus, SentencePairs, prepare_sentences
-from tformer.data.sources import TextSource
-from tformer.evaluation.objective import evaluate_objective
+from tformer.data.batching.sentences import (
+    SentenceCorpus,
+    SentencePairs,
+    prepare_sentences,
+)
+from tformer.data.sources.text import TextSource
+from tformer.evaluation.predict import evaluate_objective
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.training.corpora import open_text

@@ -20,11 +20,14 @@ from typing import IO
 
 import torch
 
-from tformer.cache_dir import default_cache_dir
-from tformer.data.pair_set import PairTokens
-from tformer.data.pair_tables import PairRow
-from tformer.decoding.precision import cast_matrices, inference_dtype
-from tformer.decoding.translate_loaded import translator_of
+from tformer.data.shards.pair_tokens import PairTokens
+from tformer.data.sources.pair_tables import PairRow
+from tformer.decoding.inference import (
+    cast_matrices,
+    inference_dtype,
+)
+from tformer.decoding.loaded import translator_of
+from tformer.device import default_cache_dir
 from tformer.errors import InputError, Interrupted, cannot_write
 from tformer.loading import Loaded
 from tformer.metrics import bleu

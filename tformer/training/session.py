@@ -17,6 +17,7 @@ from tformer.checkpoint.probe import require_room
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.decoding.settings import GenerationSettings
+from tformer.device import LossScaler
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
@@ -25,15 +26,13 @@ from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.training import assemble
-from tformer.training.batches import make_batches
+from tformer.training.assemble import make_batches
 from tformer.training.display import Console, TrainingDisplay
-from tformer.training.dry_run import describe
 from tformer.training.flops import mean_lengths, parameters_per_token
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.material import Progress
 from tformer.training.parallel import SingleProcess
-from tformer.training.precision import LossScaler
-from tformer.training.prepare import Prepared, check_target, measure_peak, prepare, training_flops_per_token
+from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare, training_flops_per_token
 from tformer.training.request import RUNS, TrainRequest, find_start
 from tformer.training.samples import MAX_SAMPLE_TOKENS, write_sample
 from tformer.training.state import TrainerState

@@ -1,7 +1,4 @@
-"""The teacher of a run: loaded, its words handed on, and made part of the student's objective.
-
-What must fit together, and how that is told, stands in `teacher_checks`.
-"""
+"""Distillation teacher: loading, compatibility checks with the student, and the distillation objective."""
 
 from __future__ import annotations
 
@@ -10,16 +7,228 @@ from typing import Any, cast
 
 import torch
 
-from tformer.decoding.precision import cast_matrices
+from tformer.build import build_model
+from tformer.decoding.inference import cast_matrices
 from tformer.errors import InputError
-from tformer.loading import Loaded, load
+from tformer.loading import Loaded, decoder_tokens_of, load
 from tformer.model import Transformer
+from tformer.nn.stack import Block
 from tformer.objectives import distillation
 from tformer.objectives.base import Objective, SharedObjective
-from tformer.objectives.distillation import Distillation
+from tformer.objectives.distillation import Distillation, LayerPair, teacher_layer
+from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.recipe.recipe import Teacher as TeacherSection
-from tformer.training.teacher_checks import label_order, layer_pairs
+from tformer.tokenizer import Tokenizer
+
+SIDES = ("encoder", "decoder")
+PARTS = (*SIDES, "patches")
+
+
+def check_teacher(recipe: Recipe, teacher: Loaded) -> None:
+    """Before any data is read: raises InputError, naming both sides, for a teacher that cannot teach this model."""
+    section, own = recipe.teacher, teacher.recipe
+    assert section is not None
+    for part in PARTS if section.kind == "soft" else SIDES:
+        if (getattr(own.model, part) is None) != (getattr(recipe.model, part) is None):
+            has, lacks = ("the teacher", "the student")
+            if getattr(own.model, part) is None:
+                has, lacks = lacks, has
+            raise InputError(
+                f"teacher: {teacher.path} is another kind of model ({own.arch}) than its student ({recipe.arch}): "
+                f"{has} has model.{part}, {lacks} has none",
+                hint=f"a student of its kind: --arch {own.arch}",
+            )
+    for objective in recipe.objectives:
+        _check_head(objective.kind, teacher)
+    if section.kind == "soft":
+        _check_inputs(recipe, teacher)
+        _check_layers(recipe, teacher)
+
+
+def _check_head(kind: str, teacher: Loaded) -> None:
+    wanted = OBJECTIVE_NEEDS[kind].head
+    heads = {head.kind: head for head in teacher.recipe.model.heads}
+    if wanted.kind not in heads:
+        raise InputError(
+            f"teacher: {teacher.path} has no head of kind {wanted.kind}, which the objective {kind} learns from; it "
+            f"has {', '.join(heads) or 'none'}",
+            hint="train or fine-tune the teacher with the student's objective first",
+        )
+    many = [bool(getattr(head, "multi_label", False)) for head in (heads[wanted.kind], wanted)]
+    if many[0] != many[1]:
+        found = "several labels" if many[0] else "one label"
+        raise InputError(f"teacher: {teacher.path} gives each example {found}, the objective is {kind}")
+
+
+def _check_inputs(recipe: Recipe, teacher: Loaded) -> None:
+    """That the teacher can read the student's batches."""
+    own, longest = teacher.recipe.model, max(recipe.seq_len, recipe.target_seq_len)
+    if own.patches is not None and recipe.model.patches is not None:
+        for name in ("image_size", "channels"):
+            ours, theirs = getattr(recipe.model.patches, name), getattr(own.patches, name)
+            if ours != theirs:
+                raise InputError(f"teacher: model.patches.{name}: the student's is {ours}, the teacher's {theirs}")
+        return
+    if longest > own.max_seq_len:
+        raise InputError(
+            f"teacher: {teacher.path} reads {own.max_seq_len} tokens, the student's batches have up to {longest}",
+            hint=f"--set data.seq_len={own.max_seq_len}",
+        )
+    types, own_types = recipe.model.embedding.token_types, own.embedding.token_types
+    if types > max(1, own_types):
+        raise InputError(
+            f"teacher: model.embedding.token_types: the student's is {types}, the teacher's {own_types}",
+            hint=f"--set model.embedding.token_types={own_types}",
+        )
+
+
+def _check_layers(recipe: Recipe, teacher: Loaded) -> None:
+    """Widths and heads of the layers that are compared."""
+    section = recipe.teacher
+    assert section is not None
+    if not (section.hidden or section.attention):
+        return
+    student = build_model(
+        recipe.model,
+        vocab_size=1 if teacher.tokenizer is None else teacher.tokenizer.vocab_size,
+        target_vocab_size=None if teacher.own_target_tokenizer is None else teacher.own_target_tokenizer.vocab_size,
+        num_labels=len(recipe.data.labels or teacher.recipe.data.labels) or None,
+        device="meta",
+    )
+    patches, own_patches = recipe.model.patches, teacher.recipe.model.patches
+    if (
+        patches is not None
+        and own_patches is not None
+        and (patches.size, patches.cls)
+        != (
+            own_patches.size,
+            own_patches.cls,
+        )
+    ):
+        key = "hidden" if section.hidden else "attention"
+        raise InputError(
+            f"teacher.{key}: the student cuts images into {recipe.seq_len} positions, the teacher into "
+            f"{teacher.recipe.seq_len}",
+            hint=f"--set model.patches.size={own_patches.size}, or teacher.{key}=0",
+        )
+    for side in SIDES:
+        ours, theirs = getattr(student, side), getattr(teacher.model, side)
+        if ours is None:
+            continue
+        if section.hidden and ours.d_model != theirs.d_model:
+            raise InputError(
+                f"teacher.hidden: the student's {side} is {ours.d_model} wide, the teacher's {theirs.d_model}: hidden "
+                "states of different widths cannot be compared",
+                hint=f"--set model.d_model={theirs.d_model}, or teacher.hidden=0",
+            )
+        if section.attention and ours.layerdrop:
+            raise InputError(
+                f"teacher.attention: found {section.attention:g}, expected 0 with model.{side}.layerdrop: a layer that "
+                "is skipped has no attention weights"
+            )
+    for pair in layer_pairs(student, teacher.model, "attention") if section.attention else ():
+        _check_attention(pair, student, teacher.model)
+
+
+def _check_attention(pair: LayerPair, student: Transformer, teacher: Transformer) -> None:
+    layers = [_attention_of(model, tap) for model, tap in zip((student, teacher), pair, strict=True)]
+    for who, name, layer in zip(("student", "teacher"), pair, layers, strict=True):
+        if not layer.mechanism.reads_dense_mask:
+            raise InputError(
+                f"teacher.attention: {name.removesuffix('.weights')} of the {who} forms no attention weights over all "
+                "positions",
+                hint="full attention does; or teacher.attention=0",
+            )
+    ours, theirs = (layer.num_heads for layer in layers)
+    if ours != theirs:
+        side, number, *_ = pair.student.split(".")
+        raise InputError(
+            f"teacher.attention: layer {number} of the student's {side} has {ours} heads, the teacher's {theirs}: "
+            "attention of different heads cannot be compared",
+            hint=f"--set model.{side}.num_heads={theirs}, or teacher.attention=0",
+        )
+
+
+def _attention_of(model: Transformer, tap: str) -> Any:
+    side, number, kind, _ = tap.split(".")
+    return getattr(getattr(model, side).layers[int(number)], kind)
+
+
+def layer_pairs(student: Transformer, teacher: Transformer, what: str) -> list[LayerPair]:
+    """Every layer of the student with the teacher's that it resembles: taps of `hidden` states, or of `attention`."""
+    pairs = []
+    for side in SIDES:
+        ours, theirs = getattr(student, side), getattr(teacher, side)
+        if ours is None:
+            continue
+        sizes = {"student_layers": len(ours.layers), "teacher_layers": len(theirs.layers)}
+        for number, block in enumerate(cast("list[Block]", ours.layers)):
+            other = teacher_layer(number, **sizes)
+            taps = ["hidden"] if what == "hidden" else ["self_attention.weights"]
+            taps += ["cross_attention.weights"] if what == "attention" and block.cross_attention is not None else []
+            pairs += [LayerPair(f"{side}.{number}.{tap}", f"{side}.{other}.{tap}") for tap in taps]
+    return pairs
+
+
+def check_words(recipe: Recipe, teacher: Loaded, tokenizer: Tokenizer | None, target: Tokenizer | None) -> None:
+    """With the data: raises InputError for another vocabulary, other labels or image statistics than the teacher's.
+
+    `tokenizer` and `target` are the student's; `target` is None where one serves both sides.
+    """
+    if recipe.teacher is None or recipe.teacher.kind == "sequence":
+        return  # texts pass between them, which any vocabulary can write
+    if tokenizer is not None:
+        _same_vocabulary(teacher, tokenizer, teacher.text_tokenizer, "source " if target is not None else "")
+        _same_vocabulary(teacher, target or tokenizer, teacher.target_tokenizer, "target " if target else "")
+        both = recipe.model.encoder is not None and recipe.model.decoder is not None
+        if both and decoder_tokens_of(recipe, target or tokenizer) != teacher.decoder_tokens:
+            raise InputError(
+                f"teacher: {teacher.path} begins or ends a target with other tokens than the student "
+                "(tokenizer.special_ids)"
+            )
+    for name in ("image_mean", "image_std") if recipe.model.patches is not None else ():
+        ours, theirs = getattr(recipe.data, name), getattr(teacher.recipe.data, name)
+        if ours != theirs:
+            raise InputError(
+                f"teacher: data.{name}: the student's is {list(ours)}, the teacher's {list(theirs)}",
+                hint=f"leave data.{name} out: the student takes its teacher's",
+            )
+    label_order(recipe, teacher)
+
+
+def _same_vocabulary(teacher: Loaded, ours: Tokenizer, theirs: Tokenizer, side: str) -> None:
+    same_tokens = ours.sha256 == theirs.sha256 or ours.tokens == theirs.tokens
+    if same_tokens and ours.special == theirs.special:
+        return
+    if same_tokens:
+        raise InputError(
+            f"teacher: {teacher.path} has other special {side}tokens than the student (tokenizer.special_ids)"
+        )
+    raise InputError(
+        f"teacher: {teacher.path} has another {side}vocabulary than the student ({theirs.vocab_size:,} and "
+        f"{ours.vocab_size:,} tokens, sha256 {theirs.sha256[:8]} and {ours.sha256[:8]})",
+        hint="leave the tokenizer out: the student takes its teacher's; of pairs --distil sequence needs no common one",
+    )
+
+
+def label_order(recipe: Recipe, teacher: Loaded) -> list[int] | None:
+    """Where each of the student's labels stands among the teacher's; None: no labels, or all in their places.
+
+    Raises InputError for labels that only one of them has.
+    """
+    ours, theirs = recipe.data.labels, teacher.recipe.data.labels
+    if not ours or ours == theirs:
+        return None
+    if set(ours) != set(theirs):
+        odd = sorted(set(ours) ^ set(theirs))
+        who = "the student" if odd[0] in ours else "the teacher"
+        raise InputError(
+            f"teacher: {teacher.path} tells {len(theirs)} labels apart, the student {len(ours)}: only {who} has "
+            f"'{odd[0]}'",
+            hint="both must learn the same labels; their order may differ",
+        )
+    return [theirs.index(name) for name in ours]
 
 
 def open_teacher(section: TeacherSection, *, hint: str | None = None) -> Loaded:

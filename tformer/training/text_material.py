@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tformer.data.corpus import TokenCorpus
-from tformer.data.mixture import MixedWindows
-from tformer.data.windows import LmWindows
-from tformer.evaluation.combine import combine_validation
-from tformer.evaluation.lm import evaluate_lm, isolates_documents
+from tformer.data.batching.mixture import MixedWindows
+from tformer.data.batching.windows import LmWindows
+from tformer.data.shards.corpus import TokenCorpus
+from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents
 from tformer.evaluation.masked import masked_samples
-from tformer.evaluation.objective import evaluate_objective
+from tformer.evaluation.predict import evaluate_objective
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe

@@ -10,14 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tformer.data.template import single_template
+from tformer.data.shards.template import single_template
 from tformer.errors import InputError
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import ObjectiveContext
-from tformer.recipe.recipe import Recipe
-from tformer.recipe.roles import with_own_roles, with_roles
+from tformer.recipe.recipe import (
+    Recipe,
+    with_own_roles,
+    with_roles,
+)
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
-from tformer.tokenizer.words import word_starts
+from tformer.tokenizer.decoding import word_starts
 from tformer.training.material import Sources
 
 SENTENCE_ENDS = (".", "!", "?", "。")

@@ -21,7 +21,11 @@ from typing import Any
 
 from tformer import __version__
 from tformer.errors import visible
-from tformer.viz.colours import COLOUR_MAPS, PALETTE, colour_table
+from tformer.viz.plots import (
+    COLOUR_MAPS,
+    PALETTE,
+    colour_table,
+)
 
 # In this order before the scripts of a view: state and theme, then what is built on them.
 SHELL_SCRIPTS = ("page.js", "controls.js", "pictures.js", "heatmap.js", "lines.js", "table.js")

@@ -1,16 +1,106 @@
-"""What a plot is, apart from how it is drawn: a heat map or lines, with the words that belong to it.
+"""Plots as values: heat maps and lines, colour maps, axis ticks, and plots as JSON and CSV.
 
 A view computes plots once; the same plots become a picture, characters in a terminal, JSON or CSV.
+
+A colour map is a table of 256 colours, interpolated in sRGB between published anchors: every fifth entry of viridis,
+cividis (arXiv 1712.01662) and twilight as matplotlib has them (within 4 of 255), and the eleven colours of
+ColorBrewer's RdBu, reversed so that red is positive. Lines use the colours of Okabe and Ito (https://jfly.uni-
+koeln.de/color/), which remain distinguishable with any common colour blindness.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+# On white and on dark grounds alike: the two ends of Okabe and Ito's list, black and yellow, are left out.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+COLOUR_MAPS: dict[str, str] = {
+    "RdBu_r": "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f",
+    "viridis": (
+        "440154 46085c 471063 481769 481d6f 482475 472a7a 46307e 453781 433d84 414287 3f4889 3d4e8a 3a538b 38598c "
+        "355e8d 33638d 31688e 2e6d8e 2c718e 2a768e 297b8e 27808e 25848e 23898e 218e8d 20928c 1f978b 1e9c89 1fa188 "
+        "21a585 24aa83 28ae80 2eb37c 35b779 3dbc74 46c06f 50c46a 5ac864 65cb5e 70cf57 7cd250 89d548 95d840 a2da37 "
+        "b0dd2f bddf26 cae11f d8e219 e5e419 f1e51d fde725"
+    ),
+    "cividis": (
+        "00224e 002656 002a5f 002d68 003070 083370 163770 203a6f 273e6e 2e416d 34456c 3a486c 3f4c6c 444f6c 49536c "
+        "4e566c 535a6d 575d6d 5c616e 60646f 656870 696b71 6d6f72 727274 767676 7a7a78 7e7d78 838179 888578 8d8878 "
+        "928c78 969077 9b9476 a09875 a59c74 aaa073 afa471 b5a86f baac6d bfb06b c4b468 c9b965 cfbd62 d4c15f dac65b "
+        "dfca57 e5cf52 ead34c f0d846 f6dd3f fce236 fee838"
+    ),
+    "twilight": (
+        "e2d9e2 dcd9df d2d5db c5cfd5 b6c8cf a7c0cb 99b8c8 8cafc5 80a5c3 779dc2 6e92c0 6888be 647dbc 6172ba 6067b6 "
+        "5f5bb2 5e4fac 5e43a5 5c389d 5a2b90 562182 4f1972 471461 3f1251 371144 32123a 331237 3a113a 43123e 4f1444 "
+        "5c1749 691a4d 761f4f 832550 8e2c50 983550 a03e50 a94950 b15452 b75f55 bc6b59 c1775f c58468 c89073 ca9c80 "
+        "cda88f d1b4a0 d5bfb1 d9c9c2 ddd1d1 e0d7db e2d9e2"
+    ),
+}
+
+
+@cache
+def colour_table(name: str) -> bytes:
+    """256 colours, three bytes each: red, green, blue. KeyError for an unknown map."""
+    anchors = [bytes.fromhex(anchor) for anchor in COLOUR_MAPS[name].split()]
+    table = bytearray()
+    for index in range(256):
+        place = index / 255 * (len(anchors) - 1)
+        left = min(int(place), len(anchors) - 2)
+        share = place - left
+        ends = zip(anchors[left], anchors[left + 1], strict=True)
+        table.extend(round(low + share * (high - low)) for low, high in ends)
+    return bytes(table)
+
+
+def colour_at(name: str, share: float) -> tuple[int, int, int]:
+    """The colour at a share of the map's way from low (0) to high (1); beyond, the end's."""
+    index = 3 * round(255 * min(max(share, 0.0), 1.0))
+    red, green, blue = colour_table(name)[index : index + 3]
+    return red, green, blue
+
+
+FACTORS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
+    """Round numbers within low < high, about `most` of them at the most; powers of ten and some between, if log."""
+    if log and math.log10(high / low) > 0.7:
+        return _log_ticks(low, high, most)
+    raw = (high - low) / max(most, 1)
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = unit * next(factor for factor in FACTORS if factor * unit >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    count = math.floor((high - first * step) / step + 1e-9) + 1
+    return [float(f"{(first + n) * step:.12g}") for n in range(max(count, 0))]
+
+
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    decades = math.log10(high / low)
+    every = max(1, math.ceil(decades / most))
+    factors = (1, 2, 5) if 3 * decades <= most else (1, 3) if 2 * decades <= most else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
+    return [value for value in found if low * 0.999 <= value <= high * 1.001]
+
+
+def plain(value: float) -> str:
+    """At most four digits that matter, or all of a whole number below a million: 16,384, 1.536M, 2.021, 6e-5."""
+    for letter, size in (("G", 1e9), ("M", 1e6)):
+        if size <= abs(value) < 1e13:
+            return f"{value / size:,.4g}{letter}"
+    if abs(value) < 1e6 and (value == round(value) or abs(value) >= 1e4):
+        return f"{value:,.0f}"
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+", "e")
+
 
 Numbers = NDArray[np.float64]
 
@@ -88,3 +178,52 @@ class Heat:
 
 
 Plot = Lines | Heat
+
+
+def plots_to_json(plots: Sequence[Plot]) -> list[dict[str, Any]]:
+    """Each plot with its words; a heat map as rows of values, lines as pairs of x and y. No number is null."""
+    return [_heat_to_json(plot) if isinstance(plot, Heat) else _lines_to_json(plot) for plot in plots]
+
+
+def _heat_to_json(plot: Heat) -> dict[str, Any]:
+    return {
+        "title": plot.title,
+        "caption": plot.caption,
+        "row_label": plot.row_label,
+        "column_label": plot.column_label,
+        "rows": list(plot.rows),
+        "columns": list(plot.columns),
+        "values": [[value if math.isfinite(value) else None for value in row] for row in plot.values.tolist()],
+    }
+
+
+def _lines_to_json(plot: Lines) -> dict[str, Any]:
+    return {
+        "title": plot.title,
+        "caption": plot.caption,
+        "x_label": plot.x_label,
+        "y_label": plot.y_label,
+        "lines": [{"label": line.label, "points": _finite_points(line)} for line in plot.lines],
+    }
+
+
+def plots_to_csv(plots: Sequence[Plot]) -> str:
+    """Columns plot, line, x, y: for a heat map the row's name, the column's and the value."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("plot", "line", "x", "y"))
+    for plot in plots:
+        if isinstance(plot, Heat):
+            for name, row in zip(plot.rows, plot.values.tolist(), strict=True):
+                cells = zip(plot.columns, row, strict=True)
+                writer.writerows((plot.title, name, column, value) for column, value in cells if math.isfinite(value))
+            continue
+        for line in plot.lines:
+            writer.writerows((plot.title, line.label, x, y) for x, y in _finite_points(line))
+    return stream.getvalue()
+
+
+def _finite_points(line: Line) -> list[tuple[float, float]]:
+    """Without the gaps of a line in pieces."""
+    pairs = zip(line.x.tolist(), line.y.tolist(), strict=True)
+    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tformer.bench.contender import Contender
-from tformer.bench.task import Task
+from tformer.bench.processes import Contender
+from tformer.bench.workloads import Task
 from tformer.errors import InputError, did_you_mean
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tformer.bench.task import SEED
+from tformer.bench.workloads import SEED
 from tformer.build import build_model
 from tformer.checkpoint import read_checkpoint, write_checkpoint
 from tformer.errors import InputError

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from tformer.bench.peers.ctranslate2_export import exported, token_names
-from tformer.bench.task import Task
-from tformer.bench.work_translate import sources_of
+from tformer.bench.workloads import Task
+from tformer.bench.workloads.decoding import sources_of
 from tformer.errors import InputError
 from tformer.recipe import recipe_to_yaml
 

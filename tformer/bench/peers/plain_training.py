@@ -8,9 +8,16 @@ from typing import Any
 
 import torch
 
-from tformer.bench.random_material import NUM_BATCHES, random_ids
-from tformer.bench.task import SEED, Task, synchronise
-from tformer.bench.work_train import STEPS
+from tformer.bench.workloads import (
+    SEED,
+    Task,
+    synchronise,
+)
+from tformer.bench.workloads.train import (
+    NUM_BATCHES,
+    STEPS,
+    random_ids,
+)
 
 MASKED_SHARE = 0.15
 WARM_UP_STEPS = 3

@@ -8,9 +8,13 @@ import numpy as np
 import torch
 
 from tformer.bench.peers.transformers_models import bert_for_classification
-from tformer.bench.task import SEED, Task, synchronise
-from tformer.bench.work_classify import Texts
-from tformer.nn.hardware import DTYPES
+from tformer.bench.workloads import (
+    SEED,
+    Task,
+    synchronise,
+)
+from tformer.bench.workloads.classify import Texts
+from tformer.device import DTYPES
 
 
 def make(task: Task, precision: str) -> TransformersClassification:

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 
 from tformer.bench.peers.transformers_models import gpt2
-from tformer.bench.random_material import random_ids
-from tformer.bench.task import SEED, Task, synchronise
-from tformer.nn.hardware import DTYPES
+from tformer.bench.workloads import (
+    SEED,
+    Task,
+    synchronise,
+)
+from tformer.bench.workloads.train import random_ids
+from tformer.device import DTYPES
 
 
 def make(task: Task, precision: str) -> TransformersGeneration:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tformer.bench.task import Task
+from tformer.bench.workloads import Task
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
 from tformer.recipe.model import Stack

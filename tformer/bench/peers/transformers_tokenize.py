@@ -5,8 +5,12 @@ from __future__ import annotations
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.bench.peers.transformers_models import quiet
-from tformer.bench.task import Task
-from tformer.bench.work_tokenize import texts_of, tokenizer_of, use_threads
+from tformer.bench.workloads import Task
+from tformer.bench.workloads.tokenize import (
+    texts_of,
+    tokenizer_of,
+    use_threads,
+)
 
 
 def make(task: Task, precision: str) -> TransformersTokenizing:

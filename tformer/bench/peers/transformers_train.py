@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tformer.bench.peers.plain_training import PlainTraining
 from tformer.bench.peers.transformers_models import bert_for_masked_lm, gpt2
-from tformer.bench.task import Task
+from tformer.bench.workloads import Task
 
 
 def make(task: Task, precision: str) -> PlainTraining:

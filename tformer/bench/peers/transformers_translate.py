@@ -10,10 +10,14 @@ from typing import Any
 import torch
 
 from tformer.bench.peers.transformers_models import quiet
-from tformer.bench.random_material import SPECIAL
-from tformer.bench.task import SEED, Task, synchronise
-from tformer.bench.work_translate import sources_of
-from tformer.nn.hardware import DTYPES
+from tformer.bench.workloads import (
+    SEED,
+    Task,
+    synchronise,
+)
+from tformer.bench.workloads.decoding import sources_of
+from tformer.bench.workloads.train import SPECIAL
+from tformer.device import DTYPES
 
 
 def make(task: Task, precision: str) -> TransformersTranslating:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tformer.bench.peers.plain_training import PlainTraining
-from tformer.bench.task import Task
+from tformer.bench.workloads import Task
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
 

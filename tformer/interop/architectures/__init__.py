@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bart import BART
+from tformer.interop.architectures.bart import BART, MBART, PEGASUS
 from tformer.interop.architectures.bert import BERT
 from tformer.interop.architectures.bloom import BLOOM
 from tformer.interop.architectures.distilbert import DISTILBERT
@@ -11,10 +11,8 @@ from tformer.interop.architectures.electra import ELECTRA
 from tformer.interop.architectures.gpt2 import GPT2
 from tformer.interop.architectures.llama import LLAMA
 from tformer.interop.architectures.marian import MARIAN
-from tformer.interop.architectures.mbart import MBART
 from tformer.interop.architectures.mistral import MISTRAL
 from tformer.interop.architectures.opt import OPT
-from tformer.interop.architectures.pegasus import PEGASUS
 from tformer.interop.architectures.qwen2 import QWEN2
 from tformer.interop.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from tformer.interop.architectures.t5 import T5

@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert_body import (
+from tformer.interop.architectures.bert import (
     DEFAULTS,
     LEGACY_NAMES,
     body_links,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bart_family import (
+from tformer.interop.architectures.bart import (
     COPIES,
     SKIPPED,
     Traits,
@@ -21,7 +21,7 @@ from tformer.interop.architectures.bart_family import (
     stored_sinusoids,
     write_body,
 )
-from tformer.interop.architectures.stored_output import OUTPUT
+from tformer.interop.architectures.parts import OUTPUT
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.recipe.model import Model

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from tformer.errors import InputError
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
+from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model, Stack
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -128,3 +131,22 @@ def pooled_links(model: Model, *, pooler: str | None = None, project: str) -> li
     """
     head = f"heads.{model.heads[0].kind}"
     return [*(both(f"{head}.pooler", pooler) if pooler else []), *both(f"{head}.project", project)]
+
+
+OUTPUT = "lm_head.weight"
+
+
+def output_is_tied(files: WeightFiles, tables: Sequence[str], *, config_says: bool) -> bool:
+    """Reads the two matrices only where the config says that they are one and the files hold both.
+
+    tables: the names under which files hold the embedding table, the usual one first.
+    """
+    table = next((name for name in tables if name in files.specs), None)
+    if OUTPUT not in files.specs or table is None:
+        return True
+    if not config_says:
+        return False
+    if files.specs[OUTPUT].shape != files.specs[table].shape:
+        return False
+    stored = files.read([OUTPUT, table])
+    return torch.equal(stored[OUTPUT], stored[table])

@@ -11,7 +11,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert_body import (
+from tformer.interop.architectures.bert import (
     DEFAULTS,
     LEGACY_NAMES,
     body_links,
@@ -23,7 +23,7 @@ from tformer.interop.architectures.bert_body import (
 from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head, stack_of
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
-from tformer.nn.positions.learned import LearnedOptions
+from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model
 
 PAD = 1  # what a missing pad_token_id means

@@ -12,17 +12,18 @@ from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
+    OUTPUT,
     activation_name,
     d_ff_of,
     head_dim,
+    output_is_tied,
     size_by_any_name,
     stack_of,
 )
-from tformer.interop.architectures.stored_output import OUTPUT, output_is_tied
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, fused, link
 from tformer.interop.weight_files import WeightFiles
-from tformer.nn.positions.t5_bias import T5BiasOptions
+from tformer.nn.positions.biases import T5BiasOptions
 from tformer.recipe.model import Model
 
 TABLE = "shared.weight"

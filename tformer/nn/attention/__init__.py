@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions
-from tformer.nn.attention.full import FullAttention, FullAttentionOptions
+from tformer.nn.attention.core import (
+    FullAttention,
+    FullAttentionOptions,
+)
 from tformer.nn.attention.linformer import LinformerAttention, LinformerOptions
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, MechanismMaker, ProjectionOptions, Reach
 from tformer.nn.attention.performer import PerformerAttention, PerformerOptions

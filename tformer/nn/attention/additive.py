@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.chunked import attend_chunked
 from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, hook_functions
+from tformer.nn.attention.routes import attend_chunked
 
 
 @dataclass(frozen=True)

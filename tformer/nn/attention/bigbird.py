@@ -1,35 +1,269 @@
-"""BigBird (arXiv 2007.14062): a window of blocks, global blocks and random blocks, under one softmax.
-
-The sequence is cut into blocks. A query sees the blocks around its own, the first and the last ones, which see all in
-turn, and a few more that are drawn once for all; where it is causal, of these only what stands before it, and only the
-first blocks are global. Blocks are counted from the first real token and end with the last one: padding changes
-nothing. A key that belongs to several of the groups counts once.
-
-Work and memory are O(block) per query. Short inputs take the dense way, which is quicker there.
-
-Shape legend: B batch, T queries, S keys, H query heads, K kv heads, h head_dim, v value_dim, N blocks of queries,
-r random blocks of each. Queries are the last T of the S slots when a cache holds earlier ones.
-"""
+"""BigBird's block-sparse attention (arXiv 2007.14062): a window of blocks, global blocks and random blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse import attend_sparse, dense_pays
-from tformer.nn.attention.block_sparse_explicit import Places
-from tformer.nn.attention.block_sparse_flex import attend_flex, check_flex
-from tformer.nn.attention.block_sparse_frame import Frame
-from tformer.nn.attention.block_sparse_globals import attend_rows, gather_places, gather_slots, joined, put_rows
-from tformer.nn.attention.block_sparse_layout import Layout
-from tformer.nn.attention.block_sparse_pattern import Pattern, band_of
+from tformer.nn.attention.block_sparse.explicit import Places
+from tformer.nn.attention.block_sparse.kernel import (
+    attend_flex,
+    attend_sparse,
+    check_flex,
+    dense_pays,
+)
+from tformer.nn.attention.block_sparse.pattern import (
+    GlobalTokens,
+    Pattern,
+    all_true_for_free,
+    attend_rows,
+    band_of,
+    gather_places,
+    gather_slots,
+    joined,
+    put_rows,
+)
+from tformer.nn.attention.context import make_mask
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, Reach, hook_functions
 from tformer.nn.options import require, require_positive
+
+# Odd 64-bit constants of the splitmix64 generator and of golden-ratio hashing; products wrap around.
+STEP = 0x9E3779B97F4A7C15
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+POSITIVE = (1 << 63) - 1
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Every bit of the result depends on every bit of x, long [*]; at least 0."""
+    x = (x ^ ((x >> 30) & (POSITIVE >> 29))) * _signed(FIRST)
+    x = (x ^ ((x >> 27) & (POSITIVE >> 26))) * _signed(SECOND)
+    return (x ^ ((x >> 31) & (POSITIVE >> 30))) & POSITIVE
+
+
+def random_blocks(
+    blocks: Tensor, num_blocks: Tensor, *, count: int, seed: int, layer: int, side: int, num_global: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Blocks to read, long [B or 1, N, count], and whether each exists, bool.
+
+    blocks: long [B or 1, N], the blocks of queries. num_blocks: long [B or 1, 1], those of the whole sequence. Neither
+    the window of `side` blocks around a block's own, nor the `num_global` first (and, unless causal, last) ones are
+    drawn, and none twice; where fewer candidates are left, the rest do not exist. Causal: only earlier blocks.
+    """
+    first = torch.full_like(blocks, num_global)
+    if causal:
+        end = (blocks - side).clamp(min=num_global)
+        skipped_from, skipped = end, torch.zeros_like(blocks)
+    else:
+        blocks, end = torch.broadcast_tensors(blocks, num_blocks - num_global)
+        skipped_from = torch.maximum(blocks - side, first)
+        skipped = (torch.minimum(blocks + side + 1, end) - skipped_from).clamp(min=0)
+    candidates = (end - first - skipped).clamp(min=0)
+    start = _signed((seed * 0x632BE59BD9B4E019 + layer + 1) * STEP)
+    ranks: list[Tensor] = []
+    for draw in range(count):
+        key = _mixed(blocks * _signed(SECOND) + _signed(start + (draw + 1) * FIRST))
+        rank = key % (candidates - draw).clamp(min=1)
+        for earlier in torch.stack(ranks).sort(dim=0).values if ranks else ():
+            rank = rank + (rank >= earlier)  # the rank among all candidates of one among those that are left
+        ranks.append(rank)
+    if not ranks:
+        empty = blocks.unsqueeze(-1)[..., :0]
+        return empty, empty.bool()
+    chosen = torch.stack(ranks, dim=-1)
+    exists = torch.arange(count, device=blocks.device) < candidates.unsqueeze(-1)
+    found = chosen + num_global
+    found = found + torch.where(found >= skipped_from.unsqueeze(-1), skipped.unsqueeze(-1), 0)
+    return found.masked_fill(~exists, 0), exists
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The options of BigBird in plain numbers, the layer's among them, and the rows of a batch.
+
+    side: blocks of the window before and after a block's own. offset: long [B or 1, 1], the slot of the first real
+    token. num_blocks: long [B or 1, 1], blocks up to the last one.
+    """
+
+    block: int
+    side: int
+    num_global: int
+    num_random: int
+    seed: int
+    layer: int
+    causal: bool
+    offset: Tensor
+    num_blocks: Tensor
+
+    def random(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """What blocks of queries [B or 1, N] read at random: see `random_blocks`."""
+        return random_blocks(
+            blocks,
+            self.num_blocks,
+            count=self.num_random,
+            seed=self.seed,
+            layer=self.layer,
+            side=self.side,
+            num_global=self.num_global,
+            causal=self.causal,
+        )
+
+    def is_global(self, blocks: Tensor) -> Tensor:
+        """bool, of blocks [B or 1, *]."""
+        first = blocks < self.num_global
+        if self.causal:
+            return first
+        return first | ((blocks >= self.num_blocks - self.num_global) & (blocks < self.num_blocks))
+
+    def sees(self, q_places: Tensor, k_places: Tensor) -> Tensor:
+        """bool [B or 1, T, S], by places [B or 1, T] and [B or 1, S]: the pattern, and causality."""
+        q_blocks, k_blocks = q_places // self.block, k_places // self.block
+        seen = (q_blocks.unsqueeze(2) - k_blocks.unsqueeze(1)).abs() <= self.side
+        seen = seen | self.is_global(k_blocks).unsqueeze(1)
+        if not self.causal:
+            seen = seen | self.is_global(q_blocks).unsqueeze(2)
+        index, exists = self.random(q_blocks)
+        for draw in range(self.num_random):
+            seen = seen | ((index[..., draw, None] == k_blocks.unsqueeze(1)) & exists[..., draw, None])
+        seen = seen & (q_places >= 0).unsqueeze(2)
+        return seen & (k_places.unsqueeze(1) <= q_places.unsqueeze(2)) if self.causal else seen
+
+    def rule(self, total_blocks: int, *, start: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The same for single (example, query, key), without causality; query i stands at slot start + i."""
+        numbers = torch.arange(total_blocks, device=self.offset.device).unsqueeze(0)
+        index, exists = self.random(numbers)
+        is_global = self.is_global(numbers)
+
+        def sees(example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            def row(x: Tensor) -> Tensor:
+                return example if x.shape[0] > 1 else torch.zeros_like(example)
+
+            offset = self.offset[row(self.offset), 0]
+            q_block, k_block = (query + start - offset) // self.block, (key - offset) // self.block
+            first = torch.clamp(q_block, min=0)
+            seen = (q_block - k_block).abs() <= self.side
+            seen = seen | is_global[row(is_global), torch.clamp(k_block, min=0)]
+            if not self.causal:
+                seen = seen | is_global[row(is_global), first]
+            for draw in range(self.num_random):
+                there = exists[row(index), first, draw]
+                seen = seen | ((index[row(index), first, draw] == k_block) & there)
+            return seen & (query + start >= offset)
+
+        return sees
+
+    def global_tokens(self, places: Tensor, num_keys: int) -> GlobalTokens | None:
+        """The slots of global blocks in a frame where slots are `places` [1, F]; padding among them is not told."""
+        size = self.num_global * self.block
+        if size == 0:
+            return None
+        mask = self.is_global(places // self.block)
+        index = places[:, :size]
+        if self.causal:
+            return GlobalTokens(index, None, mask)
+        last = (self.num_blocks - self.num_global) * self.block + torch.arange(size, device=places.device)
+        is_first = torch.arange(2 * size, device=places.device)[: index.shape[1] + size] < index.shape[1]
+        index = joined(index, last)
+        exists = (is_first | (index >= size)) & (index < num_keys)  # a block may be among the first and the last
+        return GlobalTokens(index.clamp(0, num_keys - 1), None if all_true_for_free(exists) else exists, mask)
+
+    def beside(self, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """What the queries between two places of at most two blocks read outside their windows: the slots of the global
+        and the random blocks, long [B or 1, keys], and whether each counts, not being there twice, bool.
+
+        ends: the first and the last place, [B or 1, 2], or the only one, [B or 1, 1].
+        """
+        index, counts = self.random(ends // self.block)
+        if ends.shape[1] == 2:
+            twice = ((index[:, 1, :, None] == index[:, 0, None]) & counts[:, 0, None]).any(-1)
+            counts = torch.stack([counts[:, 0], counts[:, 1] & ~twice], dim=1)
+        first = torch.arange(self.num_global, device=ends.device).expand(index.shape[0], -1)
+        blocks = torch.cat([first, index.flatten(1)], dim=1)
+        counts = torch.cat([torch.ones_like(first, dtype=torch.bool), counts.flatten(1)], dim=1)
+        places = (blocks.unsqueeze(-1) * self.block + torch.arange(self.block, device=ends.device)).flatten(1)
+        return places + self.offset, counts.repeat_interleave(self.block, dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """num_slots: F. start: the frame's slot of the first query row. lead: rows of no query before the first query.
+
+    source: long [B, F], the slot that each slot of the frame holds; None: the same one. offset: long [B, 1].
+    """
+
+    num_queries: int
+    num_keys: int
+    num_slots: int
+    start: int
+    lead: int
+    offset: Tensor
+    source: Tensor | None
+
+    @staticmethod
+    def of(offset: Tensor, key_mask: Tensor | None, num_queries: int, num_keys: int, block: int) -> Frame:
+        num_slots, earlier = -(-num_keys // block) * block, num_keys - num_queries
+        if key_mask is None or _none_for_free(offset):
+            start = earlier // block * block
+            return Frame(num_queries, num_keys, num_slots, start, earlier - start, offset, None)
+        source = torch.arange(num_slots, device=offset.device) + offset
+        return Frame(num_queries, num_keys, num_slots, 0, earlier, offset, source)
+
+    def keys(self, x_BXSx: Tensor) -> Tensor:
+        """[B, X, S, x] -> [B, X, F, x]"""
+        if self.source is None:
+            more = self.num_slots - self.num_keys
+            return F.pad(x_BXSx, (0, 0, 0, more)) if more else x_BXSx
+        index = self.source.clamp(max=self.num_keys - 1)[:, None, :, None]
+        return x_BXSx.gather(2, index.expand(-1, x_BXSx.shape[1], -1, x_BXSx.shape[-1]))
+
+    def queries(self, x_BXTx: Tensor) -> Tensor:
+        """[B, X, T, x] -> [B, X, rows from `start` on, x]"""
+        padded = F.pad(x_BXTx, (0, 0, self.lead, 0)) if self.lead else x_BXTx
+        return padded if self.source is None else self.keys(padded)
+
+    def back(self, x_BXTx: Tensor) -> Tensor:
+        """The inverse of `queries`; queries before the first real token get zeros."""
+        if self.source is None:
+            return x_BXTx[:, :, self.lead :]
+        target = torch.arange(self.num_keys - self.num_queries, self.num_keys, device=self.offset.device) - self.offset
+        index = target.clamp(min=0)[:, None, :, None]
+        found = x_BXTx.gather(2, index.expand(-1, x_BXTx.shape[1], -1, x_BXTx.shape[-1]))
+        return found.masked_fill((target < 0)[:, None, :, None], 0.0)
+
+    def key_places(self, x_BS: Tensor) -> Tensor:
+        """Numbers [B or 1, S] -> [B or 1, F]"""
+        if self.source is None:
+            return F.pad(x_BS, (0, self.num_slots - self.num_keys))
+        return x_BS.expand(self.source.shape[0], -1).gather(1, self.source.clamp(max=self.num_keys - 1))
+
+    def query_places(self, x_BT: Tensor) -> Tensor:
+        """Numbers [B or 1, T] -> [B or 1, rows from `start` on]"""
+        padded = F.pad(x_BT, (self.lead, 0))
+        return padded if self.source is None else self.key_places(padded)
+
+    def valid(self, key_mask: Tensor | None) -> Tensor | None:
+        """bool [B or 1, F], where a slot of the frame holds a token; None: everywhere."""
+        if key_mask is None:
+            if self.num_slots == self.num_keys:
+                return None
+            return (torch.arange(self.num_slots, device=self.offset.device) < self.num_keys).unsqueeze(0)
+        found = self.key_places(key_mask.bool())
+        return found if self.source is None else found & (self.source < self.num_keys)
+
+
+def _none_for_free(offset: Tensor) -> bool:
+    """Whether no row begins with padding, asked only where the answer costs no synchronisation."""
+    return offset.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(offset.any())
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
-"""Scaled dot-product attention (arXiv 1706.03762, 3.2.1): softmax(q k^T scale + bias) v, as pure functions.
+"""Scaled dot-product attention (arXiv 1706.03762, 3.2.1): softmax(q k^T scale + bias) v, and the kind `full`.
 
-One entry, `attend`, four ways to the same numbers:
-- fused: PyTorch's kernel, which never stores the T x S scores;
-- blocked (`blocked.py`) and few (queries, `few.py`): the same for bf16 on a CPU, several times faster there;
-- explicit (`chunked.py`): where that kernel would store them or cannot say what is asked (a bias that is learned,
-  Shaw's terms, dropout on a CPU, value_dim other than head_dim, weights to look at).
-A query that may look nowhere gets zeros, and finite gradients, on all of them.
+`attend` takes the first of its routes that fits. A query that may look nowhere gets zeros, and finite gradients, on all
+of them.
 
 Shape legend: B batch, H query heads, K kv heads, T queries, S keys, h head_dim, v value_dim, t queries of one chunk.
 """
@@ -13,14 +9,22 @@ Shape legend: B batch, H query heads, K kv heads, T queries, S keys, h head_dim,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.blocked import attend_blocked, blocks_are_faster
-from tformer.nn.attention.chunked import attend_chunked
-from tformer.nn.attention.few import attend_few, few_are_faster, few_may_have_bias
+from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, hook_functions
+from tformer.nn.attention.routes import (
+    attend_blocked,
+    attend_chunked,
+    attend_few,
+    blocks_are_faster,
+    few_are_faster,
+    few_may_have_bias,
+)
 
 BiasFunction = Callable[[slice], Tensor]
 ScoreFunction = Callable[[Tensor, slice], Tensor]
@@ -146,3 +150,32 @@ def _attend_fused(
         enable_gqa=q_BHTh.shape[1] != k_BKSh.shape[1],
     )
     return out if alive is None else out.masked_fill(~alive, 0.0)
+
+
+@dataclass(frozen=True)
+class FullAttentionOptions(ProjectionOptions):
+    """Options of dense multi-head attention; sizes (heads, head_dim, ...) belong to the stack."""
+
+    kind: Literal["full"] = "full"
+
+
+class FullAttention(Mechanism):
+    """softmax(q k^T scale + bias) v, by the fastest of `core.attend`'s ways."""
+
+    reads_dense_mask: ClassVar[bool] = True
+
+    def __init__(self, options: FullAttentionOptions, sizes: AttentionSizes) -> None:
+        super().__init__()
+
+    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+        return attend(
+            q_BHTh,
+            k_BKSh,
+            v_BKSv,
+            mask=call.mask,
+            is_causal=call.is_causal,
+            scale=call.scale,
+            **hook_functions(call.hooks, call.q_pos, call.k_pos),
+            dropout=call.dropout,
+            need_weights=call.need_weights,
+        )

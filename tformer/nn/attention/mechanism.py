@@ -16,7 +16,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.layer_cache import LayerCache, LayerState
+from tformer.nn.cache import (
+    LayerCache,
+    LayerState,
+)
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
 

@@ -19,14 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions, Reach, build_mechanism
+from tformer.nn.attention.context import TapSink
 from tformer.nn.attention.mechanism import Call
-from tformer.nn.drophead import DropHead
+from tformer.nn.cache import (
+    CrossCache,
+    LayerCache,
+    LayerState,
+)
 from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.fused import rms_norm
-from tformer.nn.layer_cache import CrossCache, LayerCache, LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
-from tformer.nn.taps import TapSink
+from tformer.nn.structured_dropout import DropHead
 
 QK_NORM_EPS = 1.0e-6
 

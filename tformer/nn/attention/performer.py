@@ -1,34 +1,262 @@
-"""Performer (FAVOR+, arXiv 2009.14794): softmax attention by positive random features, linear in the length.
-
-    out_t = phi(q_t) . (sum_j phi(k_j) v_j^T) / (phi(q_t) . sum_j phi(k_j)),  phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m)
-
-with x' = sqrt(scale) x, so that the mean over W is exp(q . k scale): softmax's kernel (`performer_features`). The sums
-run over all keys, or over those up to the query (`performer_sums`), and are all that decoding has to remember. Features
-and sums are fp32 (fp64 for fp64).
-
-The table W is not learned. It is saved with the weights, and drawn anew every `redraw_steps` training steps, from a
-generator of its own: no other draw of the training moves, and evaluation uses the table as it stands.
-
-Queries see keys through m numbers only, never one by one: there are no scores for a position kind to bias and no
-weights to drop, and documents that share a row cannot be kept apart.
-
-Shape legend: B batch, T queries, S keys, H query heads, K kv heads, h head_dim, v value_dim, m features.
-"""
+"""Performer (FAVOR+, arXiv 2009.14794): softmax attention by positive random features, linear in the length."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions
-from tformer.nn.attention.performer_features import Kernel, default_features, draw_directions, mixed_seed
-from tformer.nn.attention.performer_sums import Features, Keys, Sums, dense_weights, linear_attention
-from tformer.nn.layer_cache import LayerState, Spares
+from tformer.nn.cache import (
+    LayerState,
+    Spares,
+)
 from tformer.nn.options import require, require_positive
-from tformer.nn.step import Step
+from tformer.nn.structured_dropout import Step
+
+Kernel = Literal["softmax", "relu"]
+
+MASK_64 = (1 << 64) - 1
+RELU_FLOOR = 1.0e-3  # added to relu features, so that no query sees nothing (the paper's code)
+
+
+def default_features(head_dim: int) -> int:
+    """d ln d: what the paper's theorem asks for, for a given error at any length."""
+    return max(1, int(head_dim * math.log(head_dim)))
+
+
+def mixed_seed(*parts: int) -> int:
+    """A 63-bit seed from numbers, near ones giving unrelated seeds: SplitMix64's mixing of one after the other."""
+    state = 0
+    for part in parts:
+        state = (state ^ part) + 0x9E3779B97F4A7C15 & MASK_64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK_64
+        state ^= state >> 31
+    return state >> 1
+
+
+def draw_directions(features: int, head_dim: int, *, seed: int) -> Tensor:
+    """A table [m, h], fp32, on the CPU; equal seeds give equal tables. No stream of torch's is read or moved."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    blocks = []
+    for _ in range(-(-features // head_dim)):
+        gaussian = torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64, device="cpu")
+        q, r = torch.linalg.qr(gaussian)
+        # LAPACK's signs are not random: without this no row would point anywhere with equal probability.
+        blocks.append((q * r.diagonal().sign()).T)
+    gaussian = torch.randn(features, head_dim, generator=generator, dtype=torch.float64, device="cpu")
+    norms = torch.linalg.vector_norm(gaussian, dim=1, keepdim=True)
+    return (torch.cat(blocks)[:features] * norms).float()
+
+
+def query_features(x: Tensor, table_mh: Tensor, *, kernel: Kernel) -> Tensor:
+    """Features [*, m] of queries [*, h], up to a factor of each query, which normalising takes out again.
+
+    table: the directions times the square root of the scale, here and for keys.
+    """
+    products = x @ table_mh.T
+    if kernel == "relu":
+        return products.relu_() + RELU_FLOOR
+    return products.sub_(products.detach().amax(-1, keepdim=True)).exp_()
+
+
+def key_features(x: Tensor, table_mh: Tensor, *, scale: float, kernel: Kernel) -> tuple[Tensor, Tensor]:
+    """Features [*, m] of keys [*, h], and their levels [*]: the kernel's features are exp(level) times these."""
+    products = x @ table_mh.T
+    if kernel == "relu":
+        return products.relu_() + RELU_FLOOR, x.new_zeros(x.shape[:-1])
+    highest = products.detach().amax(-1, keepdim=True)
+    level = highest.squeeze(-1) - x.square().sum(-1) * (scale / 2)
+    return products.sub_(highest).exp_(), level
+
+
+CHUNK = 64
+SEGMENT_ELEMENTS = 2**20  # features of a segment, over batch and heads: 4 MiB in fp32
+SEGMENT_CHUNKS = 16  # at most, however few features there are
+
+LOWEST = -1.0e30  # below any level, and yet finite
+SMALLEST = 1.0e-37  # a denominator below has lost its digits: the query sees nothing
+
+Result = TypeVar("Result")
+
+
+class Features(NamedTuple):
+    """How queries and keys become features: directions [m, h] times the square root of the scale, scale and kernel."""
+
+    table: Tensor
+    scale: float
+    kernel: Kernel
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        return query_features(q, self.table, kernel=self.kernel)
+
+    def of_keys(self, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Features [B, K, S, m] and levels [B, K, S], that of padding -inf."""
+        k_BKSm, level_BKS = key_features(keys.k, self.table, scale=self.scale, kernel=self.kernel)
+        if keys.mask is not None:
+            level_BKS = level_BKS.masked_fill(~keys.mask.unsqueeze(1), -math.inf)
+        return k_BKSm, level_BKS
+
+
+class Sums(NamedTuple):
+    """Sums over the keys so far [B, K, m, v + 1], the last column of ones, relative to exp(level); level [B, K]."""
+
+    sums: Tensor
+    level: Tensor
+
+
+class Keys(NamedTuple):
+    """Keys [B, K, S, h], values [B, K, S, v] and a bool mask [B, S], True where a key holds a token."""
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+    def part(self, rows: slice) -> Keys:
+        return Keys(self.k[:, :, rows], self.v[:, :, rows], None if self.mask is None else self.mask[:, rows])
+
+
+def linear_attention(
+    q_BHTh: Tensor, keys: Keys, features: Features, *, causal: bool, before: Sums | None = None
+) -> tuple[Tensor, Sums]:
+    """Output [B, H, T, v], and the sums over all keys.
+
+    All tensors have the dtype of the sums. before: sums of earlier keys, which every query sees. Causal: T = S.
+    """
+    kv_heads, num_features = keys.k.shape[1], features.table.shape[0]
+    q_BKGTh = q_BHTh.unflatten(1, (kv_heads, -1))
+    per_query, per_key = (x.shape[0] * x.shape[1] * num_features for x in (q_BHTh, keys.k))
+    outs, sums = [], before
+    if causal:
+        assert q_BHTh.shape[2] == keys.k.shape[2], "causal linear attention needs as many queries as keys"
+        for rows, recompute in _segments(q_BHTh.shape[2], per_query):
+            out, sums = _run(
+                _attend_segment, q_BKGTh[:, :, :, rows], keys.part(rows), features, sums, recompute=recompute
+            )
+            outs.append(out)
+    else:
+        for rows, recompute in _segments(keys.k.shape[2], per_key):
+            sums = _run(_absorb_segment, keys.part(rows), features, sums, recompute=recompute)
+        for rows, recompute in _segments(q_BHTh.shape[2], per_query):
+            outs.append(_run(_read_segment, q_BKGTh[:, :, :, rows], features, sums, recompute=recompute))
+    assert sums is not None, "attention without a key"
+    return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=3)).flatten(1, 2), sums
+
+
+def _segments(length: int, elements_per_position: int) -> Iterator[tuple[slice, bool]]:
+    """Slices of whole chunks, and whether there are several: then they are recomputed."""
+    chunks = SEGMENT_ELEMENTS // (elements_per_position * CHUNK)
+    size = max(1, min(chunks, SEGMENT_CHUNKS)) * CHUNK
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length)), length > size
+
+
+def _run(function: Callable[..., Result], *arguments: object, recompute: bool) -> Result:
+    if recompute and torch.is_grad_enabled():
+        result: Result = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return result
+    return function(*arguments)
+
+
+def _absorb_segment(keys: Keys, features: Features, before: Sums | None) -> Sums:
+    """The sums with a segment's keys added."""
+    k_BKLm, level_BKL = features.of_keys(keys)
+    level_BK = level_BKL.detach().amax(-1).clamp_min(LOWEST)
+    if before is not None:
+        level_BK = torch.maximum(level_BK, before.level)
+    sums = k_BKLm.transpose(-1, -2) @ _weighted(_with_ones(keys.v), level_BKL - level_BK.unsqueeze(-1))
+    if before is not None:
+        sums = sums + (before.level - level_BK).exp()[..., None, None] * before.sums
+    return Sums(sums, level_BK)
+
+
+def _read_segment(q_BKGLh: Tensor, features: Features, sums: Sums) -> Tensor:
+    """Output [B, K, G, L, v] of queries that see all keys."""
+    q_BKxm = features.of_queries(q_BKGLh.flatten(2, 3))
+    return _quotient(q_BKxm @ sums.sums).unflatten(2, q_BKGLh.shape[2:4])
+
+
+def _attend_segment(q_BKGLh: Tensor, keys: Keys, features: Features, before: Sums | None) -> tuple[Tensor, Sums]:
+    """Output [B, K, G, L, v] of a segment, each query seeing the sums before and the keys up to itself."""
+    length = q_BKGLh.shape[3]
+    size = min(CHUNK, length)
+    k_BKLm, level_BKL = features.of_keys(keys)
+    v_BKLv = _with_ones(keys.v)
+    if missing := -length % size:
+        q_BKGLh, k_BKLm, v_BKLv = (F.pad(x, (0, 0, 0, missing)) for x in (q_BKGLh, k_BKLm, v_BKLv))
+        level_BKL = F.pad(level_BKL, (0, missing), value=-math.inf)
+    k_BKNCm, v_BKNCv, level_BKNC = (x.unflatten(2, (-1, size)) for x in (k_BKLm, v_BKLv, level_BKL))
+    q_BKNRh = q_BKGLh.unflatten(3, (-1, size)).transpose(2, 3).flatten(3, 4)
+    q_BKNRm = features.of_queries(q_BKNRh)
+
+    own_BKN = level_BKNC.detach().amax(-1).clamp_min(LOWEST)
+    added_BKNmv = k_BKNCm.transpose(-1, -2) @ _weighted(v_BKNCv, level_BKNC - own_BKN.unsqueeze(-1))
+    past_BKNmv, past_BKN, after = _prefix_sums(added_BKNmv, own_BKN, before)
+
+    seen_BKNC = torch.maximum(past_BKN.unsqueeze(-1), level_BKNC.detach().cummax(-1).values)
+    future_CC = torch.ones(size, size, dtype=torch.bool, device=q_BKGLh.device).triu_(1)
+    share_BKNCC = (level_BKNC.unsqueeze(-2) - seen_BKNC.unsqueeze(-1)).masked_fill(future_CC, -math.inf).exp()
+    products_BKNGCC = (q_BKNRm @ k_BKNCm.transpose(-1, -2)).unflatten(3, (-1, size))
+    within = (products_BKNGCC * share_BKNCC.unsqueeze(3)).flatten(3, 4) @ v_BKNCv
+    past_share_BKNC = (past_BKN.unsqueeze(-1) - seen_BKNC).exp()
+    past = (q_BKNRm @ past_BKNmv).unflatten(3, (-1, size)) * past_share_BKNC[..., None, :, None]
+    out_BKNGCv = _quotient(within.view_as(past) + past)
+    return out_BKNGCv.transpose(2, 3).flatten(3, 4)[:, :, :, :length], after
+
+
+def _prefix_sums(added_BKNmv: Tensor, own_BKN: Tensor, before: Sums | None) -> tuple[Tensor, Tensor, Sums]:
+    """The sums before each chunk [B, K, N, m, v + 1] with their levels [B, K, N], and the sums after the last chunk."""
+    start_BK1 = torch.full_like(own_BKN[..., :1], LOWEST) if before is None else before.level.unsqueeze(-1)
+    level_BKM = torch.cat([start_BK1, own_BKN], dim=-1).cummax(-1).values  # before each chunk, and after the last
+    share_BKMN = (own_BKN.unsqueeze(-2) - level_BKM.unsqueeze(-1)).exp().tril(-1)
+    added_BKNx = added_BKNmv.flatten(3)
+    # Two products: the backward pass of one that is cut in two would fill and copy all of it again.
+    past_BKNx, last_BK1x = share_BKMN[:, :, :-1] @ added_BKNx, share_BKMN[:, :, -1:] @ added_BKNx
+    if before is not None:
+        fade_BKM1 = (start_BK1 - level_BKM).exp().unsqueeze(-1)
+        before_BK1x = before.sums.flatten(2).unsqueeze(2)
+        past_BKNx = past_BKNx + fade_BKM1[:, :, :-1] * before_BK1x
+        last_BK1x = last_BK1x + fade_BKM1[:, :, -1:] * before_BK1x
+    after = Sums(last_BK1x.squeeze(2).unflatten(2, added_BKNmv.shape[3:]), level_BKM[..., -1])
+    return past_BKNx.view_as(added_BKNmv), level_BKM[..., :-1], after
+
+
+def _with_ones(v: Tensor) -> Tensor:
+    return F.pad(v, (0, 1), value=1.0)
+
+
+def _weighted(values: Tensor, log_weights: Tensor) -> Tensor:
+    return values * log_weights.exp().unsqueeze(-1)
+
+
+def _quotient(sums: Tensor) -> Tensor:
+    """Weighted values over weights; 0 where there are none."""
+    total = sums[..., -1:]
+    return sums[..., :-1] / total.where(total > SMALLEST, 1.0)
+
+
+def dense_weights(q_BHTh: Tensor, keys: Keys, features: Features, *, causal: bool) -> Tensor:
+    """The weights [B, H, T, S] that the sums stand for: phi(q) phi(k)^T, each row divided by its sum."""
+    num_queries, num_keys = q_BHTh.shape[2], keys.k.shape[2]
+    k_BKSm, level_BKS = features.of_keys(keys)
+    group = q_BHTh.shape[1] // keys.k.shape[1]
+    k_BHSm, level_BHS = k_BKSm.repeat_interleave(group, dim=1), level_BKS.repeat_interleave(group, dim=1)
+    level_BHTS = level_BHS.unsqueeze(2).expand(-1, -1, num_queries, -1)
+    if causal:
+        future = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q_BHTh.device).triu_(1)
+        level_BHTS = level_BHTS.masked_fill(future, -math.inf)
+    highest = level_BHTS.amax(-1, keepdim=True).clamp_min(LOWEST)
+    shares = (features.of_queries(q_BHTh) @ k_BHSm.transpose(-1, -2)) * (level_BHTS - highest).exp()
+    total = shares.sum(-1, keepdim=True)
+    return shares / total.where(total > SMALLEST, 1.0)
+
 
 TABLE = "directions"
 """The name of the table among a mechanism's buffers: it has no mean, so averages of checkpoints take the last one's."""

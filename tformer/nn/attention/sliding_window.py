@@ -1,16 +1,4 @@
-"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees keys |i - j| <= window / 2.
-
-With a dilation d the window's keys stand d slots apart. Slots of one residue modulo d then see only each other, and are
-folded into the batch as sequences of their own. Global tokens see all and are seen by all; with `global_projections`
-their rows have queries, keys and values from matrices of their own, while other queries see them through the ordinary
-ones. A causal query sees only the window's first half and itself; its global tokens come first, so they have no rows
-that differ from the others'.
-
-Work and memory are O(window) per query. Short inputs take the dense way, which is quicker there.
-
-Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim, R global
-tokens, d dilation. Queries are the last T of the S slots when a cache holds earlier ones.
-"""
+"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees keys |i - j| <= window / 2."""
 
 from __future__ import annotations
 
@@ -22,13 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse import attend_sparse, dense_pays
-from tformer.nn.attention.block_sparse_explicit import Places
-from tformer.nn.attention.block_sparse_flex import attend_flex, check_flex
-from tformer.nn.attention.block_sparse_fold import Fold
-from tformer.nn.attention.block_sparse_globals import (
+from tformer.nn.attention.block_sparse.explicit import Places
+from tformer.nn.attention.block_sparse.kernel import (
+    attend_flex,
+    attend_sparse,
+    check_flex,
+    dense_pays,
+)
+from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
+    Pattern,
     attend_rows,
+    band_of,
     first_tokens,
     gather_places,
     gather_slots,
@@ -36,12 +29,69 @@ from tformer.nn.attention.block_sparse_globals import (
     marked_tokens,
     put_rows,
 )
-from tformer.nn.attention.block_sparse_pattern import Pattern, band_of
+from tformer.nn.attention.context import make_mask
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.masks import make_mask
 from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, Reach, hook_functions
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """batch: B; ways: d. Row b d + c of what is folded holds the slots c, c + d, c + 2 d, ... of row b."""
+
+    batch: int
+    ways: int
+
+    def heads(self, x_BXSx: Tensor) -> Tensor:
+        """[B, X, S, x] -> [B d, X, ceil(S / d), x]"""
+        padded = F.pad(x_BXSx, (0, 0, 0, -x_BXSx.shape[2] % self.ways))
+        return padded.unflatten(2, (-1, self.ways)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+    def back(self, x: Tensor, num_slots: int) -> Tensor:
+        """The inverse of `heads`."""
+        return x.unflatten(0, (self.batch, self.ways)).permute(0, 2, 3, 1, 4).flatten(2, 3)[:, :, :num_slots]
+
+    def slots(self, x_BS: Tensor) -> Tensor:
+        """Numbers [B or 1, S] -> [B d, ceil(S / d)]"""
+        x_BS = x_BS.expand(self.batch, -1)
+        return F.pad(x_BS, (0, -x_BS.shape[1] % self.ways)).unflatten(1, (-1, self.ways)).transpose(1, 2).flatten(0, 1)
+
+    def repeat(self, x_BRx: Tensor) -> Tensor:
+        """What every residue reads, [B or 1, *] -> [B d or 1, *]"""
+        return x_BRx if x_BRx.shape[0] != self.batch else x_BRx.repeat_interleave(self.ways, dim=0)
+
+    def places(self, places: Places, lead: int) -> Places:
+        """Positions; the queries are the last ones of the slots, behind `lead` others."""
+        return Places(
+            self.slots(F.pad(places.q_pos, (lead, 0))),
+            self.slots(places.k_pos),
+            None if places.shared_pos is None else self.repeat(places.shared_pos),
+        )
+
+    def pattern(self, pattern: Pattern, num_slots: int) -> Pattern:
+        """The pattern among `num_slots` folded slots."""
+        valid = pattern.key_valid
+        if valid is None and num_slots % self.ways:
+            valid = torch.ones(1, num_slots, dtype=torch.bool, device=pattern.band.device)
+
+        def slots(x: Tensor | None) -> Tensor | None:
+            return None if x is None else self.slots(x)
+
+        def shared(x: Tensor | None) -> Tensor | None:
+            return None if x is None else self.repeat(x)
+
+        return replace(
+            pattern,
+            start=0,
+            key_valid=slots(valid),
+            documents=slots(pattern.documents),
+            slots=slots(pattern.slots),
+            shared_slots=shared(pattern.shared_slots),
+            shared_valid=shared(pattern.shared_valid),
+            shared_documents=shared(pattern.shared_documents),
+        )
+
 
 BLOCK = 64  # queries handled together, where the options leave it open
 SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger one would read mostly keys out of sight

@@ -6,15 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.nn.positions.alibi import AlibiOptions, AlibiPositions
-from tformer.nn.positions.base import Positions
-from tformer.nn.positions.learned import LearnedOptions, LearnedPositions
-from tformer.nn.positions.none import NoPositions, NoPositionsOptions
-from tformer.nn.positions.patch2d import Patch2dOptions, Patch2dPositions
+from tformer.nn.positions.base import (
+    LearnedOptions,
+    LearnedPositions,
+    NoPositions,
+    NoPositionsOptions,
+    Positions,
+)
+from tformer.nn.positions.biases import (
+    AlibiOptions,
+    AlibiPositions,
+    T5BiasOptions,
+    T5BiasPositions,
+)
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.nn.positions.shaw import ShawOptions, ShawPositions
-from tformer.nn.positions.sinusoidal import SinusoidalOptions, SinusoidalPositions
-from tformer.nn.positions.t5_bias import T5BiasOptions, T5BiasPositions
+from tformer.nn.positions.sinusoidal import (
+    Patch2dOptions,
+    Patch2dPositions,
+    SinusoidalOptions,
+    SinusoidalPositions,
+)
 
 PositionOptions = (
     NoPositionsOptions

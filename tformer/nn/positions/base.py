@@ -1,18 +1,16 @@
-"""The hooks through which a position encoding acts; each kind overrides what it needs, the rest stays neutral.
-
-All hooks work on position tensors, so left padding, caches and packed documents need nothing of their own.
-
-Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim. Position tensors are long
-[B, T], or [1, T] when every row has the same positions.
-"""
+"""Position encodings: the hooks through which a kind acts, and the two simplest kinds, none and learned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tformer.nn.options import require
 
 
 class Positions(nn.Module):
@@ -107,3 +105,40 @@ def inverse_frequencies(count: int, denominator: float, base: float, device: tor
     """base^(-i / denominator) for i < count, fp64 where the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return base ** (-torch.arange(count, device=device, dtype=dtype) / denominator)
+
+
+@dataclass(frozen=True)
+class NoPositionsOptions:
+    kind: Literal["none"] = "none"
+
+
+class NoPositions(Positions):
+    """Every hook neutral."""
+
+
+@dataclass(frozen=True)
+class LearnedOptions:
+    kind: Literal["learned"] = "learned"
+    offset: int = 0
+    ids: Literal["arange", "nonpad_cumsum"] = "arange"
+
+    def __post_init__(self) -> None:
+        require(self.offset >= 0, f"offset must be at least 0, found {self.offset}")
+
+
+class LearnedPositions(Positions):
+    """weight [max_seq_len + offset, D]. The caller refuses lengths past `max_seq_len`, on the host."""
+
+    has_embed = True
+
+    def __init__(self, options: LearnedOptions, *, d_model: int, max_seq_len: int) -> None:
+        super().__init__()
+        self.options = options
+        self.max_seq_len = max_seq_len
+        if options.ids == "nonpad_cumsum":
+            self.padding_position = max(-1, -options.offset)  # without an offset there is no row before the first
+        self.weight = nn.Parameter(torch.empty(max_seq_len + options.offset, d_model))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
+        return x_BTD + F.embedding(pos_BT + self.options.offset, self.weight).to(x_BTD.dtype)

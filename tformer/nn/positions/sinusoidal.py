@@ -1,10 +1,4 @@
-"""Fixed sines and cosines of geometrically spaced wavelengths, added to the embeddings (arXiv 1706.03762, 3.5).
-
-The paper: PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos(pos / base^(2i/D)). Three layouts are published:
-- interleaved: the paper's.
-- halves: [sin | cos], the same frequencies (Marian); a permutation of the paper's columns.
-- fairseq: [sin | cos] with exponent i / (D/2 - 1), so that the last wavelength is exactly base (tensor2tensor).
-"""
+"""Fixed sines and cosines added to the embeddings: of a position (arXiv 1706.03762) or of an image patch (2111.06377)."""
 
 from __future__ import annotations
 
@@ -53,6 +47,42 @@ class SinusoidalPositions(TabledPositions):
 
     def formula(self, pos: Tensor) -> Tensor:
         return sinusoids(pos, self.d_model, layout=self.options.layout, base=self.options.base)
+
+    def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
+        return x_BTD + self.rows(pos_BT).to(x_BTD.dtype)
+
+
+@dataclass(frozen=True)
+class Patch2dOptions:
+    kind: Literal["patch2d"] = "patch2d"
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        require_positive(base=self.base)
+
+
+class Patch2dPositions(TabledPositions):
+    """grid: (rows, columns, has a class token). ValueError when d_model is not a multiple of 4."""
+
+    has_embed = True
+
+    def __init__(self, options: Patch2dOptions, *, d_model: int, grid: tuple[int, int, bool]) -> None:
+        super().__init__()
+        if d_model % 4:
+            raise ValueError(f"d_model must be a multiple of 4 for patch2d positions, found {d_model}")
+        self.options = options
+        self.d_model = d_model
+        self.num_columns, self.has_cls = grid[1], grid[2]
+        self.build_table(grid[0] * grid[1] + grid[2])
+
+    def formula(self, pos: Tensor) -> Tensor:
+        patch = pos - int(self.has_cls)
+        row = patch.div(self.num_columns, rounding_mode="floor")
+        halves = [
+            sinusoids(at, self.d_model // 2, layout="halves", base=self.options.base)
+            for at in (patch - row * self.num_columns, row)
+        ]
+        return torch.cat(halves, dim=-1) * (patch >= 0).unsqueeze(-1)
 
     def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
         return x_BTD + self.rows(pos_BT).to(x_BTD.dtype)

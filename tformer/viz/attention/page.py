@@ -1,19 +1,75 @@
-"""The page: every weight as a byte, unpacked by the browser when it is looked at."""
+"""Attention as an HTML page: every weight as one byte, decoded by the browser.
+
+A byte is round(255 sqrt(a)): uniform attention over 512 tokens is 0.002 a cell, which a linear byte rounds to 0 and
+this one to 11. Its error is at most about sqrt(a) / 255. Fewer steps pack smaller where a page would be too large.
+Forbidden cells are in a separate mask, so a byte of 0 is a weight of 0. Negative weights (Linformer) use 128 +- 127
+sqrt(|a| / largest).
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from tformer.viz.attention.packing import COARSEST, FINEST, fewer_steps, pack, pack_mask
-from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, short_name, too_large
-from tformer.viz.attention.sides import Side
-from tformer.viz.attention.summary import COLUMNS, Divergences, HeadSummary, summarise
+from tformer.viz.attention.reading import Side
+from tformer.viz.attention.scene import (
+    CAUTION,
+    COLUMNS,
+    MEASURES,
+    Divergences,
+    HeadSummary,
+    Scene,
+    short_name,
+    summarise,
+    too_large,
+)
 from tformer.viz.attention.weights import NAMES, Attention, Kind, Layer
 from tformer.viz.page import render_page
+
+FINEST, COARSEST = 255, 48  # steps between no weight and all of it
+BITS_OF_A_HALVING = 0.87  # that a weight packs smaller with half as many steps, measured on noisy attention
+ZERO, SIGNED_STEPS = 128, 127
+
+
+@dataclass(frozen=True)
+class Packed:
+    """bytes in the order of the weights. `largest`: what the top step stands for. `signed`: ZERO is no weight."""
+
+    data: bytes
+    steps: int = FINEST
+    largest: float = 1.0
+    signed: bool = False
+
+
+def pack(weights: np.ndarray, *, signed: bool = False, steps: int = FINEST) -> Packed:
+    """Any shape, fp32; between 0 and 1 unless `signed`."""
+    if signed:
+        largest = float(np.abs(weights).max(initial=0.0)) or 1.0
+        roots = np.sign(weights) * np.sqrt(np.abs(weights) / largest)
+        return Packed(np.rint(ZERO + SIGNED_STEPS * roots).astype(np.uint8).tobytes(), SIGNED_STEPS, largest, True)
+    return Packed(np.rint(np.sqrt(np.clip(weights, 0, 1)) * np.float32(steps)).astype(np.uint8).tobytes(), steps)
+
+
+def unpack(packed: Packed, shape: tuple[int, ...]) -> np.ndarray:
+    """What a page shows: fp32 of that shape."""
+    places = np.frombuffer(packed.data, dtype=np.uint8).astype(np.float32).reshape(shape)
+    roots = (places - ZERO * packed.signed) / packed.steps
+    return np.sign(roots) * roots**2 * packed.largest
+
+
+def fewer_steps(steps: int, *, too_many_bytes: float, cells: int) -> int:
+    """How many steps pack so many weights that much smaller, in base64 (6 bits a byte)."""
+    halvings = too_many_bytes * 6 / cells / BITS_OF_A_HALVING
+    return int(steps * 2.0**-halvings)
+
+
+def pack_mask(visible_TS: np.ndarray) -> bytes:
+    """One byte a cell, 1 where it can be seen."""
+    return visible_TS.astype(np.uint8).tobytes()
+
 
 STYLE = "attention.css"
 SCRIPTS = ("attention.js", "attention_parts.js", "attention_views.js")

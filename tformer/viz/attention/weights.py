@@ -1,15 +1,13 @@
-"""Who looks at whom: attention weights by taps, and which cells a pattern forbids.
+"""Attention weights from taps, their visible cells, merging of tokens, and attention rollout.
 
-A forbidden cell is not one of weight zero: causal order and the patterns of sparse kinds (sliding window, BigBird) say
-what can be seen at all, and pictures hatch the rest. Linformer's weights are effective ones, softmax(...) F: they may
-be negative and need not sum to one.
+A cell that the pattern forbids differs from a weight of zero: causal order and sparse patterns (sliding window,
+BigBird) limit what a query can see, and pictures hatch the other cells. Linformer's weights are effective ones,
+softmax(...) F: they may be negative and need not sum to one.
 """
-
-# Shapes: H heads, T queries, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,8 +20,10 @@ from tformer.loading import Loaded
 from tformer.nn.attention import Mechanism, Reach, bigbird, sliding_window
 from tformer.nn.attention.linformer import LinformerAttention
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.viz.attention.reading import Reading
-from tformer.viz.attention.sides import Side
+from tformer.viz.attention.reading import Reading, Side
+
+# Shapes: H heads, T queries, S keys.
+
 
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
@@ -212,3 +212,142 @@ def mean_of_heads(attention: Attention) -> Attention:
         for layer in attention.layers
     ]
     return replace(attention, layers=tuple(layers))
+
+
+# Shapes: T queries, S keys; t and s of what is left.
+
+
+Words = list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a person asked for."""
+
+    hide_special: bool = False
+    merge_subwords: bool = False
+
+    def __bool__(self) -> bool:
+        return self.hide_special or self.merge_subwords
+
+    def notes(self) -> list[str]:
+        said = []
+        if self.hide_special:
+            said.append("special tokens are hidden; each row is divided by what is left of it")
+        if self.merge_subwords:
+            said.append("tokens of one word are merged: sums over keys, means over queries")
+        return said
+
+
+def changed(attention: Attention, changes: Changes) -> Attention:
+    """The attention with fewer rows and columns."""
+    if not changes:
+        return attention
+    layers = tuple(
+        replace(
+            layer,
+            weights_HTS=changed_matrix(
+                layer.weights_HTS, attention.queries, attention.keys, changes, normalised=not layer.signed
+            ),
+            visible_TS=changed_mask(layer.visible_TS, attention.queries, attention.keys, changes),
+        )
+        for layer in attention.layers
+    )
+    return replace(
+        attention,
+        queries=changed_side(attention.queries, changes),
+        keys=changed_side(attention.keys, changes),
+        layers=layers,
+    )
+
+
+def changed_side(side: Side, changes: Changes) -> Side:
+    words = _words(side, changes)
+    firsts = [start for start, _, _ in words]
+    from_ = side.written_from
+    return Side(
+        side.name,
+        tuple(text for _, _, text in words),
+        tuple(side.special[first] for first in firsts),
+        tuple(changes.merge_subwords or side.starts[first] for first in firsts),
+        tuple(side.text_of[first] for first in firsts) if side.text_of else (),
+        None if from_ is None else sum(first < from_ for first in firsts),
+    )
+
+
+def changed_matrix(
+    weights_xTS: np.ndarray, queries: Side, keys: Side, changes: Changes, *, normalised: bool = True
+) -> np.ndarray:
+    """fp32 [..., t, s]. `normalised`: after hiding, rows get back the sum that they had."""
+    rows, columns = _words(queries, changes), _words(keys, changes)
+    if changes.hide_special:
+        hidden = np.array(keys.special, dtype=bool)
+        total = weights_xTS.sum(axis=-1, keepdims=True, dtype=np.float64)
+        weights_xTS = np.where(hidden, np.float32(0), weights_xTS)
+        if normalised:
+            left = weights_xTS.sum(axis=-1, keepdims=True, dtype=np.float64)
+            weights_xTS = (weights_xTS * (total / np.where(left > 0, left, 1))).astype(np.float32)
+    merged = weights_xTS @ _pooling(columns, len(keys), mean=False).T
+    return (_pooling(rows, len(queries), mean=True) @ merged).astype(np.float32, copy=False)
+
+
+def changed_mask(visible_TS: np.ndarray, queries: Side, keys: Side, changes: Changes) -> np.ndarray:
+    """A merged cell can be seen if any of its own can."""
+    rows, columns = _words(queries, changes), _words(keys, changes)
+    seen = _pooling(rows, len(queries), mean=False) @ visible_TS.astype(np.float32)
+    return (seen @ _pooling(columns, len(keys), mean=False).T) > 0
+
+
+def _words(side: Side, changes: Changes) -> Words:
+    if changes.merge_subwords:
+        words = side.words()
+    else:
+        words = [(place, place + 1, token) for place, token in enumerate(side.tokens)]
+    return [word for word in words if not (changes.hide_special and side.special[word[0]])]
+
+
+def _pooling(words: Words, length: int, *, mean: bool) -> np.ndarray:
+    """fp32 [t, T]: ones, or shares, of each word's tokens."""
+    matrix = np.zeros((len(words), length), dtype=np.float32)
+    for row, (start, stop, _) in enumerate(words):
+        matrix[row, start:stop] = 1 / (stop - start) if mean else 1
+    return matrix
+
+
+# Shapes: T queries, S keys.
+
+
+HEURISTIC = (
+    "Rollout through cross-attention is a heuristic: each layer keeps half of a position and takes half from the "
+    "source; what is missing in a row came from the decoder's own tokens"
+)
+BASIC = "Rollout is the product over layers of half the mean attention of the heads and half the identity"
+
+
+def needs(kind: Kind) -> tuple[Kind, ...]:
+    """Which attentions a rollout is made of."""
+    return ("encoder", "decoder", "cross") if kind == "cross" else (kind,)
+
+
+def rollout(kind: Kind, found: Mapping[Kind, Attention]) -> np.ndarray:
+    """fp32 [T, S] over the layers and heads that are given; of `cross`, through encoder and decoder."""
+    if kind != "cross":
+        return _through(found[kind]).astype(np.float32)
+    decoder, cross, encoder_SS = found["decoder"], found["cross"], _through(found["encoder"])
+    from_source = np.zeros((len(cross.queries), len(cross.keys)))
+    for own, other in zip(decoder.layers, cross.layers, strict=True):
+        from_source = _half(own.weights_HTS) @ from_source
+        from_source = 0.5 * from_source + 0.5 * other.weights_HTS.mean(axis=0, dtype=np.float64) @ encoder_SS
+    return from_source.astype(np.float32)
+
+
+def _through(attention: Attention) -> np.ndarray:
+    product = np.eye(len(attention.keys))
+    for layer in attention.layers:
+        product = _half(layer.weights_HTS) @ product
+    return product
+
+
+def _half(weights_HTT: np.ndarray) -> np.ndarray:
+    mean = weights_HTT.mean(axis=0, dtype=np.float64)
+    return 0.5 * mean + 0.5 * np.eye(len(mean))

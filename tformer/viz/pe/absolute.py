@@ -10,10 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tformer.nn.positions.patch2d import Patch2dOptions, Patch2dPositions
-from tformer.nn.positions.sinusoidal import SinusoidalOptions, SinusoidalPositions
-from tformer.viz.pe.catalogue import VIEWS
-from tformer.viz.pe.settings import Settings
+from tformer.nn.positions.sinusoidal import (
+    Patch2dOptions,
+    Patch2dPositions,
+    SinusoidalOptions,
+    SinusoidalPositions,
+)
+from tformer.viz.pe.settings import VIEWS, Settings
 from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp
 
 CLASSIC = (50, 500)  # tokens of the two pictures that everybody draws of this encoding

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tformer.errors import InputError
-from tformer.nn.positions.alibi import alibi_slopes
+from tformer.nn.positions.biases import alibi_slopes
 from tformer.viz.pe.absolute import distance_curve, sinusoidal_table
-from tformer.viz.pe.catalogue import VIEWS
 from tformer.viz.pe.relative import bucket_of, rope_curve
-from tformer.viz.pe.settings import ALL, Settings
+from tformer.viz.pe.settings import ALL, VIEWS, Settings
 from tformer.viz.pe.tables import Table
 from tformer.viz.plots import Line, Lines, Numbers, Plot
 

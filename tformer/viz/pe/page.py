@@ -1,26 +1,81 @@
-"""The explorer: one page with every kind of encoding, its sizes under sliders, drawn by the page's own script.
+"""Positional encodings as an HTML page: every kind, its sizes under sliders, drawn by the page's script.
 
-Fixed encodings are computed in the browser, in double precision, and checked there against values of the training
-modules that the page carries; what a run has learned is embedded.
+The browser computes fixed encodings in double precision and checks them against values of the training modules that the
+page contains; tables that a run has learned are embedded.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from tformer.errors import InputError
+from tformer.nn.positions.biases import alibi_slopes
 from tformer.viz.page import render_page
-from tformer.viz.pe.absolute import fp32_error
-from tformer.viz.pe.catalogue import VIEWS, view_of
+from tformer.viz.pe.absolute import fp32_error, patch_table, sinusoidal_table
 from tformer.viz.pe.compare import kinds_compared, similarity_curve
-from tformer.viz.pe.reference import reference_cases
-from tformer.viz.pe.settings import LAYOUTS, Settings
+from tformer.viz.pe.relative import bucket_of, rope_turns, rotated, shaw_index
+from tformer.viz.pe.settings import (
+    LAYOUTS,
+    VIEWS,
+    Settings,
+    view_of,
+)
 from tformer.viz.pe.tables import RANDOM, Table
 from tformer.viz.pe.views import check_dims, needs_run, subject
 from tformer.viz.plots import Numbers
+
+SAMPLES = 48  # places of each table
+ROWS = 500
+
+Case = dict[str, Any]  # name, arguments, values as [row, column, value]; fp32: these are rounded
+
+
+def reference_cases(settings: Settings) -> list[Case]:
+    """Cases at the sizes asked for, and at the odd corners of others."""
+    cases = []
+    for layout in LAYOUTS["sinusoidal"]:
+        for d_model, base in ((settings.d_model, settings.base), (6, 100.0), (2, 10000.0)):
+            at = replace(settings, encoding="sinusoidal", layout=layout, d_model=d_model, base=base)
+            cases.append(_case("sinusoidal", [ROWS, d_model, base, layout], sinusoidal_table(at, ROWS)))
+    for head_dim, base in ((64, settings.base), (2, 500000.0)):
+        at = replace(settings, encoding="rope", layout=None, d_model=head_dim, heads=1, base=base)
+        cosines, sines = rope_turns(at, ROWS)
+        cases.append(_case("ropeCos", [ROWS, head_dim, base], cosines))
+        cases.append(_case("ropeSin", [ROWS, head_dim, base], sines))
+        for layout in LAYOUTS["rope"]:
+            turned = rotated(replace(at, layout=layout), 64)
+            cases.append({**_case("ropeTurned", [64, head_dim, base, layout], turned), "fp32": True})
+    for heads in {settings.heads, 8, 12}:
+        cases.append(_case("alibiSlopes", [heads], np.array(alibi_slopes(heads))[:, None]))
+    offsets = np.arange(-300, 301, dtype=float)
+    for buckets, distance in {(settings.buckets, settings.max_distance), (32, 128), (64, 333), (10, 20)}:
+        at = replace(settings, buckets=buckets, max_distance=distance)
+        for both in (True, False):
+            values = bucket_of(at, offsets, bidirectional=both)[:, None]
+            cases.append(_case("t5Buckets", [300, buckets, distance, both], values, samples=len(offsets)))
+    cases.append(_case("shawIndex", [40, settings.clip], shaw_index(settings, 40)))
+    for width in {max(4, settings.d_model // 4 * 4), 8}:
+        at = replace(settings, d_model=width)
+        cases.append(_case("patch2d", [settings.grid, width, settings.base], patch_table(at)))
+    return cases
+
+
+def _case(name: str, arguments: list[Any], table: Numbers, *, samples: int = SAMPLES) -> Case:
+    """Some places of a table, the same ones every time: corners, and a stride that has no factor of the width."""
+    rows, columns = table.shape
+    count = rows * columns
+    if count <= samples:
+        places = np.arange(count)
+    else:
+        places = np.unique(
+            np.concatenate(([0, columns - 1, count - columns, count - 1], np.arange(samples) * 7919 % count))
+        )
+    values = [[int(at // columns), int(at % columns), float(table.flat[at])] for at in places]
+    return {"name": name, "arguments": arguments, "values": values}
+
 
 SCRIPTS = ("pe_maths.js", "pe_views.js", "pe.js")
 MAX_TABLE_BYTES = 16 << 20  # of a learned table in fp32

@@ -9,12 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tformer.nn.positions.alibi import alibi_slopes
+from tformer.nn.positions.biases import alibi_slopes, t5_bucket
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.nn.positions.shaw import ShawOptions, ShawPositions
-from tformer.nn.positions.t5_bias import t5_bucket
-from tformer.viz.pe.catalogue import VIEWS
-from tformer.viz.pe.settings import Settings
+from tformer.viz.pe.settings import VIEWS, Settings
 from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot
 
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from tformer.errors import InputError
 from tformer.viz.pe.absolute import similarity_plot, sinusoidal_table, table_plot, trace_plots
-from tformer.viz.pe.catalogue import VIEWS
 from tformer.viz.pe.relative import bucket_of
-from tformer.viz.pe.settings import Settings
+from tformer.viz.pe.settings import VIEWS, Settings
 from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp
 
 RANDOM = "random initialisation: this model has not been trained"

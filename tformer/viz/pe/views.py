@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 
 from tformer.errors import InputError
 from tformer.viz.pe import absolute, compare, relative, tables
-from tformer.viz.pe.catalogue import VIEWS, view_of
-from tformer.viz.pe.settings import NEEDS_RUN, Settings
+from tformer.viz.pe.settings import (
+    NEEDS_RUN,
+    VIEWS,
+    Settings,
+    view_of,
+)
 from tformer.viz.pe.tables import Table
 from tformer.viz.plots import Plot
 

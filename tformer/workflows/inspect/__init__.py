@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tformer.workflows.inspect.drawings import DRAWINGS
-from tformer.workflows.inspect.layout import Layout, lay_out
-from tformer.workflows.inspect.report import Report, report_on
+from tformer.workflows.inspect.layout import DRAWINGS, Layout, lay_out
+from tformer.workflows.inspect.report import Node, Report, report_on
 from tformer.workflows.inspect.subject import Question, Subject, read_subject
 from tformer.workflows.inspect.trace import Trace, trace_shapes
-from tformer.workflows.inspect.tree import Node
 from tformer.workflows.inspect.verify import Verdict, verify
 
 __all__ = [

@@ -24,8 +24,7 @@ from tformer.nn.heads import PooledHead, VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.shaw import ShawPositions
 from tformer.objectives.options import MaskedLmOptions, ReplacedTokenOptions
-from tformer.recipe.layers import layer_sections
-from tformer.recipe.model import Model
+from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 from tformer.workflows.inspect.subject import Subject, stack_sides
 

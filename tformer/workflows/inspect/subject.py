@@ -14,12 +14,15 @@ import torch
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint
+from tformer.device import (
+    DTYPES,
+    has_bf16_instructions,
+)
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
-from tformer.nn.hardware import DTYPES, has_bf16_instructions
-from tformer.nn.positions.learned import LearnedPositions
-from tformer.nn.tying import tie_embeddings
+from tformer.nn.init import tie_embeddings
+from tformer.nn.positions.base import LearnedPositions
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model

@@ -22,16 +22,15 @@ from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from tformer.checkpoint.atomic import MANIFEST
 from tformer.checkpoint.bounded_json import PICKLE_SUFFIXES
 from tformer.checkpoint.catalog import BEST, LATEST, read_pointer
-from tformer.checkpoint.differences import differences
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
+from tformer.checkpoint.read import differences
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.interop.importing import is_foreign, open_checkpoint
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
-from tformer.recipe.recipe import Recipe
-from tformer.recipe.roles import with_roles
+from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
 
 ShouldStop = Callable[[], bool]

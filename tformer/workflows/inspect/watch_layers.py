@@ -14,10 +14,9 @@ from tformer.nn.attention.linformer import LinformerAttention
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.attention.performer import PerformerAttention
 from tformer.nn.attention.sliding_window import SlidingWindowAttention
-from tformer.nn.block import Block
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.positions.base import Positions
-from tformer.nn.stack import Stack
+from tformer.nn.stack import Block, Stack
 from tformer.workflows.inspect.watch import Record, Watch, Where, after, around, before, kind_of
 
 

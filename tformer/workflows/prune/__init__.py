@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tformer.workflows.prune.choose import check_plan
-from tformer.workflows.prune.layers import LayerChoice
-from tformer.workflows.prune.plan import Plan
-from tformer.workflows.prune.pruning import Pruned, prune
+from tformer.workflows.prune.layers import LayerChoice, Plan
+from tformer.workflows.prune.pruning import Pruned, check_plan, prune
 from tformer.workflows.prune.quality import HeldOut, LmText, Spread
 
 __all__ = ["HeldOut", "LayerChoice", "LmText", "Plan", "Pruned", "Spread", "check_plan", "prune"]

@@ -1,19 +1,76 @@
-"""Which layers stay: the strategies of LayerDrop (arXiv 1909.11556, section 3.2) that need no data.
+"""Which layers stay when a model is pruned (LayerDrop, arXiv 1909.11556, section 3.2).
 
-    every other   of N layers r stay; p = 1 - r/N; layers at depth d (from 0) with d = 0 mod floor(1/p) go
+    every-other   of N layers r stay; p = 1 - r/N; layers at depth d (from 0) with d = 0 mod floor(1/p) are removed
     learned       the r layers with the lowest learned drop rates stay
+    search        the subset of r layers with the best validation score
 
-For p > 1/2 the formula would drop every layer, and for some smaller p it drops too many or too few; then r layers stay
-that are evenly spaced: floor((i + 1/2) N / r) for i < r.
+For p > 1/2 the first formula would remove every layer, and for some smaller p it removes too many or too few; then r
+evenly spaced layers stay: floor((i + 1/2) N / r) for i < r. A search scores all subsets where there are few; else it
+removes one layer at a time, always the one with the least damage (greedy backward elimination).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from tformer.errors import InputError
+from tformer.model import Transformer
+
+SIDES = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a person asks for; None: nothing of that kind.
+
+    Attributes:
+        stack: `encoder`, `decoder` or `both`; None: the stacks that there are. Numbers apply to each.
+        keep, rate: how many layers stay, or which share goes, by `strategy`.
+        max_trials: the most subsets of layers that a search measures one by one.
+        heads: below 1 the share of all heads to take out, else how many.
+        heads_per_layer: `even` or `free`.
+    """
+
+    stack: str | None = None
+    keep_layers: tuple[int, ...] | None = None
+    drop_layers: tuple[int, ...] | None = None
+    keep: int | None = None
+    rate: float | None = None
+    strategy: str = "every-other"
+    max_trials: int = 100
+    heads: float | None = None
+    heads_per_layer: str = "even"
+
+    @property
+    def names_layers(self) -> bool:
+        return self.keep_layers is not None or self.drop_layers is not None
+
+    @property
+    def cuts_layers(self) -> bool:
+        return self.names_layers or self.keep is not None or self.rate is not None
+
+    @property
+    def searches(self) -> bool:
+        return self.cuts_layers and not self.names_layers and self.strategy == "search"
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether what goes depends on data."""
+        return self.heads is not None or self.searches
+
+
+def stacks_of(model: Transformer, asked: str | None) -> tuple[str, ...]:
+    """The stacks that are meant. Raises InputError for one that the model has not."""
+    there = tuple(side for side in SIDES if getattr(model, side) is not None)
+    wanted = there if asked is None else SIDES if asked == "both" else (asked,)
+    missing = [side for side in wanted if side not in there]
+    if missing:
+        raise InputError(f"--stack {asked}: the model has no {missing[0]}, its layers are in the {there[0]}")
+    return wanted
+
 
 STRATEGIES = ("every-other", "search", "learned")
 
@@ -101,3 +158,37 @@ def lowest_rates(rates: Sequence[float], num_kept: int) -> LayerChoice:
     """The layers that learned to be dropped least; of equal ones the earlier."""
     order = sorted(range(len(rates)), key=lambda layer: (rates[layer], layer))
     return LayerChoice(len(rates), tuple(sorted(order[:num_kept])), "learned")
+
+
+Score = tuple[float, ...]
+"""What is compared: lower is better, in order."""
+
+Measure = Callable[[tuple[int, ...]], Score]
+"""The score of a stack that has these of its layers alone."""
+
+
+def search_layers(num_layers: int, num_kept: int, measure: Measure, *, max_trials: int) -> LayerChoice:
+    """The best subset found; of equal ones the first, which keeps the earlier layers."""
+    everything = tuple(range(num_layers))
+    if num_kept == num_layers:
+        return LayerChoice(num_layers, everything, "search")
+    if math.comb(num_layers, num_kept) <= max_trials:
+        subsets = list(combinations(everything, num_kept))
+        return LayerChoice(num_layers, _best(subsets, measure), "search", "exhaustive", len(subsets))
+    kept, evaluations = everything, 0
+    while len(kept) > num_kept:
+        subsets = list(combinations(kept, len(kept) - 1))
+        evaluations += len(subsets)
+        kept = _best(subsets, measure)
+    note = f"{math.comb(num_layers, num_kept):,} subsets are more than --max-trials {max_trials}: greedy elimination"
+    return LayerChoice(num_layers, kept, "search", "greedy", evaluations, note)
+
+
+def num_trials(num_layers: int, num_kept: int, *, max_trials: int) -> int:
+    """How many measurements `search_layers` will make."""
+    subsets = math.comb(num_layers, num_kept) if num_kept < num_layers else 0
+    return subsets if subsets <= max_trials else sum(range(num_kept + 1, num_layers + 1))
+
+
+def _best(subsets: Iterable[tuple[int, ...]], measure: Measure) -> tuple[int, ...]:
+    return min(subsets, key=lambda subset: tuple(math.inf if math.isnan(part) else part for part in measure(subset)))

@@ -10,11 +10,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from tformer.data.corpus import TokenCorpus
-from tformer.data.windows import Example, document_ids
-from tformer.evaluation.labelled import REPORTS, evaluate_labelled
+from tformer.data.batching.windows import (
+    Example,
+    document_ids,
+)
+from tformer.data.shards.corpus import TokenCorpus
 from tformer.evaluation.lm import windows
-from tformer.evaluation.objective import evaluate_objective
+from tformer.evaluation.predict import evaluate_objective
+from tformer.evaluation.reports import (
+    REPORTS,
+    evaluate_labelled,
+)
 from tformer.model import Transformer
 from tformer.nn.stack import Stack
 from tformer.objectives.base import Objective
@@ -22,7 +28,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import matmul_parameters
 from tformer.training.flops import attention_flops_per_token
 from tformer.training.loop import HIGHER_IS_BETTER
-from tformer.workflows.prune.search import Score
+from tformer.workflows.prune.layers import Score
 
 
 @dataclass(frozen=True)

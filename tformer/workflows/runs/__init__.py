@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from tformer.workflows.runs.compare import Comparison, compare_runs
-from tformer.workflows.runs.detail import RunDetail, describe_run
-from tformer.workflows.runs.find import find_run, find_runs
-from tformer.workflows.runs.order import ORDERS, in_order
-from tformer.workflows.runs.summary import RunSummary, summarise_run
+from tformer.workflows.runs.compare import (
+    Comparison,
+    RunDetail,
+    compare_runs,
+    describe_run,
+)
+from tformer.workflows.runs.summary import (
+    ORDERS,
+    RunSummary,
+    find_run,
+    find_runs,
+    in_order,
+    summarise_run,
+)
 
 __all__ = [
     "ORDERS",

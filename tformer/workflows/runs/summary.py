@@ -1,14 +1,14 @@
-"""One run in a line: what it is, how far it came and what it came to, whatever is wrong with it.
+"""Runs on disk: find them, summarise each (state, steps, best validation, size), and sort them.
 
-A run may be damaged, half written, or in use by another process at this very moment: each thing is read on its own, and
-what cannot be read is named in `problems` instead of ending the list.
+A run may be damaged, half written, or in use by another process: each part is read on its own, and what cannot be
+read is listed in `problems` instead of raising.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import Any, TypeVar
 
 from tformer.build import count_parameters
 from tformer.checkpoint import Checkpoint, Entry, RunDirectory, read_checkpoint
+from tformer.checkpoint.atomic import MANIFEST
 from tformer.checkpoint.bounded_json import read_bounded
-from tformer.checkpoint.lock import is_locked
-from tformer.checkpoint.run import CHECKPOINTS
+from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
+from tformer.checkpoint.run import CHECKPOINTS, is_locked
 from tformer.errors import InputError
 from tformer.loading import TARGET_TABLE, TOKEN_TABLE
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.training.loop import HIGHER_IS_BETTER
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 MAX_RECIPE_BYTES = 1 << 20
@@ -227,3 +229,108 @@ def _statuses(folder: Path) -> Iterator[os.stat_result]:
                 yield os.lstat(os.path.join(place, name))
             except OSError:
                 continue
+
+
+MAX_DEPTH = 6
+"""So many folders deep a run is looked for."""
+
+TRACES = ("metrics.jsonl", "environment.json")
+"""A folder that holds these beside a recipe was a run, even if its checkpoints are gone."""
+
+
+def find_runs(folders: Iterable[str | Path] = ("runs",)) -> list[Path]:
+    """Every run at or under the folders, each once, by path.
+
+    Links to folders are followed to runs, not through folders of runs, so that no circle is walked.
+
+    Raises:
+        InputError: a folder that is not there, or cannot be read.
+    """
+    found: dict[str, Path] = {}
+    for name in folders:
+        folder = Path(name)
+        if not folder.is_dir():
+            kind = "is a file, expected a folder of runs" if folder.exists() else "does not exist"
+            raise InputError(f"{folder} {kind}", hint="list those under runs/ with: tformer runs list")
+        try:
+            os.listdir(folder)
+        except OSError as error:
+            raise InputError(f"cannot read {folder}: {error.strerror}") from error
+        for run in _runs_in(folder, MAX_DEPTH):
+            found.setdefault(os.path.realpath(run), run)
+    return sorted(found.values())
+
+
+def find_run(name: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Path:
+    """The run that a person means: its folder, its name under `runs_dir`, a place inside it; None: the newest.
+
+    Raises:
+        InputError: nothing there, or no run.
+    """
+    if name is None:
+        return newest_checkpoint(runs_dir).parents[1]
+    folder = Path(name)
+    if looks_like_run(folder):
+        return folder
+    if not folder.exists() and looks_like_run(Path(runs_dir) / folder):
+        return Path(runs_dir) / folder
+    checkpoint = resolve_checkpoint(folder, runs_dir=runs_dir)  # or its complaint
+    if checkpoint.parent.name == CHECKPOINTS:
+        return checkpoint.parents[1]
+    raise InputError(f"{folder} is a checkpoint on its own, expected a run (a folder with {CHECKPOINTS}/)")
+
+
+def looks_like_run(folder: Path) -> bool:
+    """Whether it is a run, or what is left of one."""
+    if os.path.isdir(folder / CHECKPOINTS):
+        return True
+    return os.path.isfile(folder / "recipe.yaml") and any(os.path.isfile(folder / trace) for trace in TRACES)
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
+    if looks_like_run(folder):
+        yield folder
+        return
+    if depth == 0 or os.path.isfile(folder / MANIFEST):
+        return
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:  # a folder of somebody else among ours
+        return
+    for name in names:
+        inner = folder / name
+        if name.startswith(".") or not inner.is_dir():
+            continue
+        if looks_like_run(inner):
+            yield inner
+        elif not inner.is_symlink():
+            yield from _runs_in(inner, depth - 1)
+
+
+def _metric(run: RunSummary) -> tuple[str, float] | None:
+    """Runs of one metric stand together, the best first."""
+    if run.best is None:
+        return None
+    sign = -1 if run.best.metric in HIGHER_IS_BETTER else 1
+    return run.best.metric, sign * run.best.value
+
+
+def _largest(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+ORDERS: dict[str, Callable[[RunSummary], Any]] = {
+    "newest": lambda run: -run.updated,
+    "name": lambda run: str(run.path),
+    "metric": _metric,
+    "parameters": lambda run: _largest(run.parameters),
+    "step": lambda run: _largest(run.step),
+    "seconds": lambda run: _largest(run.seconds),
+    "size": lambda run: -run.size_bytes,
+}
+
+
+def in_order(runs: Iterable[RunSummary], order: str = "newest") -> list[RunSummary]:
+    """By a key of `ORDERS`; runs of which it is not known come last, equal ones by path."""
+    key = ORDERS[order]
+    return sorted(runs, key=lambda run: ((value := key(run)) is None, value if value is not None else 0, str(run.path)))

@@ -1,35 +1,205 @@
-"""One cell of a sweep: trained in a process of its own, resumed where it stopped, evaluated, and put on file.
+"""One cell of a sweep: trained and evaluated in child processes, resumed where it stopped, its result stored as a file.
 
-OUT/runs/NAME/          the run, as `tformer train` makes it
-OUT/cells/NAME.json     its result; of a cell that still has evaluations to come: status `trained`
-OUT/cells/NAME.log      what its processes said
+OUT/runs/NAME/          the run, as `tformer train` writes it
+OUT/cells/NAME.json     its result; status `trained` while evaluations are missing
+OUT/cells/NAME.log      output of its processes
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tformer.errors import RunInUseError, StorageError
+from pydantic import TypeAdapter, ValidationError
+
+from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.logs import finite
+from tformer.checkpoint.run import RunDirectory
+from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
-from tformer.workflows.sweep.grid import Cell
-from tformer.workflows.sweep.process import Ended, run_child
-from tformer.workflows.sweep.resolve import all_sets, base_words
-from tformer.workflows.sweep.results import (
-    DIVERGED,
-    DONE,
-    FINAL,
-    REFUSED,
-    TRAINED,
-    Result,
-    figure_of,
-    load_result,
-    read_run,
+from tformer.workflows.sweep.grid import (
+    Cell,
+    all_sets,
+    base_words,
 )
+
+POLL_SECONDS = 0.1
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes in the kernel's unit of `ru_maxrss`."""
+
+PEAK_LINE = re.compile(rb"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended.
+
+    code: its exit code; -N when signal N killed it. out: its standard output.
+    peak_bytes: its largest resident set (a GPU's memory is not in it). stopped: it was asked to stop.
+    """
+
+    code: int
+    out: str
+    peak_bytes: int
+    seconds: float
+    stopped: bool
+
+
+def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool]) -> Ended:
+    """Run `tformer WORDS` to its end; its talk is appended to `log`.
+
+    The child has a process group of its own, so that Ctrl-C reaches it once: from here, when `should_stop` says so. It
+    is then given all the time it needs to save. It never outlives this call.
+    """
+    command = [sys.executable, "-m", "tformer", *words]
+    began, stopped, watched = time.monotonic(), False, 0
+    with tempfile.TemporaryFile() as out, log.open("ab") as talk:
+        talk.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
+        talk.flush()
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=talk, process_group=0)
+        try:
+            while True:
+                pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+                if pid:
+                    break
+                watched = max(watched, _peak_so_far(child.pid))
+                if should_stop() and not stopped:
+                    stopped = True
+                    os.kill(child.pid, signal.SIGINT)
+                time.sleep(POLL_SECONDS)
+            child.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait for it again
+        finally:
+            if child.returncode is None:
+                child.kill()
+                child.wait()
+        out.seek(0)
+        text = out.read().decode("utf-8", "replace")
+    peak = _peak(usage.ru_maxrss * MAXRSS_UNIT, watched)
+    return Ended(child.returncode, text, peak, time.monotonic() - began, stopped)
+
+
+def _peak(reported: int, watched: int) -> int:
+    """Linux counts the set that the parent had at a child's birth as the child's: up to that, what was seen counts."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
+    return watched if watched and reported <= own else reported
+
+
+def _peak_so_far(pid: int) -> int:
+    """The largest resident set of a living process, in bytes; 0 where the system does not tell."""
+    with suppress(OSError):
+        match = PEAK_LINE.search(Path(f"/proc/{pid}/status").read_bytes())
+        return int(match[1]) * 1024 if match else 0
+    return 0
+
+
+MAX_RESULT_BYTES = 16 << 20
+MAX_POINTS = 400
+"""Of a curve that is kept; longer ones are thinned evenly."""
+
+DONE, TRAINED, DIVERGED, INVALID, REFUSED = "done", "trained", "diverged", "left out", "refused"
+FINAL = (DONE, DIVERGED)
+"""States that no further run of the same command would change."""
+
+NOT_METRICS = ("split", "step", "is_best")
+
+
+@dataclass
+class Result:
+    """What one training came to. Times in seconds, memory in bytes.
+
+    status: done, trained (its evaluations are still to come), left out (the recipe refuses it), or how it failed.
+    metric: the recipe's best_metric; best: its best value over the validations, at `best_step`; validation: everything
+    that was measured then. evaluate: for each label, all figures, and under `value` the one that the table shows.
+    """
+
+    cell: str
+    task: str
+    choices: dict[str, str]
+    seed: int
+    command: list[list[str]] = field(default_factory=list)
+    status: str = TRAINED
+    message: str = ""
+    metric: str = "loss"
+    best: float | None = None
+    best_step: int | None = None
+    validation: dict[str, Any] = field(default_factory=dict)
+    parameters: int | None = None
+    flops_per_token: float | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
+    curve: list[list[float]] = field(default_factory=list)
+    training_curve: list[list[float]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        write_text(path, json.dumps(finite(asdict(self)), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+STORED = TypeAdapter(Result)
+
+
+def load_result(path: Path) -> Result | None:
+    """The result on file; None where there is none. Errors: `InputError` for a damaged file."""
+    if not path.is_file():
+        return None
+    document = parse_object(read_bounded(path, max_bytes=MAX_RESULT_BYTES), name=str(path))
+    known = {entry.name for entry in fields(Result)}
+    text = json.dumps({key: value for key, value in document.items() if key in known})
+    try:
+        return STORED.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path} is damaged: {key}: {first['msg']}", hint="delete it: its run is read again") from None
+
+
+def read_run(result: Result, run: Path) -> None:
+    """Fill in what the run's metrics.jsonl tells: the best validation, costs and curves."""
+    records = list(RunDirectory(run).metrics())
+    logged = [record for record in records if record.get("split") == "train"]
+    validated = [record for record in records if record.get("split") == "valid"]
+    if logged:
+        last = logged[-1]
+        result.steps, result.tokens, result.seconds = last["step"], last["tokens"], last["seconds"]
+        result.tokens_per_second = last["tokens"] / last["seconds"] if last["seconds"] else None
+    best = next((record for record in reversed(validated) if record.get("is_best")), None)
+    if best is not None:
+        result.best, result.best_step = best.get(result.metric), best["step"]
+        result.validation = {key: value for key, value in best.items() if key not in NOT_METRICS}
+    result.curve = _curve(validated, result.metric)
+    result.training_curve = _curve(logged, "loss")
+
+
+def figure_of(figures: Mapping[str, Any], metric: str) -> tuple[str, float | None]:
+    """Of an evaluation the figure that the table shows: the metric of the task, or else the loss."""
+    name = metric if isinstance(figures.get(metric), int | float) else "loss"
+    return name, figures.get(name)
+
+
+def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
+    points = [[record["step"], record[key]] for record in records if isinstance(record.get(key), int | float)]
+    stride = -(-len(points) // MAX_POINTS)
+    return points if stride <= 1 else [*points[:-1:stride], points[-1]]
+
 
 FAILURES = {2: REFUSED, 4: DIVERGED, 5: "out of memory", -9: "killed", 137: "killed"}
 STORAGE, IN_USE = 3, 6

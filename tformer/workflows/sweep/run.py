@@ -15,18 +15,32 @@ from typing import Any, Protocol
 
 from tformer.checkpoint.atomic import remove_tree, write_text
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
-from tformer.checkpoint.lock import LOCK_NAME, RunLock
-from tformer.checkpoint.run import make_folders
+from tformer.checkpoint.run import (
+    LOCK_NAME,
+    RunLock,
+    make_folders,
+)
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.recipe import recipe_to_data
-from tformer.workflows.sweep.cells import CELLS, RUNS, Stopped, Sweeper, Work
-from tformer.workflows.sweep.curves import draw
-from tformer.workflows.sweep.grid import Cell, cells_of, variants_of
+from tformer.workflows.sweep.cells import (
+    CELLS,
+    INVALID,
+    REFUSED,
+    RUNS,
+    Result,
+    Stopped,
+    Sweeper,
+    Work,
+)
+from tformer.workflows.sweep.grid import (
+    Cell,
+    cells_of,
+    check_model,
+    start_of,
+    variants_of,
+)
 from tformer.workflows.sweep.plan import Plan
-from tformer.workflows.sweep.report import write_tables
-from tformer.workflows.sweep.resolve import check_model, start_of
-from tformer.workflows.sweep.results import INVALID, REFUSED, Result
-from tformer.workflows.sweep.table import Table, make_table
+from tformer.workflows.sweep.table import Table, draw, make_table, write_tables
 
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20

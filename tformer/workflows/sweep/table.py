@@ -1,18 +1,29 @@
-"""Results over seeds: each measure's mean and sample standard deviation, one row a variant."""
+"""Tables and plots of a sweep: mean and standard deviation over seeds, as Markdown, CSV, JSON, SVG and PNG."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.logs import finite
 from tformer.training.loop import HIGHER_IS_BETTER
+from tformer.viz.curves import Curve, draw_curves
+from tformer.workflows.sweep.cells import (
+    DONE,
+    TRAINED,
+    Result,
+)
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.plan import Plan
-from tformer.workflows.sweep.results import DONE, TRAINED, Result
 
 TWO_DECIMALS = frozenset({"bleu", "chrf"})
 SUFFIXES = ("", " k", " M", " G", " T", " P")
@@ -197,3 +208,113 @@ def si(value: float) -> str:
     while value >= 999.5 and power < len(SUFFIXES) - 1:
         value, power = value / 1000, power + 1
     return f"{value:.3g}{SUFFIXES[power]}"
+
+
+OF_A_CELL = ("status", "message", "steps", "tokens", "metric", "best_step")
+CURVES = ("curve", "training_curve")
+
+
+def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path) -> None:
+    """table.md, table.csv (a row a variant), cells.csv (a row a training) and table.json, each whole or not at all."""
+    write_text(out / "table.md", markdown(table))
+    write_text(out / "table.csv", _csv(_variant_rows(table)))
+    write_text(out / "cells.csv", _csv(_cell_rows(table, results)))
+    text = json.dumps(finite(document(plan, table, results)), ensure_ascii=False, allow_nan=False, indent=1)
+    write_text(out / "table.json", text + "\n")
+
+
+def markdown(table: Table) -> str:
+    """The best of each task in bold."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    numbers = len(table.columns)
+    rule = ["---"] * (len(table.headings) - numbers) + ["---:"] * numbers
+    rows = [table.cells(row, mark=lambda text: f"**{text}**") for row in table.rows]
+    return "\n".join(map(line, [table.headings, rule, *rows])) + "\n"
+
+
+def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, Any]:
+    """Everything but the curves: what `--json` prints."""
+    cells = [{key: value for key, value in asdict(result).items() if key not in CURVES} for result in results]
+    rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]
+    return {"name": plan.name, "axes": list(table.labels), "columns": table.headings, "rows": rows, "cells": cells}
+
+
+def _variant_rows(table: Table) -> list[dict[str, Any]]:
+    return [_variant_row(table, row) for row in table.rows]
+
+
+def _variant_row(table: Table, row: Row) -> dict[str, Any]:
+    failed = sum(row.failures.values())
+    cells: dict[str, Any] = {"task": row.task, **{label: row.choices.get(label, "") for label in table.labels}}
+    cells |= {"seeds": row.seeds, "failed": failed, "failures": ", ".join(row.failures)}
+    for key, stat in row.stats.items():
+        cells[key] = stat.mean
+        cells[f"{key}.sd"] = stat.deviation
+    return cells
+
+
+def _cell_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
+    return [
+        {"task": result.task, **{label: result.choices.get(label, "") for label in table.labels}, "seed": result.seed}
+        | {name: getattr(result, name) for name in OF_A_CELL}
+        | dict(measures(result))
+        for result in results
+    ]
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of different keys under the union of them."""
+    names = dict.fromkeys(key for row in rows for key in row)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(names), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+FORMATS = ("svg", "png")
+
+
+def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
+    """Write curves.svg and curves.png; of several tasks, whose metrics differ, a pair for each. What was written."""
+    written = []
+    for task in plan.tasks:
+        own = [result for result in results if result.task == task.name]
+        validated = any(len(result.curve) > 1 for result in own)
+        curves = _mean_curves(own, "curve" if validated else "training_curve")
+        if not any(curve.points for curve in curves):
+            continue
+        stem = "curves" if len(plan.tasks) == 1 else f"curves-{task.name}"
+        title = plan.name if len(plan.tasks) == 1 else f"{plan.name}: {task.name}"
+        for suffix in FORMATS:
+            path = out / f"{stem}.{suffix}"
+            label = f"validation {own[0].metric}" if validated else "training loss"
+            draw_curves(curves, path, title=title, y_label=label, x_label="step")
+            written.append(path)
+    return written
+
+
+def _mean_curves(results: Sequence[Result], key: str) -> list[Curve]:
+    """For each variant the mean over its seeds, at the steps that all of them have, and its deviation as a band."""
+    variants: dict[tuple[tuple[str, str], ...], list[dict[float, float]]] = {}
+    for result in results:
+        points: dict[float, float] = dict(getattr(result, key))
+        if points:
+            variants.setdefault(tuple(result.choices.items()), []).append(points)
+    curves = []
+    for choices, seeds in variants.items():
+        label = ", ".join(_named(name, value) for name, value in choices) or "the recipe"
+        steps = sorted(set.intersection(*(set(points) for points in seeds)))
+        stats = [stat for step in steps if (stat := Stat.of([points[step] for points in seeds])) is not None]
+        points_of_mean = [(step, stat.mean) for step, stat in zip(steps, stats, strict=True)]
+        spread = [stat.deviation or 0.0 for stat in stats] if len(seeds) > 1 else None
+        curves.append(Curve(label, points_of_mean, None, spread))
+    return curves
+
+
+def _named(label: str, value: str) -> str:
+    """Words speak for themselves; numbers and truth values need their key."""
+    return value if value[:1].isalpha() and value not in ("true", "false", "null") else f"{label} {value}"

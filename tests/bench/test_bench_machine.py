@@ -1,0 +1,115 @@
+"""Peak memory, ceilings and data sheets of GPUs, the roofline model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tformer.bench import machine as ceiling
+from tformer.bench import machine as memory
+from tformer.bench.machine import (
+    CLEAR_REFS,
+    Ceilings,
+    PeakMemory,
+    Roofline,
+    data_sheet_named,
+    data_sheet_of,
+    measure_ceilings,
+    peak_of_process,
+    roofline,
+    roofline_line,
+)
+
+MEBI = 2**20
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(not CLEAR_REFS.exists(), reason="only Linux lets a process set its peak back")
+def test_a_peak_counts_from_when_counting_began() -> None:
+    earlier = torch.ones(64 * MEBI, dtype=torch.uint8)
+    freed = torch.ones(96 * MEBI, dtype=torch.uint8)
+    del freed
+    counted = PeakMemory(CPU)
+    assert counted.bytes() < 8 * MEBI
+    for _ in range(2):  # one after the other: not together
+        passing = torch.ones(32 * MEBI, dtype=torch.uint8)
+        del passing
+    assert 30 * MEBI < counted.bytes() < 44 * MEBI
+    assert earlier.numel() == 64 * MEBI
+
+
+def test_where_the_system_keeps_no_status_the_peak_comes_from_its_accounts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    known = peak_of_process()
+    monkeypatch.setattr(memory, "STATUS", memory.Path(str(tmp_path)) / "none")
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    assert known / 2 < peak_of_process() < known * 8
+
+
+def test_every_known_format_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "PRODUCT_SECONDS", 0.0)
+    found = measure_ceilings(["fp32", "int8", "fp32"], CPU, product=(16, 8, 16), buffer_bytes=2**16)
+    assert found.flops_per_second.keys() == {"fp32"} and found.product == (16, 8, 16)
+    assert found.arithmetic("fp32") > 0 and found.bytes_per_second > 0 and found.data_sheet is None
+
+
+def test_a_format_without_a_product_of_its_own_is_compared_with_the_best() -> None:
+    found = Ceilings({"fp32": 1e11, "bf16": 8e11}, (1, 1, 1), 5e10)
+    assert found.arithmetic("fp32") == 1e11 and found.arithmetic("int8") == found.best == 8e11
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "bytes_per_second"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12, 2.039e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12, 1.555e12),
+        ("NVIDIA H100 80GB HBM3", 989e12, 3.35e12),
+        ("NVIDIA H100 PCIe", 756e12, 2.0e12),
+        ("NVIDIA H200", 989e12, 4.8e12),
+        ("NVIDIA L4", 121e12, 300e9),
+        ("NVIDIA GeForce RTX 4090", 165.2e12, 1.008e12),
+    ],
+)
+def test_known_gpus(name: str, flops: float, bytes_per_second: float) -> None:
+    sheet = data_sheet_named(name)
+    assert sheet is not None and (sheet.bf16_flops, sheet.bytes_per_second) == (flops, bytes_per_second)
+    assert sheet.source
+
+
+@pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA GeForce RTX 3090", "Tesla T4"])
+def test_others_have_no_data_sheet(name: str) -> None:
+    assert data_sheet_named(name) is None
+
+
+def test_a_cpu_has_no_data_sheet() -> None:
+    assert data_sheet_of(CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("flops", "bytes_read", "shares", "bound"),
+    [
+        (600e9, 5e9, (0.6, 0.1), "arithmetic"),
+        (10e9, 45e9, (0.01, 0.9), "memory"),
+        (399e9, 19.9e9, (0.399, 0.398), "overhead"),
+        (400e9, 1e9, (0.4, 0.02), "arithmetic"),
+    ],
+)
+def test_one_second_beside_1000_gigaflops_and_50_gigabytes(
+    flops: float, bytes_read: float, shares: tuple[float, float], bound: str
+) -> None:
+    found = roofline(flops, bytes_read, 1.0, flops_per_second=1e12, bytes_per_second=50e9)
+    assert (found.arithmetic, found.bandwidth) == pytest.approx(shares)
+    assert found.bound == bound and found.share == pytest.approx(max(shares))
+
+
+def test_twice_the_time_is_half_the_share() -> None:
+    slow = roofline(600e9, 5e9, 2.0, flops_per_second=1e12, bytes_per_second=50e9)
+    assert slow.arithmetic == pytest.approx(0.3) and slow.bound == "overhead"
+
+
+def test_the_line_says_both_shares_and_what_binds() -> None:
+    assert roofline_line("tformer bf16", Roofline(0.02, 0.71)) == (
+        "tformer bf16: 2% of the matrix-product rate, 71% of the memory's read rate: bound by memory"
+    )
+    assert roofline_line("x", Roofline(0.1, 0.2)).endswith("bound by overhead (neither ceiling above 40%)")

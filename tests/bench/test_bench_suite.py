@@ -1,0 +1,156 @@
+"""`bench all`: its cases, their commands, and the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tformer.bench import suite as all_report
+from tformer.bench.peers import PEERS
+from tformer.bench.quality import QualityBench, QualityRow
+from tformer.bench.speed import (
+    Row,
+    SpeedBench,
+    SpeedRequest,
+    resolve,
+)
+from tformer.bench.suite import (
+    CPU_CASES,
+    GPU_CASES,
+    Case,
+    Told,
+    cases_for,
+    quality_for,
+    run_all,
+)
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+SILENT = Told(case=lambda *_: None, row=lambda _: None, note=lambda _: None, seed=lambda _: None)
+
+
+@pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: f"{case.request.work}: {case.title}")
+def test_the_command_asks_for_the_case(case: Case, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    for module in ("train", "generate", "translate", "classify"):
+        monkeypatch.setattr(f"tformer.cli.bench_{module}.run_bench", lambda flags, **_: asked.append(flags))
+    assert cli(*shlex.split(case.command)[1:]).code == 0
+    request = SpeedRequest(**asked[0])
+    normal = {"sets": tuple(request.sets), "peers": tuple(request.peers), "quantize": tuple(request.quantize)}
+    assert replace(request, **normal) == case.request
+
+
+@pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: case.title)
+@pytest.mark.usefixtures("int8")
+def test_every_case_can_be_asked_for(case: Case) -> None:
+    bench, _ = resolve(replace(case.request, device="cpu", precision="fp32", peers=()))
+    assert bench.work == case.request.work and all((bench.work, name) in PEERS for name in case.request.peers)
+
+
+def test_a_gpu_has_cases_of_its_own() -> None:
+    cases = cases_for(CUDA, threads=3)
+    training = [case.request for case in cases if case.request.work == "train"]
+    assert [request.preset for request in training] == ["small", "medium", "xl"]
+    assert all(request.compile and request.length == 1024 for request in training)
+    generation = [case.request for case in cases if case.request.work == "generate"]
+    assert [(request.preset, request.batch_sizes) for request in generation] == [("small", (1,)), ("xl", (1,))]
+    assert all("--device cuda:0" in case.command and "--threads 3" in case.command for case in cases)
+
+
+def test_quick_sweeps_nothing() -> None:
+    for case in cases_for(CPU, quick=True):
+        assert len(case.request.batch_sizes) == 1 and case.request.repeats <= 3
+        assert case.request.options.get("texts", 0) <= 1000
+
+
+def measured(bench: SpeedBench, **_: Any) -> list[Row]:
+    """Ours twice as fast as everybody else; the first batch size of peers fails."""
+    cost = {"flops": 1e9, "bytes_read": 1e6, "steps": 10, "examples": 2, "memory": {}}
+    memory = {"peak_rss_bytes": 2**30}
+    rows = []
+    for size in bench.batch_sizes:
+        for entry in bench.entries:
+            seconds = 1.0 if entry.name == "tformer" else 2.0
+            rows.append(Row(entry, size, seconds=seconds, repeats=3, tokens=100 * size, cost=cost, memory=memory))
+    return rows
+
+
+@pytest.mark.usefixtures("int8")
+def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", measured)
+    translate = next(case for case in CPU_CASES if case.request.work == "translate")
+    usable = Case(translate.title, replace(translate.request, device="cpu", precision="fp32", peers=("transformers",)))
+    broken = Case("Broken", SpeedRequest("train", arch="gpt", preset="no-such", peers=("no-such-library",)))
+    notes: list[str] = []
+    told = replace(SILENT, note=notes.append)
+    report = run_all([usable, broken], CPU, told=told, should_stop=lambda: False)
+    assert report is not None and not report.nothing_measured
+    page = report.markdown
+    assert usable.command in page and "transformers fp32 2.00 x" in page and "int8, batch 64" in page
+    assert "| Broken | not measured |" in page and "no-such" in page and len(notes) == 1
+    assert torch.__version__ in page and "Python 3" in page
+    first, second = report.document["cases"]
+    assert first["rows"][0]["tokens_per_second"] == 800.0 and second["rows"] == []
+    assert {"tokens_per_second", "step_ms", "peak_rss_bytes", "share_of_peak"} <= first["rows"][0].keys()
+
+
+def test_a_library_that_is_missing_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", measured)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    case = Case("One", replace(CPU_CASES[0].request, device="cpu", precision="fp32"))
+    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    assert report is not None and "--peer transformers: transformers is not installed" in report.markdown
+    assert {row["name"] for row in report.document["cases"][0]["rows"]} == {"tformer"}
+
+
+@pytest.mark.parametrize("int8", [False], indirect=True)
+def test_8_bits_are_left_out_and_said_where_there_are_none(int8: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", measured)
+    case = next(case for case in CPU_CASES if case.request.work == "generate")
+    case = Case("One", replace(case.request, device="cpu", precision="fp32", peers=()))
+    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    assert report is not None and "--quantize int8 needs a CPU" in report.markdown
+    assert [row["precision"] for row in report.document["cases"][0]["rows"]] == ["fp32"]
+
+
+def test_peers_are_swept_where_the_shape_leaves_the_batch_free_and_else_it_is_said() -> None:
+    for case in (*CPU_CASES, *GPU_CASES):
+        sizes = case.request.batch_sizes
+        assert len(sizes) > 1 or f"a batch of {sizes[0]} belongs to the shape" in case.note
+    translate = next(case for case in CPU_CASES if case.request.work == "translate")
+    assert translate.request.batch_sizes == (8, 32, 64)
+
+
+def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", measured)
+    case = CPU_CASES[0]
+    case = replace(case, request=replace(case.request, device="cpu", precision="fp32", peers=()))
+    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    assert report is not None and f"- {case.note}" in report.markdown
+    assert case.note in report.document["cases"][0]["notes"]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_time_to_quality_is_in_the_report(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    def reached(bench: QualityBench, **_: Any) -> list[QualityRow]:
+        return [QualityRow(seed, seconds=10.0 + seed, loss=1.4, reached=True) for seed in bench.seeds]
+
+    monkeypatch.setattr(all_report, "run_quality", reached)
+    benches = quality_for(device, data="train.txt", valid="val.txt", threads=2)
+    presets = {"cpu": ["char-12s", "char-6m"], "cuda": ["char"]}[device.type]
+    assert [bench.preset for bench in benches] == presets and benches[-1].target == 1.4697
+    assert len(quality_for(device, data="a", valid="b", quick=True)) == 1
+    report = run_all([], CPU, told=SILENT, should_stop=lambda: False, qualities=benches)
+    assert report is not None and not report.nothing_measured
+    assert f"Time to quality, gpt/{presets[0]}" in report.markdown and "12.0 ± 1.0" in report.markdown
+    assert "tformer bench quality --preset char" in report.markdown
+    assert len(report.document["quality"]) == len(benches)
+
+
+def test_a_stop_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_report, "run_speed", lambda *_, **__: None)
+    assert run_all([CPU_CASES[0]], CPU, told=SILENT, should_stop=lambda: True) is None

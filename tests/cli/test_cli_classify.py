@@ -1,0 +1,135 @@
+"""`tformer classify`: blocks of input and the form of answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from tformer.cli.classify_input import blocks, line_blocks, text_blocks
+from tformer.cli.classify_output import AnswerFormat
+from tformer.errors import InputError
+from tformer.recipe.sections import Columns
+
+
+def texts_of(path, **options):
+    options = {"pairs": False, "columns": Columns(), "by_column": False, "errors": "strict"} | options
+    return list(text_blocks(str(path), **options))
+
+
+def test_every_line_is_a_text_the_empty_ones_too(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(b"one\n\r\ntwo\twords\n\nlast without an end")
+    [block] = texts_of(path)
+    assert [text for text, _ in block] == ["one", "", "two\twords", "", "last without an end"]
+    assert {second for _, second in block} == {None}
+
+
+def test_a_final_newline_ends_the_last_line_and_an_empty_file_has_none(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("a\n\n")
+    assert [len(block) for block in texts_of(path)] == [2]
+    path.write_text("")
+    assert texts_of(path) == []
+
+
+def test_blocks_are_full_and_in_order(tmp_path):
+    path = tmp_path / "texts.txt.gz"
+    path.write_bytes(gzip.compress("".join(f"{number}\n" for number in range(1000)).encode()))
+    found = list(line_blocks(str(path), errors="strict", size=64))
+    assert [len(block) for block in found] == [64] * 15 + [40]
+    assert [line for block in found for line in block] == [str(number) for number in range(1000)]
+    assert [len(block) for block in blocks(iter(range(5)), 2)] == [2, 2, 1]
+
+
+def test_pairs_are_parted_by_one_tab(tmp_path):
+    path = tmp_path / "pairs.txt"
+    path.write_text("a\tb\n\n")
+    assert texts_of(path, pairs=True) == [[("a", "b"), ("", "")]]
+    path.write_text("a\tb\nalone\n")
+    with pytest.raises(InputError, match=r"pairs.txt:2: .*found 1"):
+        texts_of(path, pairs=True)
+    path.write_text("a\tb\tc\n")
+    with pytest.raises(InputError, match=r"pairs.txt:1: .*found 3"):
+        texts_of(path, pairs=True)
+
+
+def test_invalid_utf8_names_the_line(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(b"good\nb\xffd\n")
+    with pytest.raises(InputError, match=r"texts.txt:2"):
+        texts_of(path)
+    assert texts_of(path, errors="replace") == [[("good", None), ("b\ufffdd", None)]]
+
+
+def test_standard_input_is_answered_when_it_pauses(monkeypatch):
+    """A writer that waits for an answer gets it: the block ends although the input does not."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as file:
+        monkeypatch.setattr("sys.stdin", file)
+        found = line_blocks("-", errors="strict", size=100)
+        os.write(writer, b"first\nsec")
+        assert next(found) == ["first"]
+        os.write(writer, b"ond\nthird")
+        assert next(found) == ["second"]
+        os.close(writer)
+        assert list(found) == [["third"]]
+
+
+def test_much_standard_input_comes_in_full_blocks(monkeypatch):
+    reader, writer = os.pipe()
+    lines = [f"line {number}" for number in range(30_000)]
+
+    def write():
+        with os.fdopen(writer, "wb") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+
+    thread = threading.Thread(target=write)
+    with os.fdopen(reader) as file:
+        monkeypatch.setattr("sys.stdin", file)
+        thread.start()
+        found = list(line_blocks("-", errors="strict", size=500))
+        thread.join()
+    assert [line for block in found for line in block] == lines
+    assert max(map(len, found)) == 500
+
+
+P = np.array([0.1, 0.6, 0.3])
+
+
+def test_a_class_is_its_label_and_probability():
+    assert AnswerFormat("classes", ("a", "b", "c")).line(P) == "b\t0.6000"
+
+
+def test_top_gives_pair_after_pair_and_never_more_than_there_are():
+    assert AnswerFormat("classes", ("a", "b", "c"), top=2).line(P) == "b\t0.6000\tc\t0.3000"
+    assert AnswerFormat("classes", ("a", "b", "c"), top=9).line(P).split("\t")[::2] == ["b", "c", "a"]
+
+
+def test_json_has_the_label_and_all_probabilities_the_highest_first():
+    document = AnswerFormat("classes", ("a", "b", "c")).document(P)
+    assert document["label"] == "b"
+    assert list(document["probabilities"]) == ["b", "c", "a"]
+    assert json.loads(json.dumps(document))["probabilities"]["a"] == pytest.approx(0.1)
+    assert list(AnswerFormat("classes", ("a", "b", "c"), top=1).document(P)["probabilities"]) == ["b"]
+
+
+def test_several_labels_are_those_above_the_threshold():
+    values = np.array([0.9, 0.2, 0.6])
+    assert AnswerFormat("labels", ("x", "y", "z")).line(values) == "x,z\t0.9000,0.6000"
+    assert AnswerFormat("labels", ("x", "y", "z"), threshold=0.95).line(values) == "\t"
+    assert AnswerFormat("labels", ("x", "y", "z"), top=1).line(values) == "x\t0.9000"
+    assert AnswerFormat("labels", ("x", "y", "z"), threshold=0.1).document(values)["labels"] == ["x", "z", "y"]
+
+
+def test_a_score_is_a_number():
+    assert AnswerFormat("score", ()).line(np.array([3.14159])) == "3.1416"
+    assert AnswerFormat("score", ()).document(np.array([3.5])) == {"score": 3.5}
+
+
+def test_a_label_with_a_tab_or_a_newline_stays_one_cell():
+    assert AnswerFormat("classes", ("a\tb\nc", "d")).line(np.array([1.0, 0.0])) == "a\\tb\\nc\t1.0000"

@@ -1,0 +1,238 @@
+"""The C kernels against plain PyTorch: attention, products of few rows, the largest values of a row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tformer.decoding.beam_candidates import _top_by_chunks, top_candidates
+from tformer.kernels.functions import Kernels, find
+from tformer.nn.products import LARGEST, ZERO_POINT, _rounded, _unsigned_rows
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(groups, 1) for x in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) * scale
+    scores = scores if bias is None else scores + bias
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v
+
+
+def attention_parts(
+    rows: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, value: int
+) -> tuple[Tensor, ...]:
+    torch.manual_seed(keys)
+    shapes = (rows, heads, queries, size), (rows, kv_heads, keys, size), (rows, kv_heads, keys, value)
+    return tuple(torch.randn(shape).bfloat16() for shape in shapes)
+
+
+@pytest.mark.parametrize("masked", [None, "rows", "queries"])
+@pytest.mark.parametrize("biased", [None, "shared", "rows"])
+@pytest.mark.parametrize(("kv_heads", "size", "value"), [(4, 64, 64), (2, 20, 33), (1, 7, 130), (4, 32, 16)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 15), (1, 16), (4, 17), (8, 70)])
+def test_few_queries_equal_the_formula(
+    kernels: Kernels,
+    queries: int,
+    keys: int,
+    kv_heads: int,
+    size: int,
+    value: int,
+    masked: str | None,
+    biased: str | None,
+) -> None:
+    q, k, v = attention_parts(3, 4, kv_heads, queries, keys, size, value)
+    mask = bias = None
+    if masked is not None:
+        mask = torch.rand(3, 1, queries if masked == "queries" else 1, keys) < 0.6
+        mask[2] = False
+    if biased is not None:
+        bias = torch.randn(3 if biased == "rows" else 1, 4, queries, keys)
+    found = kernels.attend(q, k, v, scale=0.2, mask=mask, bias=bias)
+    expected = formula(q, k, v, 0.2, mask, bias)
+    assert found.shape == expected.shape and found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, atol=2**-7, rtol=2**-7)
+    if mask is not None:
+        assert not found[2].any()
+
+
+def test_heads_lie_innermost_so_that_the_output_projection_copies_nothing(kernels: Kernels) -> None:
+    found = kernels.attend(*attention_parts(2, 4, 4, 3, 5, 8, 8), scale=1.0)
+    assert found.transpose(1, 2).is_contiguous()
+
+
+def test_views_of_a_cache_and_of_a_fused_projection(kernels: Kernels) -> None:
+    q, k, v = attention_parts(3, 4, 4, 2, 9, 16, 16)
+    whole = torch.full((3, 4, 20, 16), torch.nan, dtype=torch.bfloat16)  # nothing beyond the keys is read
+    caches = [whole.clone(), whole.clone()]
+    for cache, part in zip(caches, (k, v), strict=True):
+        cache[:, :, :9] = part
+    views = [q.transpose(1, 2).contiguous().transpose(1, 2), *(cache[:, :, :9] for cache in caches)]
+    assert torch.equal(kernels.attend(*views, scale=0.3), kernels.attend(q, k, v, scale=0.3))
+    columns = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
+    assert torch.equal(kernels.attend(*columns, scale=0.3), kernels.attend(q, k, v, scale=0.3))
+
+
+def test_what_a_mask_hides_may_be_no_number(kernels: Kernels) -> None:
+    q, k, v = attention_parts(2, 2, 2, 1, 6, 16, 16)
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[..., 4:] = False
+    expected = kernels.attend(q, k[:, :, :4], v[:, :, :4], scale=0.3)
+    k[:, :, 4:] = v[:, :, 4:] = torch.nan
+    assert torch.equal(kernels.attend(q, k, v, scale=0.3, mask=mask), expected)
+    assert kernels.attend(q, k, v, scale=0.3).isnan().all()
+
+
+@pytest.mark.parametrize("size", [1e3, 1e30, -1e30])
+def test_scores_of_any_size_give_weights_that_sum_to_one(kernels: Kernels, size: float) -> None:
+    q, k, v = attention_parts(2, 2, 2, 1, 33, 16, 16)
+    bias = torch.zeros(1, 1, 1, 33)
+    bias[..., 1:] = size
+    found = kernels.attend(q, k, torch.ones_like(v), scale=1.0, bias=bias)
+    torch.testing.assert_close(found.float(), torch.ones(2, 2, 1, 16), atol=2**-7, rtol=0)
+    torch.testing.assert_close(
+        kernels.attend(q, k, v, scale=1.0, bias=bias).double(), formula(q, k, v, 1.0, None, bias.double()),
+        atol=2**-6, rtol=2**-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "queries"), [(0, 1), (2, 0)])
+def test_nobody_asks(kernels: Kernels, rows: int, queries: int) -> None:
+    assert kernels.attend(*attention_parts(rows, 2, 2, queries, 5, 8, 8), scale=1.0).shape == (rows, 2, queries, 8)
+
+
+every_size = pytest.mark.parametrize("inner", [1, 31, 32, 64, 100])
+every_number_of_rows = pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
+
+
+def linear_parts(rows: int, inner: int, columns: int = 37) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(rows + inner)
+    return torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16(), torch.randn(columns)
+
+
+@every_size
+@every_number_of_rows
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+def test_a_product_of_few_rows_is_the_plain_one(kernels: Kernels, rows: int, inner: int, with_bias: bool) -> None:
+    x, weight, bias = linear_parts(rows, inner)
+    given = bias if with_bias else None
+    expected = x.double() @ weight.double().T + (bias if with_bias else 0)
+    found = kernels.linear(weight, given, scales_O=None, out_dtype=torch.float32)(x)
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+    rounded = kernels.linear(weight, given, scales_O=None, out_dtype=torch.bfloat16)(x)
+    assert torch.equal(rounded, found.bfloat16())
+
+
+@every_size
+@every_number_of_rows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_an_8_bit_product_follows_the_rule_of_rounding(
+    kernels: Kernels, rows: int, inner: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = linear_parts(rows, inner)
+    x = x.to(dtype)
+    weight_8, scales = _rounded(weight)
+    x_8, x_scales = _unsigned_rows(x)
+    sums = (x_8.long() - ZERO_POINT) @ weight_8.long().T
+    expected = sums.double() * scales.double() * x_scales.double().unsqueeze(1) + bias
+    found = kernels.linear(weight_8, bias, scales_O=scales, out_dtype=torch.float32)(x)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_rows_are_rounded_as_by_pytorchs_operators(kernels: Kernels, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(50, 83) * torch.logspace(-30, 30, 50).unsqueeze(1)).to(dtype)
+    x[3] = 0
+    rounded, scales = kernels.round_rows(x)
+    expected, expected_scales = _unsigned_rows(x)
+    assert torch.equal(rounded, expected) and torch.equal(scales, expected_scales.float())
+    assert (rounded[3] == ZERO_POINT).all() and (rounded.int() - ZERO_POINT).abs().max() <= LARGEST + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_rescaling_multiplies_each_row_and_adds_the_bias(kernels: Kernels, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    y, scales, bias = torch.randn(5, 19).to(dtype), torch.rand(5), torch.randn(19)
+    for addend in (None, bias):
+        expected = y.float() * scales.unsqueeze(1) + (0 if addend is None else addend)
+        found = kernels.rescale_rows(y.clone(), scales, addend)
+        torch.testing.assert_close(found.float(), expected.to(dtype).float(), atol=1e-6, rtol=2**-8)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("in_8_bits", [False, True])
+def test_what_is_no_number_spoils_its_own_row_alone(kernels: Kernels, broken: float, in_8_bits: bool) -> None:
+    x, weight, bias = linear_parts(3, 48)
+    x[1, 7] = broken
+    weight_8, scales = _rounded(weight)
+    given = (weight_8, scales) if in_8_bits else (weight, None)
+    found = kernels.linear(given[0], bias, scales_O=given[1], out_dtype=torch.float32)(x)
+    assert not found[1].isfinite().any() and found[0].isfinite().all() and found[2].isfinite().all()
+
+
+def test_views_leading_dimensions_and_threads(kernels: Kernels) -> None:
+    x, weight, bias = linear_parts(8, 48)
+    call = kernels.linear(weight, bias, scales_O=None, out_dtype=torch.float32)
+    expected = call(x)
+    assert torch.equal(call(x.view(2, 4, 48)), expected.view(2, 4, 37))
+    assert torch.equal(call(x.repeat_interleave(2, 0)[::2]), expected)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(call(x), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_rows_result_does_not_depend_on_the_rows_beside_it(kernels: Kernels) -> None:
+    x, weight, _ = linear_parts(16, 100)
+    call = kernels.linear(weight, None, scales_O=None, out_dtype=torch.float32)
+    together = call(x)
+    for rows in (1, 3, 8):
+        assert torch.equal(call(x[:rows]), together[:rows])
+
+
+SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0]
+
+
+def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+    return torch.equal(found[1], expected[1]) and torch.equal(found[0].nan_to_num(7.5), expected[0].nan_to_num(7.5))
+
+
+@pytest.mark.parametrize(("columns", "k"), [(1, 1), (5, 5), (63, 3), (64, 8), (65, 8), (1000, 8), (1000, 100)])
+def test_the_largest_are_those_of_a_sort(kernels: Kernels, columns: int, k: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, columns)
+    values, indices = kernels.top(x, k)
+    expected = torch.sort(x, dim=-1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :k]) and torch.equal(indices, expected.indices[:, :k])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(0, 10_000))
+def test_both_ways_agree_on_ties_and_on_what_is_no_number(columns: int, k: int, seed: int) -> None:
+    found = find()
+    if found is None:
+        pytest.skip("no compiler for kernels here")
+    drawn = torch.Generator().manual_seed(seed)
+    x = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), (4, columns), generator=drawn)]
+    k = min(k, columns)
+    assert same(found.top(x, k), _top_by_chunks(x, k))
+
+
+def test_a_slice_of_a_wider_table(kernels: Kernels) -> None:
+    x = torch.randn(4, 100)
+    assert same(kernels.top(x[:, :90], 5), kernels.top(x[:, :90].contiguous(), 5))
+    assert same(kernels.top(x.T, 3), kernels.top(x.T.contiguous(), 3))
+
+
+def test_candidates_come_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 300)
+    first = top_candidates(x, 4)
+    monkeypatch.setattr("tformer.decoding.beam_candidates.find", lambda **_: None)
+    assert same(top_candidates(x, 4), first)

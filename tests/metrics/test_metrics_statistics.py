@@ -1,0 +1,99 @@
+"""Correlations and bootstrap intervals."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer.metrics import bootstrap_interval, f1_macro, paired_difference, pearson, spearman
+from tformer.metrics.statistics import (
+    f1_macro_rows,
+    mean_rows,
+    pearson_rows,
+    spearman_rows,
+)
+
+ROWS = st.integers(2, 20).flatmap(
+    lambda size: st.lists(
+        st.tuples(*(st.lists(st.integers(0, 3), min_size=size, max_size=size) for _ in range(2))),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+@settings(max_examples=60)
+@given(ROWS)
+def test_statistics_of_resamples_are_those_of_each_alone(rows: list[tuple[list[int], list[int]]]) -> None:
+    xs, ys = (np.array(side) for side in zip(*rows, strict=True))
+    for rowwise, plain in (
+        (partial(f1_macro_rows, num_classes=4), partial(f1_macro, num_classes=4)),
+        (pearson_rows, pearson),
+        (spearman_rows, spearman),
+    ):
+        expected = [plain(x, y) for x, y in zip(xs, ys, strict=True)]
+        np.testing.assert_allclose(rowwise(xs, ys), expected, atol=1e-9)
+
+
+def test_the_interval_of_a_share_is_that_of_the_binomial() -> None:
+    correct = np.arange(1000) < 800
+    low, high = bootstrap_interval(mean_rows, correct, samples=4000)
+    half = 1.96 * math.sqrt(0.8 * 0.2 / 1000)
+    assert (low, high) == pytest.approx((0.8 - half, 0.8 + half), abs=0.003)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(3).random((200, 150)) < 0.7
+    intervals = [bootstrap_interval(mean_rows, row, samples=300) for row in draws]
+    assert 0.88 <= np.mean([low <= 0.7 <= high for low, high in intervals]) <= 0.99
+
+
+def test_a_report_is_the_same_every_time_and_another_seed_draws_anew() -> None:
+    values = np.random.default_rng(0).normal(size=99)
+    assert bootstrap_interval(mean_rows, values) == bootstrap_interval(mean_rows, values)
+    assert bootstrap_interval(mean_rows, values) != bootstrap_interval(mean_rows, values, seed=1)
+
+
+def test_a_higher_level_is_wider_and_constants_do_not_vary() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    (low, high), (wide_low, wide_high) = (bootstrap_interval(mean_rows, values, level=level) for level in (0.5, 0.95))
+    assert wide_low < low < high < wide_high
+    assert bootstrap_interval(mean_rows, np.ones(7)) == (1.0, 1.0)
+
+
+def test_arrays_are_resampled_alike_and_in_parts() -> None:
+    xs = np.random.default_rng(0).normal(size=3000)  # 1000 resamples of 3000 do not fit into one part
+    assert bootstrap_interval(pearson_rows, xs, 2 * xs) == pytest.approx((1.0, 1.0))
+
+
+@pytest.mark.parametrize("arrays", [([1, 2], [1]), ([],)])
+def test_unequal_or_empty_lists_are_refused(arrays: tuple[list[int], ...]) -> None:
+    with pytest.raises(ValueError, match="found shapes"):
+        bootstrap_interval(mean_rows, *arrays)
+
+
+def test_a_paired_difference_sees_what_the_examples_share() -> None:
+    rng = np.random.default_rng(5)
+    hard = rng.random(400) < 0.3  # both models fail on these
+    base = np.stack([~hard] * 3)
+    better = base.copy()
+    better[:, np.flatnonzero(hard)[:20]] = True
+    mean, low, high = paired_difference(better, base)
+    assert mean == pytest.approx(0.05) and 0.025 < low < mean < high < 0.075
+    unpaired = bootstrap_interval(mean_rows, base[0])
+    assert high - low < unpaired[1] - unpaired[0]
+    assert paired_difference(base, better)[0] == pytest.approx(-0.05)
+
+
+def test_paired_runs_are_averaged_first_and_may_differ_in_number() -> None:
+    a, b = np.array([[1, 1, 0, 0], [1, 0, 0, 0]]), np.array([[1, 0, 0, 0]])
+    mean, low, high = paired_difference(a, b)
+    assert mean == pytest.approx(0.125) and low == 0.0 and high > mean
+    assert paired_difference(b, b) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match=r"\(2, 4\) and \(1, 3\)"):
+        paired_difference(a, b[:, :3])

@@ -1,0 +1,209 @@
+"""Perplexity, bits per byte, BLEU and chrF."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import sacrebleu
+
+from tformer.errors import InputError
+from tformer.metrics import (
+    attention_flops,
+    bits_per_byte,
+    flops_per_token,
+    forward_flops_per_token,
+    perplexity,
+)
+from tformer.metrics.text import (
+    bleu,
+    chrf,
+    require_tokenizer,
+    same_text,
+    sequence_accuracy,
+    tokenised_note,
+)
+
+
+def test_perplexity_of_a_uniform_guess_is_the_vocabulary_size() -> None:
+    assert perplexity(math.log(65)) == pytest.approx(65)
+    assert perplexity(0.0) == 1.0
+
+
+def test_perplexity_overflows_to_infinity() -> None:
+    assert perplexity(1000.0) == math.inf
+    assert perplexity(math.inf) == math.inf
+
+
+def test_bits_per_byte_of_uniform_bytes_is_eight() -> None:
+    assert bits_per_byte(100 * math.log(256), 100) == pytest.approx(8.0)
+
+
+def test_bits_per_byte_does_not_depend_on_how_bytes_are_cut_into_tokens() -> None:
+    pairs_as_tokens = 50 * math.log(256**2)
+    assert bits_per_byte(pairs_as_tokens, 100) == pytest.approx(bits_per_byte(100 * math.log(256), 100))
+
+
+def test_bits_per_byte_needs_bytes() -> None:
+    with pytest.raises(ValueError, match="found 0"):
+        bits_per_byte(1.0, 0)
+
+
+HYPOTHESES = ["the cat sat on the mat .", "hello world , how are you"]
+REFERENCES = ["the cat is on the mat .", "hello world , how do you do"]
+
+
+def test_bleu_is_sacrebleus_with_its_signature() -> None:
+    result = bleu(HYPOTHESES, REFERENCES)
+    assert result.score == pytest.approx(sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score)
+    assert "tok:13a" in result.signature and f"version:{sacrebleu.__version__}" in result.signature
+    assert bleu(REFERENCES, REFERENCES).score == pytest.approx(100)
+
+
+def test_bleu_names_what_was_asked_for() -> None:
+    assert "case:lc" in bleu(HYPOTHESES, REFERENCES, lowercase=True).signature
+    assert "tok:char" in bleu(HYPOTHESES, REFERENCES, tokenize="char").signature
+
+
+def test_chrf_is_sacrebleus_with_its_signature() -> None:
+    result = chrf(HYPOTHESES, REFERENCES)
+    assert result.score == pytest.approx(sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score)
+    assert "nw:0" in result.signature and "nw:2" in chrf(HYPOTHESES, REFERENCES, word_order=2).signature
+
+
+@pytest.mark.parametrize("metric", [bleu, chrf])
+def test_translation_metrics_need_one_reference_each(metric: object) -> None:
+    with pytest.raises(ValueError, match="found 2 and 1"):
+        metric(HYPOTHESES, REFERENCES[:1])  # type: ignore[operator]
+
+
+def test_flops_are_nanogpts_formula() -> None:
+    n, layers, width, length = 123_000_000, 12, 768, 1024
+    assert flops_per_token(n, layers, width, length) == 6 * n + 12 * layers * width * length
+
+
+def test_causal_flops_count_the_visible_keys_only() -> None:
+    n, layers, width, length = 1000, 2, 8, 16
+    visible = sum(query + 1 for query in range(length)) / length
+    assert flops_per_token(n, layers, width, length, causal=True) == 6 * n + 12 * layers * width * visible
+
+
+def test_training_costs_three_forward_passes() -> None:
+    assert flops_per_token(1000, 2, 8, 16) == 3 * forward_flops_per_token(1000, 2, 8, 16)
+
+
+def test_attention_of_equal_layers_is_the_formula_to_the_bit_and_of_others_a_sum() -> None:
+    layers, width, length = 7, 96, 100 / 3
+    assert attention_flops([(width, length)] * layers) == forward_flops_per_token(0, layers, width, length)
+    assert attention_flops([(8, 100), (8, 10), (16, 10)]) == 4 * (8 * 100 + 8 * 10 + 16 * 10)
+    assert attention_flops([]) == 0
+
+
+WORD_REFERENCES = ["The dog ran over the hill.", "A man, who is old, sleeps here!", "Two birds are in the sky."]
+OUTPUTS = ["The dog ran over a hill.", "A man who is old sleeps here!", "Two birds are in the sky."]
+
+
+@pytest.fixture
+def fake_moses(monkeypatch):
+    """Stands in for sacremoses: quotes are normalised, signs are parted from words."""
+    fake = SimpleNamespace(
+        __version__="9.9",
+        MosesPunctNormalizer=lambda lang: SimpleNamespace(normalize=lambda text: text.replace("“", '"')),
+        MosesTokenizer=lambda lang: SimpleNamespace(
+            tokenize=lambda text, return_str, escape: re.sub(r"([.,!\"])", r" \1 ", text).strip()
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "sacremoses", fake)
+    return fake
+
+
+def test_equal_texts_have_the_highest_scores_and_signatures_name_what_was_done():
+    score = bleu(WORD_REFERENCES, WORD_REFERENCES)
+    assert score.score == pytest.approx(100.0) and "tok:13a" in score.signature and "case:mixed" in score.signature
+    assert "case:lc" in bleu(WORD_REFERENCES, WORD_REFERENCES, lowercase=True).signature
+    assert "tok:char" in bleu(["日本語です"], ["日本語です"], tokenize="char").signature
+    found = chrf(OUTPUTS, WORD_REFERENCES)
+    assert 50 < found.score < 100 and "nc:6" in found.signature
+    assert "case:lc" in chrf(OUTPUTS, WORD_REFERENCES, lowercase=True).signature
+
+
+def test_bleu_is_sacrebleus():
+    import sacrebleu
+
+    assert bleu(OUTPUTS, WORD_REFERENCES).score == sacrebleu.corpus_bleu(OUTPUTS, [WORD_REFERENCES]).score
+
+
+def test_lowercase_forgives_case_only_where_asked_for():
+    shouted = [text.upper() for text in WORD_REFERENCES]
+    assert bleu(shouted, WORD_REFERENCES).score < 50 < bleu(shouted, WORD_REFERENCES, lowercase=True).score
+    assert (
+        sequence_accuracy(shouted, WORD_REFERENCES) == 0
+        and sequence_accuracy(shouted, WORD_REFERENCES, lowercase=True) == 1
+    )
+
+
+def test_sequence_accuracy_counts_equal_texts_whatever_white_space_parts_their_words():
+    assert sequence_accuracy(OUTPUTS, WORD_REFERENCES) == pytest.approx(1 / 3)
+    assert same_text(" a  b\t", "a b") and not same_text("ab", "a b") and same_text("", " ")
+
+
+def test_moses_is_bleu_of_normalised_tokens_and_says_so(fake_moses):
+    import sacrebleu
+
+    output, reference = ["“the old Dog, ran.", "a b c d e"], ['"The old dog , ran .', "a b c d e"]
+    score = bleu(output, reference, tokenize="moses", lowercase=True)
+    plain = ['" the old dog , ran .', "a b c d e"]
+    assert score.score == pytest.approx(sacrebleu.corpus_bleu(plain, [plain], tokenize="none").score)
+    assert score.signature.endswith("|moses:en|sacremoses:9.9|lc")
+    assert "tok:none" in score.signature and "case:lc" in score.signature
+    cased = bleu(output, reference, tokenize="moses:de")
+    assert cased.score < score.score and cased.signature.endswith("|moses:de|sacremoses:9.9")
+
+
+def test_moses_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(InputError, match="sacremoses") as caught:
+        require_tokenizer("moses")
+    assert caught.value.hint == "pip install sacremoses"
+
+
+def test_real_moses_parts_signs_from_words():
+    pytest.importorskip("sacremoses")
+    score = bleu(
+        ["A man, sleeping.", "It's 3.5 m"], ["a man , sleeping .", "it's 3.5 m"], tokenize="moses", lowercase=True
+    )
+    assert score.score == pytest.approx(100.0)
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match="'13b'") as caught:
+        require_tokenizer("13b")
+    assert caught.value.hint is not None and "13a" in caught.value.hint
+
+
+def test_a_tokenizer_without_its_package_says_what_to_install(monkeypatch):
+    def refuse(**_):
+        raise RuntimeError("mecab is not there")
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", refuse)
+    with pytest.raises(InputError, match="ja-mecab") as caught:
+        require_tokenizer("ja-mecab")
+    assert caught.value.hint == "pip install sacrebleu[ja]"
+
+
+def test_tokenised_texts_are_told_of():
+    tokenised = ["a dog .", "two dogs !", "a cat."]
+    note = tokenised_note(WORD_REFERENCES, tokenised)
+    assert note is not None and "2 of 3 references" in note
+    assert tokenised_note(WORD_REFERENCES, WORD_REFERENCES) is None
+    assert tokenised_note(["a dog .", "no"], ["x", "y"]) is None  # one line proves nothing
+
+
+def test_sides_of_different_length_are_a_mistake_of_the_caller():
+    with pytest.raises(ValueError, match="2 and 3"):
+        bleu(OUTPUTS[:2], WORD_REFERENCES)
+    with pytest.raises(ValueError, match="0 and 0"):
+        sequence_accuracy([], [])

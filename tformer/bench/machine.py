@@ -1,0 +1,232 @@
+"""The machine: its description, peak memory of a process, hardware limits (ceilings), and the roofline model."""
+
+from __future__ import annotations
+
+import platform
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tformer.device import DTYPES, has_bf16_instructions, matmul_flops_per_second, return_free_memory
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def environment_line(device: torch.device, *, dtype: str) -> str:
+    """Version of PyTorch, number format, processor, threads."""
+    if device.type == "cuda":
+        return f"torch {torch.__version__}, {dtype}, {torch.cuda.get_device_name(device)}"
+    bf16 = ", bf16 instructions" if has_bf16_instructions() else ""
+    threads = torch.get_num_threads()
+    return f"torch {torch.__version__}, {dtype}, {_processor()}, {threads} thread{'s' * (threads != 1)}{bf16}"
+
+
+def _processor() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # what clear_refs takes for it
+
+
+class PeakMemory:
+    """Counts from the moment it is made; `bytes()` says how far the peak has risen above what was held then."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            self.baseline = torch.cuda.memory_allocated(device)
+        else:
+            return_free_memory()
+            _reset_peak()
+            self.baseline = peak_of_process()
+
+    def bytes(self) -> int:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            return torch.cuda.max_memory_allocated(self.device) - self.baseline
+        return max(0, peak_of_process() - self.baseline)
+
+
+def peak_of_process() -> int:
+    """Bytes of this process's largest resident set so far, or since it was last set back."""
+    if STATUS.exists():
+        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
+        if found:
+            return int(found[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _reset_peak() -> None:
+    if CLEAR_REFS.exists():
+        CLEAR_REFS.write_text(RESET_PEAK)
+
+
+PRODUCT_SECONDS = 0.5
+BUFFER_BYTES = {"cpu": 2**29, "cuda": 2**32}
+READ_TRIES = 6
+MATRIX = 4096  # rows and columns of the matrices that vectors are multiplied with
+
+
+@dataclass(frozen=True)
+class DataSheet:
+    """Of a GPU, dense: without sparsity, fp32 accumulation."""
+
+    bf16_flops: float
+    bytes_per_second: float
+    source: str
+
+
+DATA_SHEETS: dict[str, DataSheet] = {
+    "H200 NVL": DataSheet(835e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet (NVL)"),
+    "H200": DataSheet(989e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet (SXM)"),
+    "H100 NVL": DataSheet(835e12, 3.9e12, "NVIDIA H100 Tensor Core GPU data sheet (NVL)"),
+    "H100 PCIe": DataSheet(756e12, 2.0e12, "NVIDIA H100 Tensor Core GPU data sheet (PCIe)"),
+    "H100": DataSheet(989e12, 3.35e12, "NVIDIA H100 Tensor Core GPU data sheet (SXM)"),
+    "A100-SXM4-80GB": DataSheet(312e12, 2.039e12, "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)"),
+    "A100 80GB PCIe": DataSheet(312e12, 1.935e12, "NVIDIA A100 Tensor Core GPU data sheet (80 GB PCIe)"),
+    "A100": DataSheet(312e12, 1.555e12, "NVIDIA A100 Tensor Core GPU data sheet (40 GB)"),
+    "L4": DataSheet(121e12, 300e9, "NVIDIA L4 Tensor Core GPU data sheet"),
+    "4090": DataSheet(165.2e12, 1.008e12, "NVIDIA Ada GPU architecture white paper, appendix A"),
+}
+"""By a part of the device's name; the first that fits."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """flops_per_second by number format, of the product [rows, inner] x [inner, columns]; bytes_per_second read."""
+
+    flops_per_second: dict[str, float]
+    product: tuple[int, int, int]
+    bytes_per_second: float
+    data_sheet: DataSheet | None = None
+
+    def arithmetic(self, precision: str) -> float:
+        """FLOP/s in a contender's format; of one that has no product here (int8) the best of those measured."""
+        return self.flops_per_second.get(precision, self.best)
+
+    @property
+    def best(self) -> float:
+        return max(self.flops_per_second.values())
+
+
+def measure_ceilings(
+    precisions: Iterable[str], device: torch.device, *, product: tuple[int, int, int], buffer_bytes: int | None = None
+) -> Ceilings:
+    """Every format that is named and known to PyTorch, at the model's own shape, and memory."""
+    rows, inner, columns = product
+    rates = {
+        precision: matmul_flops_per_second(
+            DTYPES[precision], device, rows=rows, inner=inner, columns=columns, seconds=PRODUCT_SECONDS
+        )
+        for precision in dict.fromkeys(precisions)
+        if precision in DTYPES
+    }
+    return Ceilings(rates, product, read_bytes_per_second(device, buffer_bytes=buffer_bytes), data_sheet_of(device))
+
+
+def read_bytes_per_second(device: torch.device, *, buffer_bytes: int | None = None) -> float:
+    """Best rate of ways to read a buffer once: a sum of whole numbers, products of bf16 matrices and a vector."""
+    size = buffer_bytes or BUFFER_BYTES[device.type]
+    numbers = torch.ones(size // 8, dtype=torch.int64, device=device)
+    side = min(MATRIX, int((size // 2) ** 0.5))
+    matrices = torch.ones(max(1, size // (2 * side * side)), side, side, dtype=torch.bfloat16, device=device)
+    vector = torch.ones(side, dtype=torch.bfloat16, device=device)
+
+    def multiply() -> None:
+        for matrix in matrices:
+            torch.mv(matrix, vector)
+
+    ways: dict[Callable[[], Any], int] = {
+        numbers.sum: numbers.nbytes,
+        multiply: matrices.nbytes,
+    }
+    return max(count / _quickest(way, device) for way, count in ways.items())
+
+
+def _quickest(way: Callable[[], Any], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(READ_TRIES):
+        start = time.perf_counter()
+        way()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def data_sheet_of(device: torch.device) -> DataSheet | None:
+    """What the maker says of a known GPU; None for others and for a CPU."""
+    if device.type != "cuda":
+        return None
+    return data_sheet_named(torch.cuda.get_device_name(device))
+
+
+def data_sheet_named(name: str) -> DataSheet | None:
+    words = set(name.replace("-", " ").split())
+    return next((sheet for part, sheet in DATA_SHEETS.items() if part in name and _whole(part, words)), None)
+
+
+def _whole(part: str, words: set[str]) -> bool:
+    """Whether a one-word part is a word of its own: an L4 is no L40."""
+    return not part.isalnum() or part in words
+
+
+BINDS = 0.4
+"""A share of a ceiling below which it does not bind."""
+
+Bound = Literal["arithmetic", "memory", "overhead"]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Shares of the two ceilings, and what binds."""
+
+    arithmetic: float
+    bandwidth: float
+
+    @property
+    def bound(self) -> Bound:
+        if max(self.arithmetic, self.bandwidth) < BINDS:
+            return "overhead"
+        return "arithmetic" if self.arithmetic >= self.bandwidth else "memory"
+
+    @property
+    def share(self) -> float:
+        """Of the ceiling that is nearer."""
+        return max(self.arithmetic, self.bandwidth)
+
+
+def roofline(
+    flops: float, bytes_read: float, seconds: float, *, flops_per_second: float, bytes_per_second: float
+) -> Roofline:
+    """Shares of peak rates: operations and bytes read in `seconds`, beside what the machine can do."""
+    return Roofline(flops / seconds / flops_per_second, bytes_read / seconds / bytes_per_second)
+
+
+def roofline_line(name: str, found: Roofline) -> str:
+    """One line: shares of both ceilings, and what binds."""
+    words = {
+        "arithmetic": "bound by arithmetic",
+        "memory": "bound by memory",
+        "overhead": f"bound by overhead (neither ceiling above {BINDS:.0%})",
+    }
+    return (
+        f"{name}: {found.arithmetic:.0%} of the matrix-product rate, {found.bandwidth:.0%} of the memory's read rate: "
+        f"{words[found.bound]}"
+    )

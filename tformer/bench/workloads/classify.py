@@ -1,0 +1,114 @@
+"""`bench classify`: short texts as token ids, in the batches of `tformer classify`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from tformer.bench.workloads import (
+    OURS,
+    SEED,
+    Cost,
+    Task,
+    Work,
+    synchronise,
+)
+from tformer.bench.workloads.decoding import (
+    BYTES,
+    inference_model,
+    matrix_parameters,
+)
+from tformer.bench.workloads.train import (
+    objective_context,
+    random_ids,
+)
+from tformer.data.batching.windows import Example
+from tformer.errors import InputError
+from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
+from tformer.objectives import build_objective
+from tformer.recipe.recipe import Recipe
+from tformer.training.assemble import compiled
+from tformer.training.flops import attention_flops_per_token
+from tformer.training.prepare import product_shape
+
+OBJECTIVE, HEAD = "classification", "classifier"
+MEDIAN_LENGTH, SPREAD = 18, 0.6  # of the logarithm
+SHORTEST, LONGEST = 4, 128
+
+
+class Texts:
+    """Random texts, as samples of classification: [CLS] and [SEP] are among the ids that are drawn."""
+
+    def __init__(self, task: Task) -> None:
+        count, rng = task.options["texts"], np.random.default_rng(SEED)
+        drawn = np.exp(rng.normal(math.log(MEDIAN_LENGTH), SPREAD, count))
+        self.seq_len = task.length
+        self.lengths = np.clip(np.rint(drawn), min(SHORTEST, task.length), task.length).astype(np.int64)
+        self._ids = random_ids(task, 1, int(self.lengths.sum()))[0]
+        self._starts = np.cumsum(self.lengths) - self.lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def examples(self, epoch: int, indices: Sequence[int] | np.ndarray, /) -> list[Example]:
+        spans = zip(self._starts[indices].tolist(), self.lengths[indices].tolist(), strict=True)
+        return [Example(self._ids[start : start + length]) for start, length in spans]
+
+
+class Classification:
+    """Scores of all texts, in their order."""
+
+    name = OURS
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.precision = task, precision
+
+    def prepare(self) -> None:
+        task = self.task
+        self._texts = Texts(task)
+        self._objective = build_objective(task.recipe.objectives, objective_context(task))
+        self._model: nn.Module = compiled(inference_model(task, self.precision), wanted=task.compile, dynamic=True)
+
+    def run(self) -> int:
+        predict_scores(self._model, self._texts, self._objective.collate, head=HEAD)
+        synchronise(self.task.device)
+        return self._texts.tokens
+
+
+def check(task: Task) -> None:
+    """Raise InputError for a model that does not classify texts."""
+    if not any(head.kind == HEAD for head in task.recipe.model.heads):
+        raise InputError(f"bench classify: {task.recipe.arch} has no classifier's head", hint="use --arch bert")
+
+
+def cost(task: Task, precision: str) -> Cost:
+    """Real tokens only, and in the head one vector a text; every batch of ours reads all matrices."""
+    texts, (of_stack, of_head) = Texts(task), matrix_parameters(task, head=HEAD)
+    mean = float((texts.lengths**2).sum() / texts.tokens)  # of the text that a token is in
+    attention = attention_flops_per_token(task.recipe.model, source_length=mean, target_length=mean)
+    batches = sum(1 for _ in length_sorted_batches(texts, batch_tokens=default_batch_tokens(task.device)))
+    return Cost(
+        flops=texts.tokens * (2.0 * of_stack + attention) + len(texts) * 2.0 * of_head,
+        bytes_read=float(batches * (of_stack + of_head) * BYTES[precision]),
+        steps=len(texts),
+        examples=len(texts),
+    )
+
+
+def product(task: Task) -> tuple[int, int, int]:
+    """The feed-forward product of a batch of ours."""
+    return (default_batch_tokens(task.device), *product_shape(task.recipe, task.length)[1:])
+
+
+def length(recipe: Recipe) -> int:
+    return min(LONGEST, recipe.seq_len)
+
+
+CLASSIFY = Work("classify", "text", Classification, (32,), length, cost, product, OBJECTIVE, "bert", check)

@@ -1,0 +1,291 @@
+"""`bench generate` and `bench translate`: greedy decoding of random prompts, beam search over random sources."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+
+from tformer.bench.workloads import (
+    OURS,
+    SEED,
+    Cost,
+    Task,
+    Work,
+    synchronise,
+)
+from tformer.bench.workloads.train import (
+    SPECIAL,
+    random_ids,
+)
+from tformer.build import build_model, layer_sizes, resolve_sizes
+from tformer.decoding.beam_search import beam_search
+from tformer.decoding.generate import generate
+from tformer.decoding.inference import (
+    cast_matrices,
+    compile_decoding,
+    no_compiled_steps,
+    prepare_inference,
+    require_compiler,
+)
+from tformer.decoding.prompts import unwritten_tokens
+from tformer.decoding.settings import BeamSettings, GenerationSettings
+from tformer.decoding.stepper import EncoderDecoderStepper
+from tformer.device import DTYPES
+from tformer.errors import InputError
+from tformer.model import Transformer
+from tformer.nn.attention import Mechanism
+from tformer.nn.positions.base import Positions
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer.special import decoder_tokens
+from tformer.training.assemble import matmul_parameters
+from tformer.training.flops import attention_flops_per_token, head_parameters
+from tformer.training.prepare import product_shape
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+"""Of a weight of a matrix; what quantised matrices need beside (scales) is left out."""
+
+
+def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
+    """Drawn from a fixed seed, in evaluation mode. precision: the task's, or int8: its matrices quantised.
+
+    rows: of a step of decoding; None: many.
+
+    One that is to be compiled keeps its plain matrices: packed ones the compiler cannot look into. The caller
+    compiles the whole, or (`decoding_model`) its steps.
+    """
+    torch.manual_seed(SEED)
+    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="cpu")
+    model.to(task.device).eval()
+    if task.compile:
+        cast_matrices(model, DTYPES[task.precision])
+        return model
+    quantize = "none" if precision == task.precision else precision
+    prepare_inference(model, DTYPES[task.precision], quantize=quantize, rows=rows)
+    return model
+
+
+def decoding_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
+    """The same, for decoding: what is compiled is the step."""
+    model = inference_model(task, precision, rows=rows)
+    if task.compile:
+        compile_decoding(model, DTYPES[task.precision])
+    return model
+
+
+def check_compiled_steps(task: Task) -> None:
+    """Raise InputError for steps that are to be compiled and cannot be."""
+    if not task.compile:
+        return
+    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
+    if (reason := no_compiled_steps(model)) is not None:
+        raise InputError(f"--compile: {reason}", hint="leave it out")
+    require_compiler(task.device)
+
+
+def matrix_parameters(task: Task, *, head: str) -> tuple[int, int]:
+    """Parameters of the matrix products that every token meets, and of those of `head`, which reads few of them."""
+    labels = len(task.recipe.data.labels) or None
+    model = build_model(task.recipe.model, num_labels=labels, device="meta")
+    of_stacks = matmul_parameters(model) - sum(map(head_parameters, model.heads.children()))
+    return of_stacks, head_parameters(model.heads[head])
+
+
+HEAD = "lm"
+PROMPT_LENGTH = 16
+ROWS = 4096  # of the product whose rate is the ceiling: with few rows it would be memory's
+
+
+class Generation:
+    """Greedy completions of one batch."""
+
+    name = OURS
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.precision = task, precision
+
+    def prepare(self) -> None:
+        task = self.task
+        self._model = decoding_model(task, self.precision, rows=task.batch_size)
+        self._prompts = random_ids(task, task.batch_size, task.length).tolist()
+        new_tokens = task.options["new_tokens"]
+        self._settings = GenerationSettings(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=0.0)
+
+    def run(self) -> int:
+        completions = generate(self._model, self._prompts, self._settings)
+        synchronise(self.task.device)
+        return sum(len(one.ids) for row in completions for one in row)
+
+
+def check_generation(task: Task) -> None:
+    """Raise InputError for a model that does not generate, or for more tokens than it reads."""
+    recipe, length, new_tokens = task.recipe, task.length, task.options["new_tokens"]
+    if recipe.model.decoder is None or recipe.model.encoder is not None:
+        both = recipe.model.decoder is not None
+        raise InputError(
+            f"bench generate: {recipe.arch} has {'an encoder' if both else 'no decoder'}",
+            hint="tformer bench translate" if both else "use a decoder-only model: --arch gpt or llama",
+        )
+    if length + new_tokens > recipe.model.max_seq_len:
+        raise InputError(
+            f"--prompt-length {length} and --new-tokens {new_tokens} are {length + new_tokens} positions, the model "
+            f"reads {recipe.model.max_seq_len}"
+        )
+    check_compiled_steps(task)
+
+
+def generation_cost(task: Task, precision: str) -> Cost:
+    """Every step reads all matrices and the keys and values of all rows; the first reads the prompts.
+
+    The head reads one position of a row at each step, of a prompt the last.
+    """
+    new_tokens, (of_stack, of_head) = task.options["new_tokens"], matrix_parameters(task, head=HEAD)
+    positions = task.length + new_tokens - 1  # that one row passes through the model
+    mean_length = task.length + (new_tokens - 1) / 2
+    attention = attention_flops_per_token(task.recipe.model, source_length=mean_length, target_length=mean_length)
+    layers = layer_sizes(task.recipe.model, "decoder")
+    cached = sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
+    cache_bytes = BYTES["bf16" if precision == "int8" else precision]
+    return Cost(
+        flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
+        bytes_read=new_tokens
+        * (float((of_stack + of_head) * BYTES[precision]) + task.batch_size * mean_length * cached * cache_bytes),
+        steps=new_tokens,
+        examples=task.batch_size,
+    )
+
+
+def product(task: Task) -> tuple[int, int, int]:
+    """The feed-forward product of many rows."""
+    return (ROWS, *product_shape(task.recipe, task.length)[1:])
+
+
+GENERATE = Work(
+    "generate", "token", Generation, (1,), lambda _: PROMPT_LENGTH, generation_cost, product, check=check_generation
+)
+
+
+SOURCE_LENGTH = 20
+TARGET = decoder_tokens(SPECIAL)
+WEIGHT_BYTES = BYTES | {"int16": 2, "int8_bf16": 1, "int8_fp16": 1}  # ours, and other libraries' formats
+
+
+def sources_of(task: Task) -> list[list[list[int]]]:
+    """Ids of every source of a round, in batches: `sentences` of them, or what fills whole batches."""
+    count = task.batch_size * ceil(task.options["sentences"] / task.batch_size)
+    ids: list[list[int]] = random_ids(task, count, task.length).tolist()
+    return [ids[start : start + task.batch_size] for start in range(0, count, task.batch_size)]
+
+
+class Translating:
+    """What `Translator` does between tokenising and writing down."""
+
+    name = OURS
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.precision = task, precision
+
+    def prepare(self) -> None:
+        new_tokens = self.task.options["new_tokens"]
+        self._model = decoding_model(self.task, self.precision)
+        self._batches = sources_of(self.task)
+        self._never = unwritten_tokens(SPECIAL, TARGET, eos=TARGET.eos)
+        self._settings = BeamSettings(
+            beam_size=self.task.options["beam"],
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            eos_id=TARGET.eos,
+        )
+
+    def run(self) -> int:
+        tokens = 0
+        for sources in self._batches:
+            stepper = EncoderDecoderStepper(
+                self._model,
+                sources,
+                [TARGET.prefix] * len(sources),
+                capacity=self._settings.max_new_tokens,
+            )
+            found = beam_search(stepper, self._settings, never=self._never)
+            tokens += sum(len(hypotheses[0].ids) for hypotheses in found)
+        synchronise(self.task.device)
+        return tokens
+
+
+def check_translation(task: Task) -> None:
+    """Raise InputError for a model that does not translate, or not so."""
+    model, beam, new_tokens = task.recipe.model, task.options["beam"], task.options["new_tokens"]
+    if model.encoder is None or model.decoder is None:
+        raise InputError(
+            f"bench translate: {task.recipe.arch} is no encoder-decoder",
+            hint="use --arch transformer, or tformer bench generate",
+        )
+    if model.target_vocab_size is not None:
+        raise InputError("bench translate: a vocabulary of each side is not benched", hint="use a joint one")
+    if new_tokens > model.max_seq_len:
+        raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
+    if model.vocab_size is not None and beam > model.vocab_size:
+        raise InputError(f"--beam: found {beam}, the vocabulary has {model.vocab_size} tokens")
+    check_compiled_steps(task)
+
+
+def translation_cost(task: Task, precision: str) -> Cost:
+    """Sources are read once, targets token by token in every hypothesis; each step reads the decoder's matrices, the
+    keys and values of every source and of every hypothesis so far (half of the final length on average)."""
+    beam, new_tokens, length = task.options["beam"], task.options["new_tokens"], task.length
+    batches = ceil(task.options["sentences"] / task.batch_size)
+    sentences = batches * task.batch_size
+    model = build_model(task.recipe.model, device="meta")
+    by_source, by_target = parameters_by_side(model, task.recipe)
+    attention_source, attention_target = _attention_flops(task.recipe, length, new_tokens)
+    rows = sentences * (1 + beam * (new_tokens - 1))  # the first step has one row for each sentence
+    flops = 2.0 * (by_source * sentences * length + by_target * rows) + attention_source * sentences
+    weights = WEIGHT_BYTES[precision]
+    numbers = 4 if precision == "fp32" else 2  # bytes of a key's or value's number
+    cache = numbers * _cached_width(task.recipe) * task.batch_size * (length + beam * new_tokens / 2)
+    steps = batches * new_tokens
+    return Cost(
+        flops=flops + attention_target * rows,
+        bytes_read=weights * (by_source * batches + by_target * steps) + cache * steps,
+        steps=steps,
+        examples=sentences,
+    )
+
+
+def parameters_by_side(model: Transformer, recipe: Recipe) -> tuple[int, int]:
+    """Parameters in products whose rows are the source's tokens, and the others.
+
+    The first are the encoder's and the key and value projections of cross-attention.
+    """
+    assert model.encoder is not None
+    tables = {id(p) for m in model.encoder.modules() if isinstance(m, Positions | Mechanism) for p in m.parameters()}
+    of_encoder = sum(p.numel() for p in model.encoder.parameters() if p.ndim >= 2 and id(p) not in tables)
+    by_source = of_encoder + _cached_width(recipe) * resolve_sizes(recipe.model, "encoder").d_model
+    return by_source, matmul_parameters(model) - by_source
+
+
+def _cached_width(recipe: Recipe) -> int:
+    """Numbers of a position's keys and values in all layers of the decoder, of self- or of cross-attention."""
+    layers = layer_sizes(recipe.model, "decoder")
+    return sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
+
+
+def _attention_flops(recipe: Recipe, length: int, new_tokens: int) -> tuple[float, float]:
+    """Of one source in the encoder, and of one token of a hypothesis of half the final length."""
+    half = new_tokens / 2
+    both = attention_flops_per_token(recipe.model, source_length=length, target_length=half) * (length + half)
+    source = attention_flops_per_token(recipe.model, source_length=length, target_length=0.0) * length
+    return source, (both - source) / half
+
+
+TRANSLATE = Work(
+    "translate",
+    "decoding step",
+    Translating,
+    (16, 32, 64),
+    lambda _: SOURCE_LENGTH,
+    translation_cost,
+    product,
+    arch="transformer",
+    check=check_translation,
+)

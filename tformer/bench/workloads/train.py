@@ -1,0 +1,243 @@
+"""`bench train`: optimizer steps of the training loop on random batches, prepared beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tformer.bench.workloads import (
+    OURS,
+    SEED,
+    Cost,
+    Task,
+    Work,
+    synchronise,
+)
+from tformer.build import build_model
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.windows import Example
+from tformer.data.shards.pair_tokens import PairExample
+from tformer.device import DTYPES, LossScaler
+from tformer.errors import InputError
+from tformer.metrics import BACKWARD_AND_FORWARD
+from tformer.objectives import build_objective
+from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer.special import SpecialIds, decoder_tokens
+from tformer.training import assemble
+from tformer.training.estimate import estimate_memory
+from tformer.training.flops import attention_flops_per_token, parameters_per_token
+from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.parallel import SingleProcess
+from tformer.training.prepare import product_shape
+from tformer.training.state import TrainerState
+
+SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
+FIRST_WORD = 5  # ids from here on stand for words
+NUM_BATCHES = 4  # different ones, gone through in turn
+
+Draw = Callable[[np.random.Generator, Task, int], Any]
+
+
+def _windows(rng: np.random.Generator, task: Task, vocab_size: int) -> np.ndarray:
+    return rng.integers(0, vocab_size, (task.batch_size, task.length + 1))
+
+
+def _texts(rng: np.random.Generator, task: Task, vocab_size: int) -> list[Example]:
+    return [Example(ids, label=0) for ids in rng.integers(FIRST_WORD, vocab_size, (task.batch_size, task.length))]
+
+
+def _pairs(rng: np.random.Generator, task: Task, vocab_size: int) -> list[PairExample]:
+    ids = rng.integers(FIRST_WORD, vocab_size, (task.batch_size, 2, task.length))
+    return [PairExample(source, target) for source, target in ids]
+
+
+SAMPLES: dict[str, Draw] = {
+    "causal_lm": _windows,
+    "masked_lm": _texts,
+    "classification": _texts,
+    "seq2seq": _pairs,
+}
+"""What one batch is made of, by objective."""
+
+
+def objective_context(task: Task) -> ObjectiveContext:
+    """What an objective is told of a vocabulary that nobody has: ids 0 to 4 are special, but for causal models."""
+    model = task.recipe.model
+    assert model.vocab_size is not None
+    both = model.encoder is not None and model.decoder is not None
+    causal = task.recipe.objectives[0].kind == "causal_lm"
+    return ObjectiveContext(
+        special_ids=SpecialIds() if causal else SPECIAL,
+        seq_len=task.length,
+        vocab_size=model.vocab_size,
+        target=decoder_tokens(SPECIAL) if both else None,
+        target_seq_len=task.length,
+    )
+
+
+def check_objectives(task: Task) -> None:
+    """Raise InputError for an objective that has no random data here, or a vocabulary without words."""
+    kinds = [options.kind for options in task.recipe.objectives]
+    unknown = [kind for kind in kinds if kind not in SAMPLES]
+    if unknown:
+        raise InputError(f"objectives: {unknown[0]} is not benched, only {', '.join(SAMPLES)}")
+    vocab_size = task.recipe.model.vocab_size
+    assert vocab_size is not None
+    if kinds != ["causal_lm"] and vocab_size <= FIRST_WORD:
+        raise InputError(f"model.vocab_size: found {vocab_size}, expected more than {FIRST_WORD}")
+
+
+def random_batches(task: Task, objective: Objective) -> list[Batch]:
+    """Batches as training makes them, of what `check_objectives` lets pass."""
+    vocab_size, kind = task.recipe.model.vocab_size, task.recipe.objectives[0].kind
+    assert vocab_size is not None
+    rng = np.random.default_rng(SEED)
+    batches = [objective.collate(SAMPLES[kind](rng, task, vocab_size), rng=rng) for _ in range(NUM_BATCHES)]
+    return [batch.pin_memory() for batch in batches] if task.device.type == "cuda" else batches
+
+
+def random_ids(task: Task, rows: int, length: int) -> np.ndarray:
+    """int64 [rows, length] ids of words."""
+    vocab_size = task.recipe.model.vocab_size
+    assert vocab_size is not None
+    first = FIRST_WORD if vocab_size > 2 * FIRST_WORD else 0
+    return np.random.default_rng(SEED).integers(first, vocab_size, (rows, length))
+
+
+class Cycle:
+    """The training loop's `Batches`: the same few again and again."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches, self._next = batches, 0
+
+    def next(self) -> Sequence[Batch]:
+        batch = self._batches[self._next % len(self._batches)]
+        self._next += 1
+        return [batch]
+
+    def cursor(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+
+STEPS = {"cpu": 1, "cuda": 10}
+"""Steps of a round: a GPU is waited for after each round, which training does not do after each step."""
+
+WARM_UP_STEPS = 3
+NEVER = 10**9
+BYTES_PER_PARAMETER = 16  # weight, gradient and both of Adam's moments, in fp32, are read once a step
+
+
+class Training:
+    """The recipe's training, as far as it can be without data."""
+
+    name = OURS
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.precision = task, precision
+        self._steps_left = 0
+
+    def prepare(self) -> None:
+        task = self.task
+        training = task.recipe.training.model_copy(
+            update={"max_steps": NEVER, "eval_every": NEVER, "save_every": NEVER, "save_every_minutes": None}
+        )
+        recipe = task.recipe.model_copy(update={"training": training})
+        models = assemble.make_models(recipe, task.device, dtype=DTYPES[self.precision])
+        objective = build_objective(recipe.objectives, objective_context(task))
+        self._trainer = Trainer(
+            Components(
+                model=models,
+                forward=assemble.compiled(models.main, wanted=task.compile),
+                objective=objective,
+                batches=Cycle(random_batches(task, objective)),
+                optimizer=assemble.make_optimizer(recipe, models, task.device),
+                schedule=assemble.make_schedule(recipe),
+                scaler=LossScaler(enabled=self.precision == "fp16"),
+                parallel=SingleProcess(),
+                device=task.device,
+            ),
+            Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=self._should_stop),
+            _Silent(),
+            training=training,
+            clip_grad_norm=recipe.optimizer.clip_grad_norm,
+            seed=recipe.seed,
+            state=TrainerState(),
+            warmup_steps=recipe.schedule.warmup_steps,
+            deadline=math.inf,
+        )
+        self._train(WARM_UP_STEPS)
+
+    def run(self) -> int:
+        before = self._trainer.state.tokens
+        self._train(STEPS[self.task.device.type])
+        return self._trainer.state.tokens - before
+
+    def _train(self, steps: int) -> None:
+        self._steps_left = steps
+        self._trainer.run()
+        synchronise(self.task.device)
+
+    def _should_stop(self) -> bool:
+        """The loop asks before every step."""
+        self._steps_left -= 1
+        return self._steps_left < 0
+
+
+class _Silent:
+    """Whom the loop tells."""
+
+    def logged(self, record: dict[str, Any]) -> None: ...
+    def validated(self, record: dict[str, Any]) -> None: ...
+    def sampled(self, step: int, text: str) -> None: ...
+    def skipped(self, step: int) -> None: ...
+
+
+def cost(task: Task, precision: str) -> Cost:
+    """6 N + attention a token, as the log line of training counts: of a head only the tokens that have a label. The
+    state of training is read once a step."""
+    model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
+    parameters = parameters_per_token(model, task.recipe, length=task.length)
+    both = model.encoder is not None and model.decoder is not None
+    attention = attention_flops_per_token(task.recipe.model, source_length=task.length, target_length=task.length)
+    flops_per_token = BACKWARD_AND_FORWARD * (2.0 * parameters / (2 if both else 1) + attention)
+    steps = STEPS[task.device.type]
+    return Cost(
+        flops=flops_per_token * steps * task.batch_size * task.length * (2 if both else 1),
+        bytes_read=float(BYTES_PER_PARAMETER * model.num_parameters() * steps),
+        steps=steps,
+        examples=steps * task.batch_size,
+        memory=expected_memory(task, precision, model.num_parameters()),
+    )
+
+
+def expected_memory(task: Task, precision: str, num_parameters: int) -> dict[str, int]:
+    """Weights, gradients, optimizer and activations of our training, in bytes."""
+    training = task.recipe.training
+    return estimate_memory(
+        task.recipe.model,
+        num_parameters=num_parameters,
+        optimizer=task.recipe.optimizer.kind,
+        tokens_per_micro_batch=task.batch_size * task.length,
+        dtype=DTYPES[precision],
+        activation_checkpointing=training.activation_checkpointing,
+        ema=False,
+        seq_len=task.length,
+        on_cpu=task.device.type == "cpu",
+    ).to_json()
+
+
+def product(task: Task) -> tuple[int, int, int]:
+    """The feed-forward product of a whole batch."""
+    training = task.recipe.training.model_copy(update={"batch_size": task.batch_size, "batch_tokens": None})
+    return product_shape(task.recipe.model_copy(update={"training": training}), task.length)
+
+
+def length(recipe: Recipe) -> int:
+    return recipe.seq_len
+
+
+TRAIN = Work("train", "optimizer step", Training, (16,), length, cost, product, check=check_objectives)

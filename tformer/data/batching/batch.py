@@ -1,0 +1,150 @@
+"""Batch, the frozen input of every model, and the padding of rows to one width."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORED_LABEL = -100
+TARGETS = frozenset({"labels", "next_sentence_label"})  # what is to be predicted, which no model reads
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    input_ids: Tensor | None = None  # [B, T] long
+    labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; IGNORED_LABEL: nothing to predict
+    attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None: nothing is padded
+    position_ids: Tensor | None = None  # [B, T] long
+    document_ids: Tensor | None = None  # [B, T] long: tokens of different documents do not see each other
+    token_type_ids: Tensor | None = None  # [B, T] long
+    decoder_input_ids: Tensor | None = None  # [B, U] long
+    decoder_attention_mask: Tensor | None = None  # [B, U] bool
+    pixel_values: Tensor | None = None  # [B, C, Y, X] float
+    next_sentence_label: Tensor | None = None  # [B] long: 0 the second text follows the first, 1 it was drawn at random
+    num_tokens: int = -1  # real (not padded) input and decoder tokens, counted once on the host; images count as 1
+    num_labels: int | None = None  # labels that are not ignored, counted before they leave the host; None: not counted
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 0:
+            object.__setattr__(self, "num_tokens", _count_tokens(self))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same batch on another device; both counts are carried over, so nothing is read back."""
+        batch = self if torch.device(device).type == "cpu" else self.counted()
+        return batch._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked host memory, from which copies to a GPU can overlap with its work."""
+        return self.counted()._map(lambda tensor: tensor.pin_memory())
+
+    def counted(self) -> Batch:
+        """The same batch with `num_labels`, where its labels are whole numbers in host memory."""
+        labels = self.labels
+        if self.num_labels is not None or labels is None or labels.is_floating_point() or labels.device.type != "cpu":
+            return self
+        return dataclasses.replace(self, num_labels=int((labels != IGNORED_LABEL).sum()))
+
+    def model_inputs(self) -> dict[str, Tensor]:
+        """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
+        return {name: tensor for name, tensor in self._tensors().items() if name not in TARGETS}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels)
+
+
+def _count_tokens(batch: Batch) -> int:
+    sides = ((batch.input_ids, batch.attention_mask), (batch.decoder_input_ids, batch.decoder_attention_mask))
+    count = 0
+    for ids, mask in sides:
+        if ids is not None:
+            count += ids.numel() if mask is None else int(mask.sum())
+    if batch.pixel_values is not None:
+        count += batch.pixel_values.shape[0]
+    return count
+
+
+WIDTH_MULTIPLE = 8  # of the widths of text batches
+
+Side = Literal["right", "left", "random"]
+PadTo = Literal["longest", "max"]
+
+
+@dataclass(frozen=True)
+class PadLayout:
+    """Row b occupies columns `starts[b] : starts[b] + lengths[b]` of an array `width` wide."""
+
+    starts: np.ndarray  # [B]
+    lengths: np.ndarray  # [B]
+    width: int
+
+    def fill(self, rows: Sequence[np.ndarray], value: int) -> np.ndarray:
+        """[B, T] int64 with each row in its place and `value` everywhere else."""
+        padded = np.full((len(self.starts), self.width), value, dtype=np.int64)
+        for index, row in enumerate(rows):
+            start = self.starts[index]
+            padded[index, start : start + len(row)] = row
+        return padded
+
+    def mask(self) -> np.ndarray | None:
+        """[B, T] bool, True on real tokens; None when nothing is padded."""
+        if (self.lengths == self.width).all():
+            return None
+        columns = np.arange(self.width)
+        starts = self.starts[:, None]
+        return (columns >= starts) & (columns < starts + self.lengths[:, None])
+
+
+def pad_layout(
+    lengths: Sequence[int] | np.ndarray,
+    *,
+    side: Side = "right",
+    pad_to: PadTo = "longest",
+    max_len: int | None = None,
+    rng: np.random.Generator | None = None,
+    multiple: int = 1,
+) -> PadLayout:
+    """Where rows of these lengths go. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
+
+    The width is rounded up to a multiple of `multiple` where `max_len` allows: see `padded_lengths`.
+
+    Raises ValueError when a row is longer than `max_len`: cutting is the caller's decision.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    longest = int(lengths.max(initial=0))
+    if max_len is not None and longest > max_len:
+        raise ValueError(f"a row has {longest} tokens, more than the maximum of {max_len}")
+    if pad_to == "max" and max_len is None:
+        raise ValueError('pad_to="max" needs max_len')
+    width = longest
+    if (lengths != longest).any():  # nothing to pad stays so: then no mask is needed
+        width = int(padded_lengths(lengths.max(), multiple=multiple))
+    if max_len is not None:
+        width = max_len if pad_to == "max" else min(width, max_len)
+    spare = width - lengths
+    if side == "right":
+        starts = np.zeros_like(lengths)
+    elif side == "left":
+        starts = spare
+    else:
+        if rng is None:
+            raise ValueError('side="random" needs rng')
+        starts = rng.integers(0, spare + 1)
+    return PadLayout(starts=starts, lengths=lengths, width=width)
+
+
+def padded_lengths(lengths: np.ndarray, *, multiple: int = WIDTH_MULTIPLE) -> np.ndarray:
+    """Lengths rounded up. Batches of texts have every width otherwise, and a new shape for each batch costs memory that
+    allocators do not get back, and the time in which kernels for it are made.
+    """
+    return -(-lengths // multiple) * multiple

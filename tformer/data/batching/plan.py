@@ -1,0 +1,274 @@
+"""Batch plan: which samples form which batch; and a thread that prepares batches ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from tformer.data.permutation import derive_key, permute
+from tformer.errors import InputError
+
+TOKEN_WINDOW = 8192  # samples per window when batches are cut by tokens and nothing is sorted
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Cursor:
+    """The place of a global batch. `next()` may step past the last batch of a window: the plan carries it over."""
+
+    epoch: int = 0
+    window: int = 0
+    batch: int = 0
+
+    def next(self) -> Cursor:
+        return Cursor(self.epoch, self.window, self.batch + 1)
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Cursor:
+        """The inverse of `to_json`; InputError for anything else."""
+        found = [values.get(name) for name in ("epoch", "window", "batch")]
+        if len(values) != 3 or not all(type(value) is int and value >= 0 for value in found):
+            raise InputError(f"data position: expected whole numbers epoch, window and batch, found {values}")
+        return cls(*found)  # type: ignore[arg-type]
+
+
+class BatchPlan:
+    """The batches of every epoch over `num_samples` samples, or over `lengths` (one length per sample, in tokens).
+
+    Give `batch_size` (samples per global batch) or `batch_tokens` (its longest sample times its samples, so padding is
+    counted; a sample longer than that is a batch of its own). With equal lengths, give `num_samples` and the length as
+    a number. The last batch of a window may be smaller: no sample is dropped or repeated within an epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        num_samples: int | None = None,
+        lengths: np.ndarray | int | None = None,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        sort_window: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if (batch_size is None) == (batch_tokens is None):
+            raise ValueError("give batch_size or batch_tokens, and not both")
+        self.lengths = np.asarray(lengths) if lengths is not None and not isinstance(lengths, int) else None
+        if isinstance(lengths, int) and batch_tokens is not None:
+            batch_size = max(1, batch_tokens // lengths)
+        elif batch_size is None and self.lengths is None:
+            raise ValueError("batch_tokens needs lengths")
+        if num_samples is None:
+            if self.lengths is None:
+                raise ValueError("give num_samples or one length per sample")
+            num_samples = len(self.lengths)
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must be in [0, {world}), found {rank}")
+        if num_samples < 1:
+            raise InputError("there is nothing to make batches of: 0 samples")
+        self.seed, self.num_samples, self.rank, self.world = seed, num_samples, rank, world
+        self.batch_size, self.batch_tokens = batch_size, batch_tokens
+        self.sorts = sort_window > 0 and self.lengths is not None
+        self.window_size = self._window_size(sort_window)
+        self.num_windows = -(-num_samples // self.window_size)
+        self._latest: tuple[tuple[int, int], list[np.ndarray]] | None = None
+
+    def _window_size(self, sort_window: int) -> int:
+        if self.batch_size is None:
+            return sort_window if self.sorts else TOKEN_WINDOW
+        if self.sorts:  # whole batches: only the last window of an epoch has a smaller one
+            return -(-sort_window // self.batch_size) * self.batch_size
+        return self.num_samples
+
+    def batch(self, cursor: Cursor) -> list[int]:
+        """This process's sample ids of the batch at `cursor`; empty when the batch has fewer samples than processes."""
+        return self.global_batch(cursor)[self.rank :: self.world]
+
+    def global_batch(self, cursor: Cursor) -> list[int]:
+        """The sample ids of all processes."""
+        cursor = self.canonical(cursor)
+        if not self._needs_lengths:  # straight from the permutation: no window is ever formed
+            assert self.batch_size is not None
+            start = cursor.batch * self.batch_size
+            places = np.arange(start, min(start + self.batch_size, self.num_samples))
+            return self._order(places, cursor.epoch).tolist()
+        return self._window_batches(cursor.epoch, cursor.window)[cursor.batch].tolist()
+
+    def next(self, cursor: Cursor) -> Cursor:
+        """The cursor of the following batch."""
+        return self.canonical(cursor.next())
+
+    def canonical(self, cursor: Cursor) -> Cursor:
+        """The same place with `batch` inside its window and `window` inside its epoch."""
+        epoch, window, batch = cursor.epoch, cursor.window, cursor.batch
+        if not self._needs_lengths:
+            extra, batch = divmod(batch, self.batches_in_window(epoch, window))
+            return Cursor(epoch + extra, 0, batch)
+        while True:
+            if window >= self.num_windows:
+                epoch, window = epoch + 1, 0
+            count = self.batches_in_window(epoch, window)
+            if batch < count:
+                return Cursor(epoch, window, batch)
+            batch, window = batch - count, window + 1
+
+    def batches_in_window(self, epoch: int, window: int) -> int:
+        if self.batch_size is not None:
+            size = min(self.window_size, self.num_samples - window * self.window_size)
+            return -(-size // self.batch_size)
+        return len(self._window_batches(epoch, window))
+
+    def batches_per_epoch(self) -> int:
+        """Global batches of the first epoch (with `batch_tokens`, others may differ by a few)."""
+        if not self._needs_lengths:
+            return self.batches_in_window(0, 0)
+        return sum(self.batches_in_window(0, window) for window in range(self.num_windows))
+
+    def epoch_fraction(self, cursor: Cursor) -> float:
+        """Epochs done when the batch at `cursor` begins, for progress lines."""
+        cursor = self.canonical(cursor)
+        inside = cursor.batch / self.batches_in_window(cursor.epoch, cursor.window)
+        return cursor.epoch + min(1.0, (cursor.window + inside) * self.window_size / self.num_samples)
+
+    def cursors(self, start: Cursor | None = None) -> Iterator[Cursor]:
+        """Every batch's place from `start` on, without end."""
+        cursor = self.canonical(start or Cursor())
+        while True:
+            yield cursor
+            cursor = self.next(cursor)
+
+    @property
+    def _needs_lengths(self) -> bool:
+        return self.sorts or self.batch_size is None
+
+    def _order(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        return permute(places, size=self.num_samples, key=derive_key("sample order", self.seed, epoch))
+
+    def _window_batches(self, epoch: int, window: int) -> list[np.ndarray]:
+        if self._latest is None or self._latest[0] != (epoch, window):
+            self._latest = ((epoch, window), self._form_batches(epoch, window))
+        return self._latest[1]
+
+    def _form_batches(self, epoch: int, window: int) -> list[np.ndarray]:
+        assert self.lengths is not None
+        start = window * self.window_size
+        samples = self._order(np.arange(start, min(start + self.window_size, self.num_samples)), epoch)
+        lengths = self.lengths[samples]
+        if self.sorts:
+            by_length = np.argsort(lengths, kind="stable")
+            samples, lengths = samples[by_length], lengths[by_length]
+        if self.batch_size is not None:
+            cuts = list(range(self.batch_size, len(samples), self.batch_size))
+        else:
+            assert self.batch_tokens is not None
+            cuts = _cut_by_tokens(lengths.tolist(), self.batch_tokens)
+        batches = np.split(samples, cuts)
+        order = permute(np.arange(len(batches)), size=len(batches), key=derive_key("batches", self.seed, epoch, window))
+        return [batches[index] for index in order]
+
+
+def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:
+    """Where to cut so that (longest length) x (samples) of each part is at most `batch_tokens`."""
+    cuts, start, longest = [], 0, 0
+    for index, length in enumerate(lengths):
+        longest = max(longest, length)
+        if index > start and longest * (index - start + 1) > batch_tokens:
+            cuts.append(index)
+            start, longest = index, length
+    return cuts
+
+
+Item = TypeVar("Item")
+
+
+class _Channel(Generic[Item]):
+    """What both threads see; it holds no reference to the Prefetcher, so that dropping that one ends the thread."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.items: deque[Item] = deque()
+        self.changed = threading.Condition()
+        self.closed = False  # the reader wants no more
+        self.finished = False  # the source has no more
+        self.error: BaseException | None = None
+
+
+def _produce(source: Iterable[Item], channel: _Channel[Item]) -> None:
+    try:
+        for item in source:
+            with channel.changed:
+                channel.changed.wait_for(lambda: channel.closed or len(channel.items) < channel.depth)
+                if channel.closed:
+                    break
+                channel.items.append(item)
+                channel.changed.notify_all()
+    except BaseException as error:  # re-raised in the reader's thread
+        channel.error = error
+    finally:
+        close = getattr(source, "close", None)
+        if close is not None:  # a generator's cleanup belongs to the thread that ran it
+            close()
+        with channel.changed:
+            channel.finished = True
+            channel.changed.notify_all()
+
+
+class Prefetcher(Iterator[Item]):
+    """Iterates over `source` from a thread of its own, in order, at most `depth` items ahead.
+
+    An exception of the source is raised by the `next` that would have returned the failed item. `close()` (or leaving
+    a `with` block) stops and joins the thread; items not yet taken are dropped.
+    """
+
+    def __init__(self, source: Iterable[Item], *, depth: int = 2) -> None:
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, found {depth}")
+        self._channel: _Channel[Item] = _Channel(depth)
+        self._thread = threading.Thread(target=_produce, args=(source, self._channel), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> Item:
+        channel = self._channel
+        with channel.changed:
+            channel.changed.wait_for(lambda: channel.items or channel.finished or channel.closed)
+            if channel.items and not channel.closed:
+                item = channel.items.popleft()
+                channel.changed.notify_all()
+                return item
+            error, channel.error = channel.error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stops the thread after the item it is working on. Safe to call twice."""
+        with self._channel.changed:
+            self._channel.closed = True
+            self._channel.items.clear()
+            self._channel.changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Prefetcher[Item]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        channel = getattr(self, "_channel", None)
+        if channel is not None:
+            channel.closed = True
+            if channel.changed.acquire(blocking=False):  # never wait inside the garbage collector
+                channel.changed.notify_all()
+                channel.changed.release()

@@ -1,0 +1,337 @@
+"""Pairs of sentences for next-sentence prediction: splitting, tokenising, sampling."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tformer.data.batching.windows import Example
+from tformer.data.permutation import derive_key, permute
+from tformer.data.shards.template import pair_template
+from tformer.data.shards.tokenise import (
+    BATCH_CHARACTERS,
+    DOCUMENT_END,
+    Progress,
+    Source,
+)
+from tformer.data.sources.files import Piece
+from tformer.errors import InputError, Interrupted
+from tformer.tokenizer import Tokenizer
+
+LINE_LIMIT = 1 << 20  # characters; a longer line is cut here, whatever stands there
+
+_BOUNDARY = re.compile(
+    r"(?<=[.!?…])(?<!\b[A-Z]\.)\s+(?=[^\sa-z])"
+    r"|(?<=[.!?…][\"'”’)\]])\s+(?=[^\sa-z])"
+    r"|(?<=[。！？])(?=.)"  # scripts without spaces
+)
+
+
+class Sentence(NamedTuple):
+    """A sentence without the white space around it, and whether a paragraph or a document begins with it."""
+
+    text: str
+    begins_paragraph: bool
+    begins_document: bool
+
+
+def split_sentences(line: str) -> list[str]:
+    """The sentences of one line, stripped; none of them empty."""
+    return [text for part in _BOUNDARY.split(line) if (text := part.strip())]
+
+
+def sentences_of(pieces: Iterable[Piece]) -> Iterator[Sentence]:
+    """Every sentence of the documents, in order; a blank line ends a paragraph."""
+    rest, new_paragraph, new_document = "", True, True
+    for piece in pieces:
+        *lines, rest = (rest + piece.text).split("\n")
+        if piece.ends_document or len(rest) > LINE_LIMIT:
+            lines, rest = [*lines, rest], ""
+        for line in lines:
+            sentences = split_sentences(line)
+            for text in sentences:
+                yield Sentence(text, new_paragraph, new_document)
+                new_paragraph = new_document = False
+            new_paragraph = new_paragraph or not sentences
+        if piece.ends_document:
+            new_paragraph = new_document = True
+
+
+MAX_TOKENS = 1 << 29  # 2 GB
+
+
+class Encoder(Protocol):
+    """What is needed of a tokenizer."""
+
+    def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
+
+
+@dataclass(frozen=True)
+class SentenceCorpus:
+    """Sentence i has the ids `ids[offsets[i] : offsets[i + 1]]`; document d the sentences `documents[d : d + 2]`.
+
+    The ids of a sentence begin with those of the space before it, as in running text. `fingerprint` is the sha256 of
+    the text with its boundaries.
+    """
+
+    name: str
+    ids: np.ndarray  # uint32 [tokens]
+    offsets: np.ndarray  # int64 [sentences + 1]
+    documents: np.ndarray  # int64 [documents + 1], in sentences
+    fingerprint: str
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.documents) - 1
+
+    def tokens(self, first: int, last: int) -> np.ndarray:
+        """int64: the ids of sentences [first, last)."""
+        return self.ids[self.offsets[first] : self.offsets[last]].astype(np.int64)
+
+    def split(self, *, fraction: float) -> tuple[SentenceCorpus, SentenceCorpus]:
+        """(training part, validation part): the last documents, about `fraction` of the tokens; always the same.
+
+        Both keep at least two documents. Raises InputError when there are fewer than four.
+        """
+        if self.num_documents < 4:
+            raise InputError(
+                f"{self.name}: {self.num_documents} documents cannot be split into two for training and two for "
+                "validation",
+                hint="a blank line ends a document; or give a validation file of its own (--valid)",
+            )
+        starts = self.offsets[self.documents[:-1]]
+        cut = int(np.abs(starts - len(self.ids) * (1 - fraction)).argmin())
+        cut = min(max(cut, 2), self.num_documents - 2)
+        return self._documents(0, cut), self._documents(cut, self.num_documents)
+
+    def _documents(self, first: int, last: int) -> SentenceCorpus:
+        begin, end = (int(self.documents[number]) for number in (first, last))
+        offsets = self.offsets[begin : end + 1]
+        return replace(
+            self,
+            ids=self.ids[offsets[0] : offsets[-1]],
+            offsets=offsets - offsets[0],
+            documents=self.documents[first : last + 1] - begin,
+            fingerprint=hashlib.sha256(f"{self.fingerprint} {first} {last}".encode()).hexdigest(),
+        )
+
+
+def prepare_sentences(
+    sources: Sequence[Source],
+    tokenizer: Encoder,
+    *,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> SentenceCorpus:
+    """Split and tokenise all documents of the sources.
+
+    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte; when the latter
+    is true, Interrupted is raised. InputError for more than `MAX_TOKENS` tokens.
+    """
+    sizes = [source.size_bytes() for source in sources]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    name = ", ".join(source.name for source in sources)
+    building = _Building(name)
+    for source in sources:
+        for batch in _batches(sentences_of(source.documents())):
+            if should_stop is not None and should_stop():
+                raise Interrupted(f"interrupted while tokenising {name}", signal_number=signal.SIGINT)
+            building.add(batch, tokenizer.encode_batch([f" {sentence.text}" for sentence in batch]))
+            if progress is not None:
+                progress(building.num_bytes, total)
+        building.end_source()
+    return building.finish()
+
+
+def _batches(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
+    batch: list[Sentence] = []
+    size = 0
+    for sentence in sentences:
+        batch.append(sentence)
+        size += len(sentence.text) + 1
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _Building:
+    """A corpus on its way: growing arrays, and where the source that is being read has begun."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.num_bytes = name, 0
+        self._ids, self._sizes = array("I"), array("q")
+        self._finished: list[int] = []  # first sentences of the documents of earlier sources
+        self._documents: list[int] = []  # the same of this source, and of its paragraphs
+        self._paragraphs: list[int] = []
+        self._begins_document = self._begins_paragraph = False  # with the next sentence that has tokens
+        self._text = hashlib.sha256()
+
+    def add(self, sentences: Sequence[Sentence], encoded: Sequence[Sequence[int]]) -> None:
+        for sentence, ids in zip(sentences, encoded, strict=True):
+            self._begins_document |= sentence.begins_document
+            self._begins_paragraph |= sentence.begins_paragraph
+            data = f"{sentence.text}\n".encode()
+            self.num_bytes += len(data)
+            if not ids:
+                continue
+            if self._begins_document:
+                self._documents.append(len(self._sizes))
+            if self._begins_paragraph:
+                self._paragraphs.append(len(self._sizes))
+                self._text.update(DOCUMENT_END)
+            self._begins_document = self._begins_paragraph = False
+            self._text.update(data)
+            self._sizes.append(len(ids))
+        self._ids.extend(chain.from_iterable(encoded))
+        if len(self._ids) > MAX_TOKENS:
+            raise InputError(
+                f"{self.name}: more than {MAX_TOKENS:,} tokens, which next_sentence would have to keep in memory",
+                hint="give less text, or leave next_sentence out: masked_lm alone reads text of any size",
+            )
+
+    def end_source(self) -> None:
+        """A source of one document has one per paragraph instead."""
+        self._finished += self._documents if len(self._documents) > 1 else self._paragraphs
+        self._documents, self._paragraphs = [], []
+
+    def finish(self) -> SentenceCorpus:
+        sizes = np.frombuffer(self._sizes, dtype=np.int64) if self._sizes else np.zeros(0, dtype=np.int64)
+        return SentenceCorpus(
+            name=self.name,
+            ids=np.array(self._ids, dtype=np.uint32),
+            offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]),
+            documents=np.array([*self._finished, len(sizes)], dtype=np.int64),
+            fingerprint=self._text.hexdigest(),
+        )
+
+
+__all__ = ["SentenceCorpus", "SentencePairs", "prepare_sentences"]
+
+SHORT_SHARE = 0.1  # of the spans: of a random length instead of the greatest
+
+
+class SentencePairs:
+    """The samples of a corpus. `lengths` are those of real pairs; a random second text may be of another length.
+
+    `token_types=False` is for models without them; a template that does not tell texts apart (RoBERTa) gives none.
+    Raises InputError for a corpus with fewer than two documents, or where none has two sentences, and when the template
+    leaves no room.
+    """
+
+    def __init__(
+        self,
+        corpus: SentenceCorpus,
+        tokenizer: Tokenizer,
+        *,
+        seq_len: int,
+        seed: int = 0,
+        token_types: bool = True,
+    ) -> None:
+        template = pair_template(tokenizer)
+        self.corpus, self.seq_len, self.seed = corpus, seq_len, seed
+        self.template, self.has_types = template, token_types and template.second_type != 0
+        self.room = seq_len - template.num_special
+        if self.room < 2:
+            raise InputError(
+                f"data.seq_len: {seq_len} tokens leave no room for two texts beside the template's "
+                f"{template.num_special} special tokens",
+                hint=f"set it to at least {template.num_special + 2}",
+            )
+        if corpus.num_documents < 2:
+            raise InputError(
+                f"{corpus.name}: next_sentence needs at least two documents, found {corpus.num_documents}",
+                hint="in a text file a blank line ends a document",
+            )
+        self._first, self._last = _spans(corpus, self.room, seed=derive_key("short spans", seed))
+        if not len(self._first):
+            raise InputError(
+                f"{corpus.name}: no document has the two sentences that a pair needs",
+                hint="sentences end at the end of a line, or with . ! ? before a space; a blank line ends a document",
+            )
+        self._document = np.searchsorted(corpus.documents, self._first, side="right") - 1
+        totals = corpus.offsets[self._last] - corpus.offsets[self._first]
+        self.lengths: np.ndarray = np.minimum(totals, self.room) + template.num_special
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
+        """The pairs at these indices; exactly half of an epoch's (or one less) have label 1."""
+        indices = np.asarray(indices, dtype=np.int64)
+        is_random = permute(indices, size=len(self), key=derive_key("next sentence", self.seed, epoch)) % 2
+        return [
+            self._example(int(index), bool(random), np.random.default_rng(derive_key("pair", self.seed, epoch, index)))
+            for index, random in zip(indices.tolist(), is_random, strict=True)
+        ]
+
+    def _example(self, index: int, is_random: bool, rng: np.random.Generator) -> Example:
+        first, last = int(self._first[index]), int(self._last[index])
+        middle = int(rng.integers(first + 1, last))
+        a, b = self.corpus.tokens(first, middle), self.corpus.tokens(middle, last)
+        if is_random:
+            b = self._elsewhere(int(self._document[index]), len(a), rng)
+        a, b = _trim(a, b, self.room)
+        frame = self.template
+        ids = np.concatenate([frame.prefix, a, frame.middle, b, frame.suffix]).astype(np.int64)
+        types = None
+        if self.has_types:
+            types_a, types_b = (0,) * len(a), (frame.second_type,) * len(b)
+            types = np.array([*frame.prefix_types, *types_a, *frame.middle_types, *types_b, *frame.suffix_types])
+        return Example(ids, token_type_ids=types, label=int(is_random))
+
+    def _elsewhere(self, document: int, taken: int, rng: np.random.Generator) -> np.ndarray:
+        """Whole sentences from a random one outside `document` on that fit beside `taken` tokens; one at least."""
+        offsets, documents = self.corpus.offsets, self.corpus.documents
+        begin, end = documents[document], documents[document + 1]
+        start = int(rng.integers(0, self.corpus.num_sentences - (end - begin)))
+        start += int(end - begin) if start >= begin else 0
+        stop = documents[np.searchsorted(documents, start, side="right")]
+        fitting = int(np.searchsorted(offsets, offsets[start] + self.room - taken, side="right")) - 1
+        return self.corpus.tokens(start, min(int(stop), max(start + 1, fitting)))
+
+
+def _spans(corpus: SentenceCorpus, room: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(first, last) sentences of the spans [first, last): together every sentence that has a neighbour.
+
+    A single sentence at the end of a document is paired with the one before it once more.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = np.diff(corpus.offsets).tolist()
+    spans: list[tuple[int, int]] = []
+    for begin, end in zip(corpus.documents[:-1].tolist(), corpus.documents[1:].tolist(), strict=True):
+        if end - begin < 2:
+            continue
+        start, total, limit = begin, 0, _limit(room, rng)
+        for sentence in range(begin, end):
+            if sentence - start >= 2 and total + sizes[sentence] > limit:
+                spans.append((start, sentence))
+                start, total, limit = sentence, 0, _limit(room, rng)
+            total += sizes[sentence]
+        spans.append((min(start, end - 2), end))
+    first_last = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return first_last[:, 0], first_last[:, 1]
+
+
+def _limit(room: int, rng: np.random.Generator) -> int:
+    return int(rng.integers(2, room + 1)) if rng.random() < SHORT_SHARE else room
+
+
+def _trim(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Both, shortened to `room` tokens together: the longer one first, `a` at its front, `b` at its end."""
+    keep_a = max(room - len(b), room - room // 2)
+    keep_b = max(room - len(a), room // 2)
+    return a[max(0, len(a) - keep_a) :], b[:keep_b]

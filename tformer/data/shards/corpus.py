@@ -1,0 +1,303 @@
+"""Tokenised corpora: memory-mapped ids, and the cache directory that keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tformer.data.shards import files as shards
+from tformer.data.shards.files import (
+    DamagedShardError,
+    map_array,
+    storage_error,
+    token_dtype,
+    verify_array,
+)
+from tformer.data.shards.tokenise import (
+    Encoder,
+    Progress,
+    Source,
+    shard_path,
+    write_entry,
+)
+from tformer.device import default_cache_dir
+from tformer.errors import InputError
+
+BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """Tokens [start, stop) of the shards; every shard but the last holds exactly `shard_tokens` ids."""
+
+    name: str
+    shards: tuple[np.ndarray, ...]
+    shard_tokens: int
+    all_documents: np.ndarray  # int64 [documents + 1]: where each begins; the last is where the corpus ends
+    marks: np.ndarray  # int64 [m, 2]: (tokens, utf-8 bytes) before a point, from (0, 0) to the whole corpus
+    start: int
+    stop: int
+    fingerprint: str  # sha256 of the text and its document boundaries: equal text, equal fingerprint
+    notes: tuple[str, ...] = ()  # what a person should be told, for example where the cache went
+    decode: Callable[[list[int]], str] | None = None  # exact byte counts of parts cut between two marks
+    keep: Any = field(default=None, repr=False)  # whatever must live as long as the mapped files
+
+    @classmethod
+    def from_ids(
+        cls, ids: Sequence[int] | np.ndarray, *, documents: Sequence[int] = (), num_bytes: int = 0, name: str = "memory"
+    ) -> TokenCorpus:
+        """A corpus in memory; `documents` are the positions where documents begin (default: one document)."""
+        array = np.asarray(ids, dtype=np.uint32)
+        starts = np.array([*(documents or [0]), len(array)], dtype=np.int64)
+        marks = np.array([[0, 0], [len(array), num_bytes]], dtype=np.int64)
+        return cls(name, (array,), max(1, len(array)), starts, marks, 0, len(array), fingerprint="")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def slice(self, start: int, stop: int) -> np.ndarray:
+        """int64 ids of [start, stop), cut at the corpus's end as Python's slices are."""
+        start, stop = self.start + max(0, start), min(self.start + stop, self.stop)
+        if start >= stop:
+            return np.empty(0, dtype=np.int64)
+        first, last = start // self.shard_tokens, (stop - 1) // self.shard_tokens
+        parts = [
+            self.shards[index][max(0, start - index * self.shard_tokens) : stop - index * self.shard_tokens]
+            for index in range(first, last + 1)
+        ]
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64)
+
+    def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """int64 [n, length]: the tokens from each of `starts` on; all must lie inside the corpus."""
+        rows = np.empty((len(starts), length), dtype=np.int64)
+        index, places = np.divmod(np.asarray(starts) + self.start, self.shard_tokens)
+        whole = places + length <= self.shard_tokens
+        for shard in np.unique(index[whole]):
+            here = whole & (index == shard)
+            view = np.lib.stride_tricks.sliding_window_view(self.shards[shard], length)
+            rows[here] = view[places[here]]
+        for row in np.flatnonzero(~whole):
+            rows[row] = self.slice(int(starts[row]), int(starts[row]) + length)
+        return rows
+
+    @cached_property
+    def document_offsets(self) -> np.ndarray:
+        """int64 [documents + 1]: where each document begins (a cut one begins at 0), then the number of tokens."""
+        if self.start == 0 and self.stop == self.all_documents[-1]:
+            return self.all_documents
+        first = int(np.searchsorted(self.all_documents, self.start, side="right")) - 1
+        last = int(np.searchsorted(self.all_documents, self.stop, side="left"))
+        return np.clip(self.all_documents[first : last + 1] - self.start, 0, len(self))
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.document_offsets) - 1
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the text (newlines counted once, no byte order mark) that these tokens stand for."""
+        return self._bytes_before(self.stop) - self._bytes_before(self.start)
+
+    def subset(self, start: int, stop: int) -> TokenCorpus:
+        """A view of tokens [start, stop)."""
+        if not 0 <= start < stop <= len(self):
+            raise ValueError(f"subset [{start}, {stop}) of a corpus of {len(self)} tokens")
+        return replace(self, start=self.start + start, stop=self.start + stop)
+
+    def _bytes_before(self, position: int) -> int:
+        mark = int(np.searchsorted(self.marks[:, 0], position, side="right")) - 1
+        tokens, size = (int(value) for value in self.marks[mark])
+        if tokens == position:
+            return size
+        next_tokens, next_size = (int(value) for value in self.marks[mark + 1])
+        share = (position - tokens) / (next_tokens - tokens)
+        if self.decode is not None:  # exact for a tokenizer without loss, and in proportion for the others
+            ids = replace(self, start=0, stop=next_tokens).slice(tokens, next_tokens).tolist()
+            whole = len(self.decode(ids).encode("utf-8", "replace"))
+            share = len(self.decode(ids[: position - tokens]).encode("utf-8", "replace")) / max(1, whole)
+        return size + round(share * (next_size - size))
+
+
+def split_corpus(corpus: TokenCorpus, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
+    """(training part, validation part): the last `fraction` of the corpus, always the same.
+
+    The cut is at token int(n * (1 - fraction)), or at the nearest start of a document when one lies within a tenth of
+    the validation part: documents stay whole where they are short, and one long text is cut exactly.
+    """
+    total = len(corpus)
+    cut = int(total * (1 - fraction))
+    starts = corpus.document_offsets[1:-1]
+    if len(starts):
+        near = int(np.searchsorted(starts, cut))
+        candidates = [int(starts[index]) for index in (near - 1, near) if 0 <= index < len(starts)]
+        nearest = min(candidates, key=lambda start: abs(start - cut))
+        if abs(nearest - cut) <= BOUNDARY_TOLERANCE * (total - cut):
+            cut = nearest
+    if not 0 < cut < total:
+        raise InputError(
+            f"{corpus.name}: {total} tokens are too few to keep {fraction:g} of them for validation",
+            hint="give more text, or a validation file of its own (--valid)",
+        )
+    return corpus.subset(0, cut), corpus.subset(cut, total)
+
+
+TEMPORARY = ".tmp-"
+
+
+def token_corpus(
+    source: Source,
+    tokenizer: Encoder,
+    *,
+    cache_dir: Path | str | None = None,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> TokenCorpus:
+    """The source's tokens, from the cache or made now, in memory that does not grow with the text.
+
+    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte; when the latter
+    is true, Interrupted is raised and nothing stays behind. InputError for text without tokens, StorageError for a
+    full disk.
+    """
+    token_dtype(tokenizer.vocab_size)
+    home = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    # The layout of the files is part of the key by VERSION; what ends a document may be the recipe's choice.
+    parts = (shards.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
+    key = hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]
+    notes: tuple[str, ...] = ()
+    if (home / key).is_dir():
+        try:
+            return _open_entry(home / key, source.name, tokenizer, notes=notes)
+        except DamagedShardError as error:
+            notes = (*notes, f"{home / key}: cached tokens are damaged ({error}), tokenising again")
+    home, fallback, owner = _writable(home)
+    with _temporary(home) as folder:
+        write_entry(folder, source, tokenizer, progress=progress, should_stop=should_stop)
+        _publish(folder, home / key, source.name, tokenizer)
+    return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, keep=owner)
+
+
+def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
+    """(folder, notes, its owner): the cache, or a temporary folder that goes when its owner does."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home):
+            _sweep(home)
+            _new_folder(home).rmdir()
+        return home, (), None
+    except OSError as error:
+        folder = tempfile.TemporaryDirectory(prefix="tformer-")
+        reason = (error.strerror or str(error)).lower()
+        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.name} for this run only"
+        return Path(folder.name), (note,), folder
+
+
+def _new_folder(home: Path) -> Path:
+    folder = home / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    folder.mkdir()  # not mkdtemp: an entry has the mode that the umask asks for
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Holds the cache's lock: for making, sweeping and replacing directories, never while tokenising."""
+    with open(home / ".lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _temporary(home: Path) -> Iterator[Path]:
+    """A new directory, locked as long as this process works in it, and gone at the end if it is still there."""
+    try:
+        with _locked(home):
+            folder = _new_folder(home)
+            lock = _lock_of(folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        raise storage_error(home, error) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def _lock_of(folder: Path) -> IO[str]:
+    return open(folder / "lock", "a")
+
+
+def _sweep(home: Path) -> None:
+    """Removes temporary directories whose process is gone: nobody holds their lock."""
+    for folder in home.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _publish(folder: Path, entry: Path, name: str, tokenizer: Encoder) -> None:
+    """Renames a finished directory into its place, unless another process has put a sound one there meanwhile."""
+    try:
+        with _locked(entry.parent):
+            (folder / "lock").unlink()  # under the cache's lock: nobody sweeps now
+            if entry.is_dir():
+                try:
+                    _open_entry(entry, name, tokenizer)
+                    return
+                except DamagedShardError:
+                    damaged = _new_folder(entry.parent)
+                    os.rename(entry, damaged)  # readers that mapped its files keep them
+                    shutil.rmtree(damaged)
+            os.rename(folder, entry)
+            descriptor = os.open(entry.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise storage_error(entry, error) from error
+
+
+def _open_entry(
+    entry: Path, name: str, tokenizer: Encoder, *, notes: tuple[str, ...] = (), keep: object = None
+) -> TokenCorpus:
+    """Maps a cache entry; DamagedShardError when a file is missing, cut, changed or another tokenizer's."""
+    digest = bytes.fromhex(tokenizer.sha256)
+    documents, facts = map_array(entry / "documents.bin", np.dtype("int64"), tokenizer=digest)
+    marks, marks_header = map_array(entry / "marks.bin", np.dtype("int64"), tokenizer=digest)
+    dtype = token_dtype(tokenizer.vocab_size)
+    arrays = [(documents, facts), (marks, marks_header)]
+    if facts.vocab_size != tokenizer.vocab_size or facts.shard_tokens < 1:
+        raise DamagedShardError("documents.bin")
+    for number in range(-(-facts.tokens // facts.shard_tokens)):
+        array, header = map_array(shard_path(entry, number), dtype, tokenizer=digest)
+        if header.number != number or len(array) != min(facts.shard_tokens, facts.tokens - number * facts.shard_tokens):
+            raise DamagedShardError(f"tokens-{number:05d}.bin")
+        arrays.append((array, header))
+    if sum(array.nbytes for array, _ in arrays) <= shards.VERIFY_BYTES:
+        for array, header in arrays:
+            verify_array(array, header)
+    return TokenCorpus(
+        name=name,
+        shards=tuple(array for array, _ in arrays[2:]),
+        shard_tokens=facts.shard_tokens,
+        all_documents=documents,
+        marks=marks.reshape(-1, 2),
+        start=0,
+        stop=facts.tokens,
+        fingerprint=facts.text.hex(),
+        notes=notes,
+        decode=tokenizer.decode,
+        keep=keep,
+    )

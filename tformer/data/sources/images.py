@@ -1,0 +1,379 @@
+"""Labelled image sets as uint8 arrays of one size, and their augmentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from tformer.data.shards.tokenise import Progress
+from tformer.data.sources import idx
+from tformer.data.sources.image_files import (
+    LAYOUT_HINT,
+    MODES,
+    Decoded,
+    decode_image,
+    find_images,
+    fit_image,
+    pillow_warnings,
+)
+from tformer.data.sources.locate import STANDARD_INPUT
+from tformer.errors import InputError, Interrupted, did_you_mean
+
+# Shapes: B images, C channels, Y x X pixels, uint8.
+
+
+SHIFT_SHARE = 8  # the side over this is the furthest move
+CROP_AREA = (0.4, 1.0)
+CROP_ASPECT = (3 / 4, 4 / 3)  # width over height
+
+
+def augment(pixels_BCYX: np.ndarray, kinds: Sequence[str], rng: np.random.Generator) -> np.ndarray:
+    """New images of the same shape and dtype, each varied on its own; the kinds are applied in the order given."""
+    for kind in kinds:
+        pixels_BCYX = AUGMENTATIONS[kind](pixels_BCYX, rng)
+    return pixels_BCYX
+
+
+def random_shift(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    count, _, height, width = pixels_BCYX.shape
+    down, right = (
+        rng.integers(-furthest, furthest + 1, size=count)
+        for furthest in (max(1, height // SHIFT_SHARE), max(1, width // SHIFT_SHARE))
+    )
+    return shift(pixels_BCYX, down, right)
+
+
+def random_flip(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return flip(pixels_BCYX, rng.random(len(pixels_BCYX)) < 0.5)
+
+
+def random_crop(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    count = len(pixels_BCYX)
+    area = rng.uniform(*CROP_AREA, size=count)
+    narrowest, widest = np.log(CROP_ASPECT)
+    aspect = np.exp(rng.uniform(narrowest, widest, size=count))
+    height = np.minimum(1.0, np.sqrt(area / aspect))
+    width = np.minimum(1.0, np.sqrt(area * aspect))
+    return crop(pixels_BCYX, rng.random(count) * (1 - height), rng.random(count) * (1 - width), height, width)
+
+
+AUGMENTATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "shift": random_shift,
+    "flip": random_flip,
+    "crop": random_crop,
+}
+
+
+def shift(pixels_BCYX: np.ndarray, down_B: np.ndarray, right_B: np.ndarray) -> np.ndarray:
+    """Each image moved by whole pixels, zeros behind it; negative: up, left."""
+    _, _, height, width = pixels_BCYX.shape
+    moved = np.zeros_like(pixels_BCYX)
+    # A copy of one rectangle per image: ten times faster than indexing every pixel.
+    for image, target, down, right in zip(pixels_BCYX, moved, down_B.tolist(), right_B.tolist(), strict=True):
+        target[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
+            :, max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)
+        ]
+    return moved
+
+
+def flip(pixels_BCYX: np.ndarray, chosen_B: np.ndarray) -> np.ndarray:
+    """The chosen images mirrored left to right, the others as they are."""
+    flipped = pixels_BCYX.copy()
+    flipped[chosen_B] = pixels_BCYX[chosen_B][..., ::-1]
+    return flipped
+
+
+def crop(
+    pixels_BCYX: np.ndarray, top_B: np.ndarray, left_B: np.ndarray, height_B: np.ndarray, width_B: np.ndarray
+) -> np.ndarray:
+    """A rectangle of each image, bilinearly stretched to the whole; edges and sizes are shares of the side."""
+    to_input = np.zeros(
+        (len(pixels_BCYX), 2, 3), dtype=np.float32
+    )  # (x, y, 1) in [-1, 1] of the output -> of the input
+    to_input[:, 0, 0], to_input[:, 0, 2] = width_B, 2 * left_B + width_B - 1
+    to_input[:, 1, 1], to_input[:, 1, 2] = height_B, 2 * top_B + height_B - 1
+    grid = F.affine_grid(torch.from_numpy(to_input), list(pixels_BCYX.shape), align_corners=False)
+    images = torch.from_numpy(pixels_BCYX.astype(np.float32))
+    stretched = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return stretched.round_().to(torch.uint8).numpy()
+
+
+# Shapes: N images of a set, B of a batch, C channels, Y x X pixels.
+
+
+MEMORY_BYTES = 2 << 30
+THREADS = 4
+CHUNK = 64  # images that a thread decodes before it reports
+MAX_DIGITS = 255  # as long as a folder's name may be; in a zip it may be longer than Python reads as a number
+STATISTICS_SAMPLE = 4096  # images, evenly spread, of a set that is not in memory
+
+
+@dataclass(frozen=True, slots=True)
+class ImageExample:
+    pixels: np.ndarray  # uint8 [C, Y, X]
+    label: int | None = None
+
+
+@dataclass
+class ImageSet:
+    """Labelled images, all of one size.
+
+    Attributes:
+        labels: int64 [N], indices into `label_names`; None when labels were not asked for.
+        places: how messages name each image.
+        gather: numbers int64 [B] -> pixels uint8 [B, C, Y, X].
+        seq_len: positions that a model makes of one image; whoever knows the model sets it.
+    """
+
+    name: str
+    fingerprint: str
+    places: Sequence[str]
+    labels: np.ndarray | None
+    label_names: tuple[str, ...]
+    gather: Callable[[np.ndarray], np.ndarray]
+    in_memory: bool = True
+    notes: tuple[str, ...] = ()
+    seq_len: int = 1
+    lengths: None = None  # all are alike
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def pixels(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """uint8 [B, C, Y, X]. InputError: an image that turns out to be damaged only now."""
+        return self.gather(np.asarray(indices, dtype=np.int64))
+
+    def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[ImageExample]:
+        """The images with their labels; the same in every epoch."""
+        pixels = self.pixels(indices)
+        if self.labels is None:
+            return [ImageExample(image) for image in pixels]
+        labels = self.labels[np.asarray(indices, dtype=np.int64)].tolist()
+        return [ImageExample(image, label) for image, label in zip(pixels, labels, strict=True)]
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> ImageSet:
+        """Some of the images, in this order; the pixels are shared, not copied."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        digest = hashlib.sha256(self.fingerprint.encode() + chosen.tobytes())
+        return dataclasses.replace(
+            self,
+            fingerprint=digest.hexdigest(),
+            places=[self.places[index] for index in chosen],
+            labels=None if self.labels is None else self.labels[chosen],
+            gather=lambda numbers: self.gather(chosen[numbers]),
+        )
+
+
+def open_images(
+    path: str | Path,
+    *,
+    size: int,
+    channels: int,
+    label_names: Sequence[str] = (),
+    needs_label: bool = True,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> ImageSet:
+    """A folder or .zip with a folder per class, or an IDX file of images with its labels beside it.
+
+    Args:
+        size: side of the square that every image becomes.
+        channels: 1 (grey) or 3 (red, green, blue).
+        label_names: the classes in their order; empty: those found, numbers by value, other names by alphabet.
+        needs_label: False: images in any folders, one single image, or an IDX file alone will do.
+
+    Raises InputError: nothing there, no image, a damaged one, no classes or one only, an empty one, an unknown label;
+    Interrupted when `should_stop` says so.
+    """
+    if str(path) == STANDARD_INPUT:
+        raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
+    place = Path(os.path.expanduser(path))  # a user that does not exist stays as written
+    if not place.exists():
+        raise InputError(
+            f"{path}: no such file or directory", hint=None if place.is_absolute() else f"looked in {Path.cwd()}"
+        )
+    if channels not in MODES:
+        raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), the model asks for {channels}")
+    is_idx = place.is_file() and idx.is_idx(place)
+    found = (_find_in_idx if is_idx else _find_in_files)(place, size=size, channels=channels, needs_label=needs_label)
+    labels, names = None, tuple(label_names)
+    if found.classes is not None:
+        labels, names = _number_labels(str(path), found.places, found.classes, names)
+    count, shape = len(found.places), (channels, size, size)
+    images = ImageSet(
+        str(path),
+        found.fingerprint,
+        found.places,
+        labels,
+        names,
+        gather=lambda numbers: _decode_many(found.decode, numbers, shape)[0],
+        in_memory=found.pixels is not None or count * channels * size * size <= MEMORY_BYTES,
+    )
+    pixels, resized, recoloured = found.pixels, 0, 0
+    if not images.in_memory:
+        images.notes = (f"{path}: {count:,} images, decoded and resized to {size}x{size} when they are needed",)
+        return images
+    if pixels is None:
+        pixels, resized, recoloured = _decode_many(
+            found.decode, np.arange(count), shape, name=str(path), progress=progress, should_stop=should_stop
+        )
+    images.gather = pixels.__getitem__
+    images.notes = _notes(str(path), count, resized=resized, recoloured=recoloured, size=size, channels=channels)
+    return images
+
+
+def class_order(names: Sequence[str] | set[str]) -> tuple[str, ...]:
+    """Numbers by value when all are numbers, else by alphabet."""
+    if all(name.isdecimal() and len(name) <= MAX_DIGITS for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def channel_statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of values in [0, 1]; of a constant channel 1, to divide by.
+
+    Of a set that is not in memory a fixed sample is read.
+    """
+    count = len(images) if images.in_memory else min(len(images), STATISTICS_SAMPLE)
+    chosen = np.linspace(0, len(images) - 1, count).round().astype(np.int64)
+    sums: np.ndarray | int = 0
+    squares: np.ndarray | int = 0
+    values = 0  # per channel
+    for start in range(0, count, 1024):
+        pixels = images.pixels(chosen[start : start + 1024])
+        sums = sums + pixels.sum(axis=(0, 2, 3), dtype=np.int64)  # exact, whatever the order
+        squares = squares + (pixels.astype(np.uint16) ** 2).sum(axis=(0, 2, 3), dtype=np.int64)
+        values += pixels[:, 0].size
+    mean = np.asarray(sums) / values
+    deviation = np.sqrt(np.maximum(0.0, np.asarray(squares) / values - mean**2))
+    return (
+        tuple(round(float(value), 6) for value in mean / 255),
+        tuple(round(float(value), 6) or 1.0 for value in deviation / 255),
+    )
+
+
+def to_pixels(images_BCYX: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 [B, C, Y, X] -> float32 of that shape: (value / 255 - mean) / std, with a mean and std for each channel."""
+    scale = 1 / np.array(std, dtype=np.float64)
+    offset = -np.array(mean, dtype=np.float64) * scale
+    per_channel = (1, -1, 1, 1)
+    values = torch.from_numpy(images_BCYX).float()
+    values *= torch.from_numpy(scale / 255).float().view(per_channel)
+    values += torch.from_numpy(offset).float().view(per_channel)
+    return values
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Images before they are decoded; `pixels` [N, C, Y, X] when nothing is left to do."""
+
+    places: Sequence[str]
+    classes: Sequence[str] | None
+    fingerprint: str
+    decode: Callable[[int], Decoded]
+    pixels: np.ndarray | None = None
+
+
+def _find_in_files(path: Path, *, size: int, channels: int, needs_label: bool) -> _Found:
+    files = find_images(path, needs_label=needs_label)
+
+    def decode(number: int) -> Decoded:
+        return decode_image(files.read(number), name=files.places[number], size=size, channels=channels)
+
+    return _Found(files.places, files.classes, files.fingerprint, decode)
+
+
+def _find_in_idx(path: Path, *, size: int, channels: int, needs_label: bool) -> _Found:
+    images_NYX = idx.read_images(path)
+    digest = hashlib.sha256(images_NYX.data)
+    classes: list[str] | None = None
+    if needs_label:
+        labels = idx.read_labels(path, count=len(images_NYX))
+        digest.update(labels.data)
+        classes = [str(label) for label in labels.tolist()]
+
+    def decode(number: int) -> Decoded:
+        return fit_image(Image.fromarray(images_NYX[number]), size=size, channels=channels)
+
+    return _Found(
+        [f"{path}#{number}" for number in range(len(images_NYX))],
+        classes,
+        digest.hexdigest(),
+        decode,
+        images_NYX[:, None] if channels == 1 and images_NYX.shape[1:] == (size, size) else None,
+    )
+
+
+def _number_labels(
+    name: str, places: Sequence[str], classes: Sequence[str], label_names: tuple[str, ...]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    names = label_names or class_order(set(classes))
+    number = {label: index for index, label in enumerate(names)}
+    for place, label in zip(places, classes, strict=True):
+        if label not in number:
+            raise InputError(f"{place}: unknown label '{label}'; {did_you_mean(label, names)}")
+    if len(names) < 2:
+        raise InputError(f"{name}: one class only, '{names[0]}'", hint=LAYOUT_HINT)
+    return np.array([number[label] for label in classes], dtype=np.int64), names
+
+
+def _notes(path: str, count: int, *, resized: int, recoloured: int, size: int, channels: int) -> tuple[str, ...]:
+    notes: list[str] = []
+    if resized:
+        notes.append(
+            f"{path}: {resized:,} of {count:,} images were not {size}x{size}: "
+            "resized by the shorter side, then the middle was cut out"
+        )
+    if recoloured:
+        change = "grey images were given three equal channels" if channels == 3 else "colour images were made grey"
+        notes.append(f"{path}: {recoloured:,} of {count:,} {change}")
+    return tuple(notes)
+
+
+def _decode_many(
+    decode: Callable[[int], Decoded],
+    numbers: np.ndarray,
+    shape: tuple[int, int, int],
+    *,
+    name: str = "",
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> tuple[np.ndarray, int, int]:
+    """(uint8 [B, C, Y, X], how many were resized, recoloured); of several damaged images the first is reported."""
+    count = len(numbers)
+    pixels = np.empty((count, *shape), dtype=np.uint8)
+
+    def work(start: int) -> tuple[int, int]:
+        resized = recoloured = 0
+        for place in range(start, min(start + CHUNK, count)):
+            decoded = decode(int(numbers[place]))
+            pixels[place] = decoded.pixels
+            resized += decoded.resized
+            recoloured += decoded.recoloured
+        return resized, recoloured
+
+    resized = recoloured = 0
+    with pillow_warnings():
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
+        try:
+            for done, part in enumerate(pool.map(work, range(0, count, CHUNK)), 1):
+                if should_stop is not None and should_stop():
+                    raise Interrupted(f"interrupted while reading {name}", signal_number=signal.SIGINT)
+                resized, recoloured = resized + part[0], recoloured + part[1]
+                if progress is not None:
+                    progress(min(done * CHUNK, count), count)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return pixels, resized, recoloured

@@ -1,0 +1,329 @@
+"""Beam search over any `Stepper`: the search loop and its host-side state.
+
+The state: live hypotheses, their scores, finished hypotheses.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, top_candidates
+from tformer.decoding.sampling import (
+    block_repeated_ngrams,
+    force_token,
+    pad_left,
+    penalise_repeated,
+)
+from tformer.decoding.settings import (
+    BeamSettings,
+    FinishReason,
+    Hypothesis,
+)
+from tformer.decoding.stepper import Stepper
+from tformer.errors import InputError, TformerError
+
+
+class FinishedHypotheses:
+    """Everything that finished so far.
+
+    counts: how many per sentence and group, int [S, G].
+    worst_kept: the score of the `width`-th best of each group, -inf while there are fewer, float [S, G].
+    """
+
+    def __init__(self, settings: BeamSettings, *, num_sentences: int) -> None:
+        groups = settings.beam_groups
+        self._settings = settings
+        self._width = settings.beam_size // groups
+        self._found: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]
+        self._scores: list[list[list[float]]] = [[[] for _ in range(groups)] for _ in range(num_sentences)]
+        self.counts = np.zeros((num_sentences, groups), dtype=np.int64)
+        self.worst_kept = np.full((num_sentences, groups), NEVER)
+
+    def add(
+        self,
+        sentence: int,
+        group: int,
+        *,
+        ids: tuple[int, ...],
+        logprob: float,
+        total: float,
+        reason: FinishReason,
+    ) -> None:
+        """Take note of a hypothesis. `total` is the sum that is ranked: `logprob` and what penalties add to it."""
+        score = total / self._settings.penalty(len(ids))
+        self._found[sentence].append(Hypothesis(ids=ids, logprob=logprob, score=score, finish_reason=reason))
+        scores = self._scores[sentence][group]
+        insort(scores, score)
+        self.counts[sentence, group] += 1
+        if len(scores) >= self._width:
+            self.worst_kept[sentence, group] = scores[-self._width]
+
+    def ranked(self) -> list[list[Hypothesis]]:
+        """All hypotheses of each sentence, best first; equal scores in the order in which they finished.
+
+        Whole hypotheses come before interrupted ones, whose scores lack what was still to come. The same tokens found
+        by two groups are one hypothesis.
+        """
+        return [_without_copies(sorted(found, key=_rank)) for found in self._found]
+
+
+def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
+    return hypothesis.finish_reason == "interrupted", -hypothesis.score
+
+
+def _without_copies(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    first: dict[tuple[int, ...], Hypothesis] = {}
+    for hypothesis in hypotheses:
+        first.setdefault(hypothesis.ids, hypothesis)
+    return list(first.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What the stepper is to do: sentences to keep (None: all), rows to become (None: as they are), tokens to take."""
+
+    kept: np.ndarray | None
+    rows_R: np.ndarray | None
+    tokens_R: np.ndarray
+
+
+class BeamState:
+    """The live hypotheses of the live sentences, and what finished. A beam without a hypothesis has the sum -inf."""
+
+    def __init__(
+        self,
+        settings: BeamSettings,
+        *,
+        limits: Sequence[int],
+        histories: Sequence[Sequence[int]],
+        never: Sequence[int] = (),
+    ) -> None:
+        """`limits`: the most new tokens of each sentence; `histories`: the tokens before them; `never`: not offered."""
+        self._settings, self._never = settings, never
+        self._groups, self._width = settings.beam_groups, settings.beam_size // settings.beam_groups
+        self._length = 0  # new tokens of every live hypothesis
+        self._sentences_S = np.arange(len(limits))  # their numbers in the first order
+        self._limits_S = np.minimum(np.asarray(limits, dtype=np.int64), settings.max_new_tokens)
+        # One empty hypothesis per group: several would all offer the same tokens.
+        self._totals_SGw = np.full((len(limits), self._groups, self._width), NEVER)
+        self._totals_SGw[:, :, 0] = 0.0
+        self._logprobs_SGw = self._totals_SGw.copy()  # without the repetition penalty
+        self._looks_back = bool(settings.no_repeat_ngram) or settings.repetition_penalty != 1.0
+        history_ST = pad_left(histories if self._looks_back else [()] * len(limits))
+        self._start = history_ST.shape[1]
+        self._tokens_SbT = history_ST[:, None, :].repeat(settings.beam_size, axis=1)
+        self._penalties = np.array([settings.penalty(length) for length in range(int(self._limits_S.max()) + 1)])
+        self.finished = FinishedHypotheses(settings, num_sentences=len(limits))
+
+    def advance(self, logprobs_RV: Tensor) -> Moves | None:
+        """One more token for every live hypothesis; at first [S, V]. None when all sentences are over."""
+        settings = self._settings
+        values_SGwk, own_SGwk, tokens_SGwk = self._candidates(logprobs_RV)
+        totals_SGwk = self._totals_SGw[..., None] + values_SGwk
+        totals_SGwk[self._limits_S <= self._length] = NEVER
+        if self._length < settings.min_new_tokens:
+            totals_SGwk = hold_back(totals_SGwk, tokens_SGwk, settings.ends)
+        choice = choose(totals_SGwk, tokens_SGwk, ends=settings.ends, diversity_penalty=settings.diversity_penalty)
+        sentences_S11, groups_1G1, _ = np.ogrid[: len(own_SGwk), : self._groups, :1]
+        own_SGc = own_SGwk[sentences_S11, groups_1G1, choice.beams_SGc, choice.slots_SGc]
+        logprobs_SGc = _pick(self._logprobs_SGw, choice.beams_SGc) + own_SGc
+        for sentence, group, rank in np.argwhere(choice.finishing_SGc).tolist():
+            self._finish(
+                (sentence, group, int(choice.beams_SGc[sentence, group, rank])),
+                token=int(choice.tokens_SGc[sentence, group, rank]),
+                logprob=float(logprobs_SGc[sentence, group, rank]),
+                total=float(choice.totals_SGc[sentence, group, rank]),
+                reason="eos",
+            )
+        self._cut(self._stuck(choice), "length")
+        parents_Sb = self._go_on(choice, logprobs_SGc)
+        return self._drop_those_over(parents_Sb)
+
+    def interrupt(self) -> None:
+        """Finish all that is still live as it stands."""
+        self._cut(np.ones(self._totals_SGw.shape[:2], dtype=bool), "interrupted")
+
+    def _candidates(self, logprobs_RV: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each beam's best tokens [S, G, w, k]: penalised log-probabilities, the model's own, ids."""
+        settings = self._settings
+        first = self._length == 0  # one row per sentence, which all its beams share
+        with torch.inference_mode():
+            scores_RV = logprobs_RV = logprobs_RV.float()
+            for token in self._never:  # in place: a copy of a whole vocabulary for two columns costs more than they do
+                if token < logprobs_RV.shape[1]:
+                    logprobs_RV[:, token] = NEVER
+            if self._looks_back:
+                tokens_RT = self._tokens_SbT[:, : 1 if first else None].reshape(len(logprobs_RV), -1)
+                if settings.repetition_penalty != 1.0:
+                    scores_RV = penalise_repeated(
+                        scores_RV, tokens_RT, settings.repetition_penalty, exempt=settings.ends
+                    )
+                if settings.no_repeat_ngram:
+                    scores_RV = block_repeated_ngrams(
+                        scores_RV, tokens_RT, settings.no_repeat_ngram, exempt=settings.ends
+                    )
+            at_last_S = self._limits_S == self._length + 1
+            if settings.forced_eos is not None and at_last_S.any():
+                at_last_R = torch.from_numpy(at_last_S).to(scores_RV.device)
+                at_last_R = at_last_R.repeat_interleave(len(scores_RV) // len(at_last_S))
+                scores_RV = force_token(scores_RV, at_last_R, settings.forced_eos)
+            # One more than the 2 b that are looked at, for an end of sequence that is held back. That is enough for
+            # groups too: a group's 2 w best are within 2 w + b - w + 2 when those that others took are put off.
+            # Every further end of sequence may take a place in each beam, and be held back.
+            ends = max(1, len(settings.ends))
+            most = min((1 + ends) * settings.beam_size + ends, scores_RV.shape[1])
+            values_Rk, ids_Rk = top_candidates(scores_RV, most)
+            own_Rk = values_Rk if scores_RV is logprobs_RV else logprobs_RV.gather(1, ids_Rk)
+            packed_3Rk = torch.stack((values_Rk.double(), own_Rk.double(), ids_Rk.double())).cpu().numpy()
+        if np.isnan(packed_3Rk).any():
+            raise TformerError(
+                "the model's log-probabilities are not numbers (NaN)",
+                hint="its weights are damaged, or training diverged",
+            )
+        shape = (len(self._sentences_S), self._groups, self._width, packed_3Rk.shape[-1])
+        values, own, ids = (
+            np.broadcast_to(part[:, None, None], shape) if first else part.reshape(shape) for part in packed_3Rk
+        )
+        return values, own, ids.astype(np.int64)
+
+    def _stuck(self, choice: Choice) -> np.ndarray:
+        """Groups [S, G] with live hypotheses and no token to go on with, of sentences that have nothing finished."""
+        live_SG = (self._totals_SGw > NEVER).any(-1)
+        offered_SG = (choice.totals_SGc > NEVER).any(-1)
+        empty_S1 = self.finished.counts[self._sentences_S].sum(-1, keepdims=True) == 0
+        return live_SG & ~offered_SG & empty_S1
+
+    def _go_on(self, choice: Choice, logprobs_SGc: np.ndarray) -> np.ndarray:
+        """Let the chosen hypotheses take the beams: the beam of its sentence that each comes from, [S, b]."""
+        alive_SGw, next_SGw = choice.alive_SGw, choice.next_SGw
+        parents_SGw = np.broadcast_to(np.arange(self._width), next_SGw.shape)
+        if self._length:  # before, all beams are the same
+            parents_SGw = np.where(alive_SGw, _pick(choice.beams_SGc, next_SGw), parents_SGw)
+        parents_Sb = (parents_SGw + np.arange(self._groups)[:, None] * self._width).reshape(len(alive_SGw), -1)
+        tokens_SGw = np.where(alive_SGw, _pick(choice.tokens_SGc, next_SGw), 0)
+        self._totals_SGw = np.where(alive_SGw, _pick(choice.totals_SGc, next_SGw), NEVER)
+        self._logprobs_SGw = np.where(alive_SGw, _pick(logprobs_SGc, next_SGw), NEVER)
+        parents_SbT = np.take_along_axis(self._tokens_SbT, parents_Sb[:, :, None], 1)
+        self._tokens_SbT = np.concatenate((parents_SbT, tokens_SGw.reshape(*parents_Sb.shape, 1)), -1)
+        self._length += 1
+        return parents_Sb
+
+    def _drop_those_over(self, parents_Sb: np.ndarray) -> Moves | None:
+        """Cut all that is at its limit, and keep the sentences of which some group still searches."""
+        at_limit_S1 = (self._limits_S <= self._length)[:, None]
+        self._cut(np.broadcast_to(at_limit_S1, self._totals_SGw.shape[:2]), "length")
+        over_SG = self._over() | at_limit_S1
+        self._totals_SGw[over_SG] = NEVER
+        kept = np.flatnonzero(~over_SG.all(-1))
+        shrunk = len(kept) < len(over_SG)
+        if shrunk:
+            self._sentences_S, self._limits_S = self._sentences_S[kept], self._limits_S[kept]
+            self._totals_SGw, self._logprobs_SGw = self._totals_SGw[kept], self._logprobs_SGw[kept]
+            self._tokens_SbT, parents_Sb = self._tokens_SbT[kept], parents_Sb[kept]
+        if not len(kept):
+            return None
+        beams = parents_Sb.shape[1]
+        moved = bool((parents_Sb != np.arange(beams)).any())
+        return Moves(
+            kept=kept if shrunk else None,
+            rows_R=(parents_Sb + np.arange(len(kept))[:, None] * beams).ravel() if moved else None,
+            tokens_R=self._tokens_SbT[:, :, -1].ravel(),
+        )
+
+    def _over(self) -> np.ndarray:
+        """Groups [S, G] that need no further step: their beams are empty, or the stopping rule says so."""
+        best_SG = self._totals_SGw.max(-1)
+        enough_SG = self.finished.counts[self._sentences_S] >= self._width
+        if self._settings.stopping == "heuristic":
+            enough_SG &= best_SG / self._penalties[self._length] <= self.finished.worst_kept[self._sentences_S]
+        elif self._settings.stopping == "exhaustive":
+            # Sums only fall from here on: no live hypothesis can score more than its sum over the most favourable of
+            # the penalties of the lengths that it may yet reach. The penalties are monotonic in the length.
+            nearest_S = np.minimum(self._length + 1, self._limits_S)
+            bound_SG = (best_SG / self._penalties[np.stack((nearest_S, self._limits_S)), None]).max(0)
+            enough_SG &= bound_SG <= self.finished.worst_kept[self._sentences_S]
+        return enough_SG | (best_SG == NEVER)
+
+    def _cut(self, groups_SG: np.ndarray, reason: FinishReason) -> None:
+        """Finish every live hypothesis of these groups as it stands."""
+        for sentence, group, beam in np.argwhere((self._totals_SGw > NEVER) & groups_SG[..., None]).tolist():
+            self._finish(
+                (sentence, group, beam),
+                token=None,
+                logprob=float(self._logprobs_SGw[sentence, group, beam]),
+                total=float(self._totals_SGw[sentence, group, beam]),
+                reason=reason,
+            )
+
+    def _finish(
+        self, place: tuple[int, int, int], *, token: int | None, logprob: float, total: float, reason: FinishReason
+    ) -> None:
+        """Write down the hypothesis of (sentence, group, beam of the group), and a last token where there is one."""
+        sentence, group, beam = place
+        ids = self._tokens_SbT[sentence, group * self._width + beam, self._start :].tolist()
+        self.finished.add(
+            int(self._sentences_S[sentence]),
+            group,
+            ids=tuple(ids if token is None else [*ids, token]),
+            logprob=logprob,
+            total=total,
+            reason=reason,
+        )
+
+
+def _pick(values_SGx: np.ndarray, index_SGy: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values_SGx, index_SGy, -1)
+
+
+def beam_search(
+    stepper: Stepper,
+    settings: BeamSettings,
+    *,
+    limits: Sequence[int] | None = None,
+    histories: Sequence[Sequence[int]] | None = None,
+    never: Sequence[int] = (),
+    should_stop: Callable[[], bool] | None = None,
+) -> list[list[Hypothesis]]:
+    """All hypotheses that finished, for each sentence of the stepper, best first; at least one.
+
+    limits: the most new tokens of each sentence, where less than `settings.max_new_tokens`; the stepper's rooms bound
+    them too. Hypotheses that get there come back with the finish reason `length`, and so do those that the model
+    offers no token (probability zero for all) when their sentence has no others.
+    histories: each sentence's prompt or prefix, which n-gram blocking and the repetition penalty look back on. Neither
+    ever rules out or penalises the end of sequence: it is written once, and what was written does not forbid ending.
+    never: tokens that are not offered (`unwritten`); the probabilities of the others stay as they are.
+    should_stop: polled before every step; what is not finished then comes back with the finish reason `interrupted`,
+    after what is.
+
+    Raises InputError for a beam larger than the vocabulary, TformerError when the model's numbers are NaN.
+    """
+    if settings.beam_size > stepper.vocab_size:
+        raise InputError(
+            f"beam size {settings.beam_size} is larger than the vocabulary of {stepper.vocab_size}",
+            hint="choose a smaller --beam-size",
+        )
+    sentences = stepper.num_sentences
+    if not sentences:
+        return []
+    rooms = stepper.rooms[:sentences]
+    bounds = rooms if limits is None else [min(pair) for pair in zip(limits, rooms, strict=True)]
+    histories = [()] * sentences if histories is None else histories
+    state = BeamState(settings, limits=bounds, histories=histories, never=never)
+    stops = should_stop or (lambda: False)
+    if not stops():
+        logprobs_RV = stepper.start(settings.beam_size)
+        device = logprobs_RV.device
+        while (moves := state.advance(logprobs_RV)) is not None and not stops():
+            if moves.kept is not None:
+                stepper.keep(torch.from_numpy(moves.kept).to(device))
+            if moves.rows_R is not None:
+                stepper.reorder(torch.from_numpy(moves.rows_R).to(device))
+            logprobs_RV = stepper.step(torch.from_numpy(moves.tokens_R).to(device))
+    state.interrupt()
+    return state.finished.ranked()

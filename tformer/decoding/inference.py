@@ -1,0 +1,349 @@
+"""Prepare a model for inference: number format, packed or 8-bit matrices, or compiled decoding steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tformer.device import (
+    DTYPES,
+    has_bf16_instructions,
+    keep_freed_memory,
+)
+from tformer.errors import InputError, did_you_mean
+from tformer.kernels.functions import find
+from tformer.model import Transformer
+from tformer.nn.fixed_cache import AnyCache, FixedCache
+from tformer.nn.heads import VocabularyHead
+from tformer.nn.linear import Linear
+from tformer.nn.products import Quantize, bring, int8_is_possible
+
+WORTH_A_BUILD = 2**22
+"""Parameters of a model from which on kernels are compiled for it, if nobody has had them compiled before."""
+QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
+
+
+def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
+    """`fp32`, `bf16`, `fp16`, or `auto`: as in training (`trained_in`, the recipe's) where the device is made for it.
+
+    A CPU is made for fp32, and for bf16 when it has the instructions; without them bf16 is slower, not faster.
+    Raises InputError for another name.
+    """
+    if precision == "auto":
+        on_cpu = {"fp32"} | ({"bf16"} if has_bf16_instructions() else set())
+        fits = device.type != "cpu" or trained_in in on_cpu
+        return DTYPES.get(trained_in, torch.float32) if fits else torch.float32
+    if precision not in DTYPES:
+        raise InputError(f"unknown precision '{precision}'", hint=did_you_mean(precision, ("auto", *DTYPES)))
+    return DTYPES[precision]
+
+
+def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
+    """Compute in `dtype`, with the matrices of products stored in it. For inference: masters are not kept."""
+    model.compute_dtype = dtype
+    for module in model.modules():
+        if isinstance(module, Linear) or _is_plain_head(module):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(dtype)
+
+
+def prepare_inference(
+    model: Transformer, dtype: torch.dtype, *, quantize: str = "none", rows: int | None = None
+) -> None:
+    """Make a model as quick as it gets, for inference alone: matrices in `dtype`, on a CPU packed or in 8 bits.
+
+    rows: the most that a step of decoding has, texts times samples or beams; None: many.
+
+    After this its weights cannot be read, saved or trained; load it again for that.
+    Raises InputError for an unknown `quantize`, or int8 where there is none: elsewhere than on a CPU that multiplies 8
+    bits in hardware, and in fp16.
+    """
+    device = next(model.parameters()).device
+    kind = require_quantize(quantize, device, dtype)
+    keep_freed_memory()
+    if device.type == "cpu":
+        bring(find(may_build=sum(parameter.numel() for parameter in model.parameters()) >= WORTH_A_BUILD))
+    cast_matrices(model, dtype)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.freeze(kind, rows)
+        elif isinstance(module, VocabularyHead):
+            module.freeze(kind, dtype, rows)
+
+
+def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
+    """The kind of that name. Raises InputError for another, and for int8 where there is none (dtype None: any)."""
+    if quantize not in QUANTIZE:
+        raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
+    if quantize == "int8" and not int8_is_possible(device):
+        raise InputError(
+            f"--quantize int8 needs a CPU with 8-bit products (VNNI, AMX) and a PyTorch with oneDNN, found {device}",
+            hint="leave it out" if device.type == "cpu" else "leave it out, or use --device cpu",
+        )
+    if quantize == "int8" and dtype == torch.float16:
+        raise InputError("--quantize int8 goes with bf16 or fp32, found fp16")
+    return quantize
+
+
+def _is_plain_head(module: nn.Module) -> bool:
+    # FixNorm divides the rows of its matrix by their lengths first, which needs them exact.
+    return isinstance(module, VocabularyHead) and not module.fixnorm
+
+
+SMALLEST_BUCKET, SMALLEST_SOURCE = 64, 16
+STEPS_AHEAD = 256  # the first bucket has room for so many new tokens, if so many are asked for
+KEPT = 4  # caches that nobody uses at the moment
+MOST_GRAPHS = 64
+_numbers = count()
+CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # those that PyTorch looks for where $CXX names none; else g++
+C_COMPILERS = ("gcc", "clang")  # and Triton, without $CC
+
+
+def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "inductor") -> None:
+    """Let `generate` and beam search take compiled steps of this model, with its matrices in `dtype`.
+
+    In place of `prepare_inference`: packed matrices are closed to the compiler. The first step of every shape takes the
+    time of compiling it. Raises InputError for a model that `no_compiled_steps` refuses, or without a compiler.
+    """
+    if (reason := no_compiled_steps(model)) is not None:
+        raise InputError(f"decoding cannot be compiled: {reason}", hint="leave it uncompiled")
+    if backend == "inductor":
+        require_compiler(next(model.parameters()).device)
+    cast_matrices(model, dtype)
+    model.compiled_decoder = CompiledDecoder(model, backend=backend)
+
+
+def no_compiled_steps(model: Transformer) -> str | None:
+    """Why a model is decoded as it is; None: its steps can be compiled.
+
+    Kinds of attention that remember something else than keys and values, or see by slots what is near, have no fixed
+    shape here.
+    """
+    if model.decoder is None:
+        return "the model has no decoder"
+    if not isinstance(next(iter(model.heads.values()), None), VocabularyHead):
+        return "the model has no head over a vocabulary"
+    for layer, block in enumerate(model.decoder.layers):
+        if not block.self_attention.mechanism.reads_dense_mask:
+            kind = type(block.self_attention.mechanism).__name__
+            return f"layer {layer} of the decoder has {kind}, which sees no whole rows of keys"
+    return None
+
+
+def replays_graphs(device: torch.device) -> bool:
+    """Whether the compiler's graphs are recorded on the device, which needs fixed addresses."""
+    return device.type == "cuda"
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What the compiler's own backend needs on this device and does not find."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton"
+        found = os.environ.get("CC") or any(shutil.which(name) for name in C_COMPILERS)
+        return None if found else "C compiler"
+    return None if shutil.which(os.environ.get("CXX", CPP_COMPILERS.get(sys.platform, "g++"))) else "C++ compiler"
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise InputError where `missing_compiler` names something."""
+    if (missing := missing_compiler(device)) is not None:
+        raise InputError(f"decoding cannot be compiled: found no {missing}", hint="install one, or leave it uncompiled")
+
+
+class CompiledDecoder:
+    """The compiled step of one model, and the caches it runs on."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        backend: str = "inductor",
+        smallest: int = SMALLEST_BUCKET,
+        ahead: int = STEPS_AHEAD,
+    ) -> None:
+        """`smallest`, `ahead`: slots of the least bucket, and new tokens that the first one has room for."""
+        self.model = model
+        self._smallest, self._ahead = smallest, ahead
+        self._replayed = replays_graphs(next(model.parameters()).device)
+        options: dict[str, Any] = {"backend": backend}
+        if backend == "inductor" and self._replayed:
+            options["mode"] = "reduce-overhead"
+        self._options = options
+        self._forget_graphs()
+        self._caches: list[tuple[FixedCache, weakref.ref[BucketedCache]]] = []
+
+    def begin(self, cache: AnyCache, *, capacity: int, beams: int = 1) -> BucketedCache:
+        """A cache to step on with, from what a prefill left: every row of it becomes a sentence of `beams` equal rows.
+
+        capacity: the most slots there will be, those of the prefill included.
+        """
+        assert not isinstance(cache, FixedCache)
+        begun = BucketedCache(self, beams=beams)
+        begun.refill(cache, capacity=capacity)
+        return begun
+
+    def bucket(self, slots: int) -> int:
+        """The smallest power of two that holds so many, and is worth a graph."""
+        return max(self._smallest, _power_of_two(slots))
+
+    def first_bucket(self, length: int, capacity: int) -> int:
+        return self.bucket(min(capacity, length + self._ahead))
+
+    def storage(
+        self, like: AnyCache, user: BucketedCache, *, sentences: int, slots: int, source_slots: int
+    ) -> FixedCache:
+        """Memory of that shape for `user`: free one whose rows suffice and are not twice too many, or new."""
+        free = [cache for cache, owner in self._caches if owner() is None or owner() is user]
+        fitting = [
+            cache
+            for cache in free
+            if (cache.slots, cache.source_slots, cache.beams) == (slots, source_slots, user.beams)
+            and sentences <= cache.sentences <= 2 * sentences
+        ]
+        if fitting:
+            chosen = min(fitting, key=lambda cache: cache.sentences)
+        else:
+            chosen = FixedCache(like, sentences=sentences, beams=user.beams, slots=slots, source_slots=source_slots)
+            if self._replayed:
+                for tensor in chosen.tensors():
+                    torch._dynamo.mark_static_address(tensor, guard=False)
+        dropped = {id(cache) for cache in free[: max(0, len(free) - KEPT)]} - {id(user.fixed), id(chosen)}
+        others = [entry for entry in self._caches if entry[0] is not chosen and id(entry[0]) not in dropped]
+        self._caches = [*others, (chosen, weakref.ref(user))]
+        return chosen
+
+    def step(self, cache: FixedCache) -> Tensor:
+        """fp32 logits [R, V] after the tokens that were set; the next step may write over them.
+
+        InputError when the compiler fails: what is found may yet not work.
+        """
+        shape = (cache.sentences, cache.beams, cache.slots, cache.source_slots)
+        if self._replayed:
+            torch.compiler.cudagraph_mark_step_begin()
+        if shape in self._shapes:
+            return self._run(cache)
+        if len(self._shapes) == MOST_GRAPHS:
+            self._forget_graphs()
+        self._shapes.add(shape)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=2 * MOST_GRAPHS):  # every shape is compiled on purpose
+                return self._run(cache)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            self._shapes.discard(shape)
+            reason = str(error.inner_exception).strip().partition("\n")[0]
+            raise InputError(f"decoding cannot be compiled: {reason}", hint="leave it uncompiled") from error
+
+    def _forget_graphs(self) -> None:
+        self._run = torch.compile(make_step(self.model), fullgraph=True, dynamic=False, **self._options)
+        self._shapes: set[tuple[int, ...]] = set()
+
+
+class BucketedCache:
+    """What decoding remembers, in the bucket that holds it: the counterpart of `ModelCache` for compiled steps.
+
+    Attributes:
+        length, capacity: slots in use, and the most there will be.
+        sentences, beams: what is in use, and the rows of each.
+    """
+
+    def __init__(self, decoder: CompiledDecoder, *, beams: int) -> None:
+        self._decoder, self.beams = decoder, beams
+        self.sentences = self.length = self.capacity = 0
+        self.fixed: FixedCache | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in use."""
+        return self.sentences * self.beams
+
+    def refill(self, cache: Any, *, capacity: int) -> None:
+        """Begin anew from a `ModelCache` that holds the same sentences, read again."""
+        self.sentences, self.length, self.capacity = cache.batch_size, cache.length, capacity
+        source = cache.cross[0].read()[0].shape[2] if cache.cross else 0
+        self.fixed = self._decoder.storage(
+            cache,
+            self,
+            sentences=self.sentences,
+            slots=self._decoder.first_bucket(self.length, capacity),
+            source_slots=max(SMALLEST_SOURCE, _power_of_two(source)) if cache.cross else 0,
+        )
+        self.fixed.fill(cache)
+
+    def step(self, ids_B1: Tensor, positions: Tensor) -> Tensor:
+        """fp32 logits [B, V] after the newest tokens; positions [B, 1], or [1, 1] for all. The next step may write over
+        them. ValueError when the cache is full."""
+        fixed = self._with_room()
+        fixed.ids[: self.batch_size] = ids_B1
+        fixed.positions[: self.batch_size] = positions
+        logits_RV = self._decoder.step(fixed)
+        self.length += 1
+        return logits_RV[: self.batch_size]
+
+    def compact(self, rows: Tensor) -> None:
+        """Keep only `rows` (long), in order; there is one for each sentence."""
+        assert self.beams == 1, "rows of several beams leave as sentences"
+        self.keep_sentences(rows)
+
+    def keep_sentences(self, sentences: Tensor) -> None:
+        """Keep only these sentences (long), with all their rows."""
+        assert self.fixed is not None
+        self.fixed.keep_sentences(sentences, length=self.length)
+        self.sentences = len(sentences)
+
+    def reorder_beams(self, index: Tensor) -> None:
+        """Row i becomes what row index[i] was, long [B], of the same sentence."""
+        assert self.fixed is not None
+        self.fixed.move_rows(index, length=self.length)
+
+    def known_of_encoder(self) -> tuple[Any, Tensor | None]:
+        """Cross-attention's caches and the encoder's mask, of the sentences in use."""
+        assert self.fixed is not None
+        return self.fixed.known_of_encoder(self.sentences)
+
+    def _with_room(self) -> FixedCache:
+        """The bucket, or the next one when it is full."""
+        full = self.fixed
+        assert full is not None
+        if self.length == self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} positions, {self.length + 1} are needed")
+        if self.length < full.slots:
+            return full
+        self.fixed = self._decoder.storage(
+            full,
+            self,
+            sentences=self.sentences,
+            slots=self._decoder.bucket(self.length + 1),
+            source_slots=full.source_slots,
+        )
+        self.fixed.copy_from(full, sentences=self.sentences, length=self.length)
+        return self.fixed
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest one that is not less."""
+    return 1 << (number - 1).bit_length()
+
+
+def make_step(model: Transformer) -> Callable[[FixedCache], Tensor]:
+    """What is compiled: the newest tokens and their positions, in the cache -> fp32 logits [R, V] after them."""
+    prefix = "" if model.encoder is None else "decoder_"
+
+    def step(cache: FixedCache) -> Tensor:
+        inputs = {f"{prefix}input_ids": cache.ids, f"{prefix}position_ids": cache.positions}
+        logits_RV: Tensor = model(**inputs, cache=cache).logits_at(-1)
+        cache.step_done()
+        return logits_RV
+
+    # The compiler counts graphs, and limits them, by the code that they are made of: each step has its own.
+    step.__code__ = step.__code__.replace(co_name=f"step_{next(_numbers)}")
+    return step

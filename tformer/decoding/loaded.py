@@ -1,0 +1,100 @@
+"""Translators of loaded models and of models in training; checks of ensembles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tformer.decoding.settings import BeamSettings, GenerationSettings
+from tformer.decoding.translate import Translator
+from tformer.errors import InputError
+from tformer.loading import Loaded, decoder_tokens_of
+from tformer.model import Transformer
+from tformer.recipe.recipe import Recipe
+from tformer.tokenizer import Tokenizer
+
+
+def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
+    """Raise InputError, naming both, for a model that reads or writes other tokens than the first, or does not write.
+
+    For encoder-decoders and for decoders alone, never for a mixture. One model is an ensemble too.
+    """
+    first = ensemble[0]
+    for one in ensemble:
+        if one.model.decoder is None:
+            raise InputError(f"{one.path} writes no text: it is a model without a decoder")
+    for other in ensemble[1:]:
+        both = f"{first.path} and {other.path}"
+        if _reads_sources(first) != _reads_sources(other):
+            alone = other if _reads_sources(first) else first
+            raise InputError(
+                f"an ensemble needs models of one kind: of {both}, {alone.path} has no encoder beside its decoder"
+            )
+        one_vocabulary = first.own_target_tokenizer is None is other.own_target_tokenizer
+        for side, ours, theirs in (
+            ("source ", first.text_tokenizer, other.text_tokenizer),
+            ("target ", first.target_tokenizer, other.target_tokenizer),
+        ):
+            if ours.sha256 != theirs.sha256:
+                raise InputError(
+                    f"an ensemble needs one vocabulary: {both} have different {'' if one_vocabulary else side}"
+                    f"vocabularies ({ours.vocab_size:,} and {theirs.vocab_size:,} tokens, sha256 {ours.sha256[:8]} and "
+                    f"{theirs.sha256[:8]})",
+                    hint="train the models with the same tokenizer files: --tokenizer of the first",
+                )
+        if _reads_sources(first) and first.decoder_tokens != other.decoder_tokens:
+            raise InputError(
+                f"an ensemble needs one start and end: {both} begin or end with different tokens "
+                "(tokenizer.special_ids)"
+            )
+
+
+def _reads_sources(loaded: Loaded) -> bool:
+    return loaded.model.encoder is not None
+
+
+def make_translator(
+    recipe: Recipe,
+    models: Sequence[Transformer],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    settings: BeamSettings | GenerationSettings | None = None,
+    **options: Any,
+) -> Translator:
+    """The translator of a recipe: of a run that validates, of a loaded model, of an ensemble.
+
+    A source may be as long as the model reads, whatever length it was trained on. The recipe's coverage penalty counts
+    where a beam of more than one is searched.
+
+    Args:
+        tokenizers: of source and target.
+        settings: None: the recipe's beam search.
+        options: of `Translator`, in the place of the recipe's; None: the recipe's.
+
+    Raises InputError for wrong settings, and what `Translator` does.
+    """
+    generation, target = recipe.generation, decoder_tokens_of(recipe, tokenizers[1])
+    chosen = settings or BeamSettings.from_recipe(generation, eos_id=target.eos)
+    ranks = isinstance(chosen, BeamSettings) and chosen.beam_size > 1
+    given: dict[str, Any] = {
+        "length_margin": generation.length_margin,
+        "coverage_penalty": generation.coverage_penalty if ranks else 0.0,
+        "max_source": min(model.max_seq_len for model in models),
+    }
+    given.update({name: value for name, value in options.items() if value is not None})
+    return Translator(models, *tokenizers, settings=chosen, target=target, **given)
+
+
+def translator_of(
+    loaded: Loaded, *more: Loaded, settings: BeamSettings | GenerationSettings | None = None, **options: Any
+) -> Translator:
+    """`make_translator` with the conventions and the `generation` section of the first one's recipe.
+
+    Raises InputError for a model that is no encoder-decoder, and for an ensemble of different vocabularies.
+    """
+    ensemble = (loaded, *more)
+    require_same_vocabularies(ensemble)
+    if loaded.model.encoder is None:
+        raise InputError(f"{loaded.path}: translation needs a model with an encoder and a decoder")
+    tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
+    return make_translator(loaded.recipe, [one.model for one in ensemble], tokenizers, settings=settings, **options)

@@ -1,0 +1,172 @@
+"""Lines of text as sentences to translate: encoded, checked, with a length limit each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tformer.data.shards.template import TextTemplate
+from tformer.errors import InputError
+from tformer.tokenizer import Tokenizer
+
+TooLong = Literal["error", "cut"]
+SHOWN = 5  # unknown words of a prefix that are listed
+SHOWN_CHARACTERS = 40  # of each
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One text to translate.
+
+    `source`: ids with the template's special ones, `text_slice` are the text's own. `prefix`: ids that the translation
+    has to begin with. `limit`: the most tokens that may follow them.
+    """
+
+    source: tuple[int, ...]
+    text_slice: slice
+    prefix: tuple[int, ...]
+    limit: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to translate."""
+        return self.text_slice.start == self.text_slice.stop
+
+
+@dataclass(frozen=True)
+class Places:
+    """What messages call the source and the target prefix of a row, which is counted from 0."""
+
+    source: Callable[[int], str]
+    prefix: Callable[[int], str]
+
+
+def line_number(row: int) -> str:
+    return f"line {row + 1:,}"
+
+
+LINES = Places(line_number, line_number)
+
+
+class SentenceReader:
+    """Texts in, sentences out.
+
+    Attributes: `cut` counts the sources so far that were longer than the model reads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        template: TextTemplate,
+        *,
+        max_source: int,
+        max_prefix: int,
+        max_new_tokens: int,
+        length_margin: int | None,
+        too_long: TooLong = "error",
+    ) -> None:
+        """`max_source`: ids, special ones included; `max_prefix`: ids of a text that the translation begins with."""
+        self._tokenizer, self._target_tokenizer, self._template = tokenizer, target_tokenizer, template
+        self._max_source, self._max_prefix = max_source, max_prefix
+        self._max_new_tokens, self._length_margin = max_new_tokens, length_margin
+        self._too_long = too_long
+        self._starts: dict[str, tuple[int, ...]] = {"": ()}  # each prefix once: often all lines have the same
+        self.cut = 0
+
+    def read(
+        self,
+        texts: Sequence[str],
+        target_prefixes: Sequence[str] | None,
+        *,
+        first_row: int = 0,
+        too_long: TooLong | None = None,
+        places: Places = LINES,
+    ) -> list[Sentence]:
+        """One sentence for each text. `first_row` is the number of the first, for `places`; `too_long` None: its own.
+
+        Raises InputError for a source (unless `too_long` is cut) or a prefix that is too long, and for a prefix with
+        tokens that the target's vocabulary does not know.
+        """
+        prefixes = [""] * len(texts) if target_prefixes is None else target_prefixes
+        if len(prefixes) != len(texts):
+            raise ValueError(f"{len(texts)} texts and {len(prefixes)} target prefixes: expected one for each")
+        cut = (too_long or self._too_long) == "cut"
+        encoded = self._tokenizer.encode_batch(["" if not text.strip() else text for text in texts])
+        sentences = []
+        for row, (ids, prefix) in enumerate(zip(encoded, prefixes, strict=True), start=first_row):
+            fitting = self._cut(ids) if cut else self._checked(ids, row, places)
+            sentences.append(self._sentence(fitting, self._start(prefix, row, places)))
+        return sentences
+
+    def check_sources(self, texts: Sequence[str], *, first_row: int, places: Places) -> None:
+        """Raise InputError for a text that `read` would refuse as too long: none where too long texts are cut.
+
+        Tokenises only what has more bytes than the model reads tokens: no token stands for less than a byte. (Where
+        normalisation makes a text longer, `read` is the one to notice.)
+        """
+        if self._too_long == "cut":
+            return
+        long = [(row, text) for row, text in enumerate(texts, start=first_row) if len(text.encode()) >= self._room]
+        for (row, _), ids in zip(long, self._tokenizer.encode_batch([text for _, text in long]), strict=True):
+            self._checked(ids, row, places)
+
+    def check_prefixes(self, prefixes: Iterable[str], *, places: Places) -> None:
+        """Raise InputError for a target prefix that `read` would refuse; rows count from 0."""
+        for row, prefix in enumerate(prefixes):
+            self._start(prefix, row, places)
+
+    @property
+    def _room(self) -> int:
+        """For the text's own ids."""
+        return max(0, self._max_source - self._template.num_special)
+
+    def _sentence(self, ids: list[int], prefix: tuple[int, ...]) -> Sentence:
+        template = self._template
+        limit = min(self._max_new_tokens, self._max_prefix - len(prefix) + 1)  # the last one is never read
+        if self._length_margin is not None:
+            limit = max(1, min(limit, len(ids) + self._length_margin))
+        start = len(template.prefix)
+        source = (*template.prefix, *ids, *template.suffix)
+        return Sentence(source, slice(start, start + len(ids)), prefix, limit)
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        self.cut += len(ids) > self._room
+        return ids[: self._room]
+
+    def _checked(self, ids: list[int], row: int, places: Places) -> list[int]:
+        if len(ids) > self._room:
+            raise InputError(
+                f"{places.source(row)}: the source has {len(ids) + self._template.num_special:,} tokens, "
+                f"but the model reads at most {self._max_source:,}",
+                hint="part it into sentences, one a line, or lose its end with --too-long cut",
+            )
+        return ids
+
+    def _start(self, prefix: str, row: int, places: Places) -> tuple[int, ...]:
+        """The ids of a target prefix, checked."""
+        if prefix not in self._starts:
+            ids = self._target_tokenizer.encode(prefix)
+            self._check_prefix(prefix, ids, places.prefix(row))
+            self._starts[prefix] = tuple(ids)
+        return self._starts[prefix]
+
+    def _check_prefix(self, prefix: str, ids: Sequence[int], place: str) -> None:
+        unk = self._target_tokenizer.special.unk
+        if unk is not None and unk in ids:
+            words = [word for word in dict.fromkeys(prefix.split()) if unk in self._target_tokenizer.encode(word)]
+            listed = ", ".join(f"'{_short(word)}'" for word in words[:SHOWN] or [prefix])
+            raise InputError(
+                f"{place}: the target prefix has tokens that the vocabulary does not know: {listed}",
+                hint="an unknown token cannot be forced: spell it as the training data did",
+            )
+        if len(ids) > self._max_prefix:
+            raise InputError(
+                f"{place}: the target prefix has {len(ids):,} tokens, but the model's context has room for "
+                f"{self._max_prefix:,}"
+            )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."

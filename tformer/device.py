@@ -1,0 +1,174 @@
+"""Device, number format, freed memory and cache directory: what a process chooses once about its machine.
+
+Mixed precision (arXiv 1710.03740) is a property of the modules, without autocast: parameters and optimizer state stay
+fp32; the residual stream and every matrix product run in the compute dtype (`tformer.nn.linear` casts the weights);
+norms, softmax and the loss accumulate in fp32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tformer.errors import InputError
+
+
+def default_cache_dir() -> Path:
+    """$TFORMER_CACHE, else tformer/ in $XDG_CACHE_HOME or ~/.cache."""
+    if path := os.environ.get("TFORMER_CACHE"):
+        return Path(path).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "tformer"
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4  # of mallopt(3)
+MAX_MALLOPT_VALUE = 2**31 - 1  # bytes: what fits its argument
+HEAP_GROWTH_BYTES = 2**26  # bytes by which the heap grows at least
+
+
+def keep_freed_memory() -> None:
+    """From now on reuse what is freed, blocks of any size. For a process that computes for long."""
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None:
+        if not tune(
+            M_MMAP_THRESHOLD, MAX_MALLOPT_VALUE
+        ):  # before 2.35 glibc takes no more than 32 MiB: then map no block at all
+            tune(M_MMAP_MAX, 0)
+        tune(M_TRIM_THRESHOLD, MAX_MALLOPT_VALUE)
+        tune(M_TOP_PAD, HEAP_GROWTH_BYTES)
+
+
+def return_free_memory() -> None:
+    """Hand the allocator's free pages back; costs some milliseconds."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+PrecisionName = Literal["fp32", "bf16", "fp16"]
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    probes = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(probe is not None and probe() for probe in probes)
+
+
+PROBE_FLOPS = 4e10
+"""A probe's product has at most so many operations (rows are left out): a fraction of a second on the slowest CPU."""
+
+MIN_SPEEDUP = 1.2
+"""bf16 must multiply this much faster than fp32 to be worth its eight bits of mantissa."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A resolved policy: `name` goes into the run's recipe, `reason` to the user."""
+
+    name: PrecisionName
+    reason: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.name]
+
+
+def matmul_flops_per_second(
+    dtype: torch.dtype, device: torch.device, *, rows: int, inner: int, columns: int, seconds: float = 0.05
+) -> float:
+    """Best rate of a [rows, inner] x [inner, columns] product, in FLOP/s, over about `seconds` of trying.
+
+    On a CPU rows beyond `PROBE_FLOPS` are left out: they change the rate little and the time much.
+    """
+    if device.type == "cpu":
+        inner, columns = min(inner, 8192), min(columns, 8192)
+        rows = max(16, min(rows, int(PROBE_FLOPS / (2 * inner * columns))))
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    right = torch.randn(columns, inner, device=device).to(dtype)
+    best = float("inf")
+    calls = 20 if device.type == "cuda" else 1  # between two waits: a queue hides what starting a kernel takes
+    began = time.perf_counter()
+    tries = 0
+    while tries < 4 or (time.perf_counter() - began < seconds and tries < 200):
+        start = time.perf_counter()
+        for _ in range(calls):
+            torch.nn.functional.linear(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, (time.perf_counter() - start) / calls)
+        tries += 1
+    return 2.0 * rows * inner * columns / best
+
+
+def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: int, d_ff: int) -> Precision:
+    """`auto` measures both formats on the product [rows, d_model] x [d_model, d_ff]; names stand as given."""
+    if name == "fp32":
+        return Precision("fp32", "as asked")
+    if name == "bf16":
+        return Precision("bf16", "as asked")
+    if name == "fp16":
+        return Precision("fp16", "as asked; the loss is scaled dynamically")
+    shape = {"rows": min(rows, 8192), "inner": d_model, "columns": d_ff}
+    # A machine that multiplies bf16 in software would take long over a big probe: 0.02 s each settles it.
+    slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)
+    fast = matmul_flops_per_second(torch.bfloat16, device, **shape, seconds=0.02)
+    rates = f"bf16 multiplies at {fast / 1e9:,.0f} GFLOP/s here, fp32 at {slow / 1e9:,.0f}"
+    if device.type == "cpu" and has_bf16_instructions():
+        return Precision("bf16", f"this CPU has bf16 instructions; {rates}")
+    return Precision("bf16" if fast >= MIN_SPEEDUP * slow else "fp32", rates)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:1` as a device that exists."""
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise InputError(f"unknown device '{name}'", hint="use auto, cpu, cuda or cuda:0")
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(index or 0) >= count:
+            raise InputError(f"device '{name}' is not here: {count} CUDA devices found", hint="use --device cpu")
+    return torch.device(name)
+
+
+class LossScaler:
+    """Dynamic loss scaling for fp16: doubled after `GROWTH_STEPS` finite steps, halved after one that is not."""
+
+    GROWTH_STEPS = 2000
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.scale = 2.0**16 if enabled else 1.0
+        self.enabled = enabled
+        self.finite_steps = 0
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss * self.scale if self.enabled else loss
+
+    def unscale_(self, gradients: list[Tensor]) -> None:
+        if self.enabled:
+            torch._foreach_mul_(gradients, 1.0 / self.scale)
+
+    def update(self, *, finite: bool) -> None:
+        if not self.enabled:
+            return
+        if not finite:
+            self.scale, self.finite_steps = max(1.0, self.scale / 2), 0
+            return
+        self.finite_steps += 1
+        if self.finite_steps % self.GROWTH_STEPS == 0:
+            self.scale *= 2
+
+    def state(self) -> dict[str, float]:
+        return {"scale": self.scale, "finite_steps": self.finite_steps}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        self.scale, self.finite_steps = float(state["scale"]), int(state["finite_steps"])

@@ -1,0 +1,186 @@
+"""Evaluation reports of labelled examples: classification, multi-label classification and regression.
+
+Shapes: N examples, L classes or labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tformer.errors import InputError
+from tformer.evaluation.predict import predict_scores
+from tformer.metrics import (
+    accuracy,
+    bootstrap_interval,
+    confusion_matrix,
+    expected_calibration_error,
+    f1_binary,
+    f1_macro,
+    mcc,
+    micro_scores,
+    multi_label_f1_macro,
+    pearson,
+    per_class,
+    per_label,
+    spearman,
+    subset_accuracy,
+)
+from tformer.metrics.statistics import (
+    f1_macro_rows,
+    mean_rows,
+    pearson_rows,
+    spearman_rows,
+)
+from tformer.objectives.base import Objective
+from tformer.recipe.recipe import Recipe
+
+
+def classification_report(
+    labels: np.ndarray, scores: np.ndarray, names: Sequence[str], *, intervals: bool = True
+) -> dict[str, Any]:
+    """What `scores` [N, L] (before softmax) are worth against `labels` [N]; plain numbers, fit for JSON.
+
+    - loss: mean negative log-likelihood in nats; accuracy; mcc; ece: expected calibration error;
+    - f1: of the last class when there are two, else f1_macro;
+    - precision_macro, recall_macro, f1_macro: means over the classes that occur among labels or predictions;
+    - per_class: {name: {precision, recall, f1, support}}; confusion: rows are labels, columns predictions;
+    - intervals: {accuracy, f1_macro: [low, high]}, 95 % by bootstrap over the examples; left out when not asked for.
+
+    Raises InputError for no examples.
+    """
+    if not len(labels):
+        raise InputError("there is nothing to evaluate: 0 examples")
+    labels = np.asarray(labels, dtype=np.int64)
+    count = len(names)
+    log_p_NL = log_softmax(scores)
+    guesses = scores.argmax(axis=1)
+    confusion = confusion_matrix(labels, guesses, num_classes=count)
+    classes = per_class(labels, guesses, num_classes=count)
+    occurs_L = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+    macro = f1_macro(labels, guesses, num_classes=count)
+    report: dict[str, Any] = {
+        "examples": len(labels),
+        "loss": float(-log_p_NL[np.arange(len(labels)), labels].mean()),
+        "accuracy": accuracy(labels, guesses),
+        "f1": f1_binary(labels, guesses, positive=1) if count == 2 else macro,
+        "f1_macro": macro,
+        "precision_macro": float(np.mean([score.precision for score in classes], where=occurs_L)),
+        "recall_macro": float(np.mean([score.recall for score in classes], where=occurs_L)),
+        "mcc": mcc(labels, guesses),
+        "ece": expected_calibration_error(np.exp(log_p_NL.max(axis=1)), labels == guesses),
+        "per_class": {name: asdict(score) for name, score in zip(names, classes, strict=True)},
+        "confusion": confusion.tolist(),
+    }
+    if intervals:
+        f1_rows = partial(f1_macro_rows, num_classes=count)
+        report["intervals"] = {
+            "accuracy": list(bootstrap_interval(mean_rows, labels == guesses)),
+            "f1_macro": list(bootstrap_interval(f1_rows, labels, guesses)),
+        }
+    return report
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """fp64 [N, L]: log probabilities of scores."""
+    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def multi_label_report(
+    labels: np.ndarray, scores: np.ndarray, names: Sequence[str], *, intervals: bool = True
+) -> dict[str, Any]:
+    """What `scores` [N, L] (before sigmoid; a label is given above 0) are worth against `labels` bool [N, L].
+
+    - loss: mean binary cross-entropy per decision, in nats;
+    - accuracy: share of examples whose labels are all right (subset accuracy);
+    - f1, precision, recall: over all decisions together (micro); f1_macro: mean over the labels that occur;
+    - per_class: {name: {precision, recall, f1, support}};
+    - intervals: {accuracy, f1: [low, high]}, 95 % by bootstrap over the examples; left out when not asked for.
+
+    Raises InputError for no examples.
+    """
+    if not len(labels):
+        raise InputError("there is nothing to evaluate: 0 examples")
+    true_NL, guess_NL = np.asarray(labels, dtype=bool), scores > 0
+    wide_NL = scores.astype(np.float64)
+    micro = micro_scores(true_NL, guess_NL)
+    report: dict[str, Any] = {
+        "examples": len(true_NL),
+        "loss": float(np.logaddexp(0.0, np.where(true_NL, -wide_NL, wide_NL)).mean()),
+        "accuracy": subset_accuracy(true_NL, guess_NL),
+        "f1": micro.f1,
+        "f1_macro": multi_label_f1_macro(true_NL, guess_NL),
+        "precision": micro.precision,
+        "recall": micro.recall,
+        "per_class": {name: asdict(score) for name, score in zip(names, per_label(true_NL, guess_NL), strict=True)},
+    }
+    if intervals:
+        hits_N = (true_NL & guess_NL).sum(axis=1)
+        given_N = true_NL.sum(axis=1) + guess_NL.sum(axis=1)
+        report["intervals"] = {
+            "accuracy": list(bootstrap_interval(mean_rows, (true_NL == guess_NL).all(axis=1))),
+            "f1": list(bootstrap_interval(_micro_f1_rows, hits_N, given_N)),
+        }
+    return report
+
+
+def _micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
+    hits_S, given_S = hits_SN.sum(axis=1), given_SN.sum(axis=1)
+    return np.divide(2 * hits_S, given_S, out=np.zeros(len(hits_S)), where=given_S > 0)
+
+
+def regression_report(labels: np.ndarray, scores: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
+    """What predicted `scores` [N] are worth against `labels` [N]; plain numbers, fit for JSON.
+
+    - loss: mean squared error; mae: mean absolute error; pearson, spearman: correlations;
+    - intervals: {pearson, spearman: [low, high]}, 95 % by bootstrap over the examples; left out when not asked for.
+
+    Raises InputError for fewer than 2 examples, of which there is no correlation.
+    """
+    if len(labels) < 2:
+        raise InputError(f"a correlation needs at least 2 examples, found {len(labels)}")
+    true_N, guess_N = labels.astype(np.float64), scores.astype(np.float64)
+    error_N = guess_N - true_N
+    report: dict[str, Any] = {
+        "examples": len(labels),
+        "loss": float(np.mean(error_N**2)),
+        "mae": float(np.mean(np.abs(error_N))),
+        "pearson": pearson(true_N, guess_N),
+        "spearman": spearman(true_N, guess_N),
+    }
+    if intervals:
+        places = (np.unique(values, return_inverse=True)[1] for values in (true_N, guess_N))
+        report["intervals"] = {
+            "pearson": list(bootstrap_interval(pearson_rows, true_N, guess_N)),
+            "spearman": list(bootstrap_interval(spearman_rows, *places)),
+        }
+    return report
+
+
+REPORTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "classification": classification_report,
+    "multi_label": multi_label_report,
+    "regression": lambda labels, scores, names, **options: regression_report(labels, scores[:, 0], **options),
+}
+BRIEF = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pearson", "spearman", "mae", "examples")
+
+
+def evaluate_labelled(
+    model: Any, objective: Objective, samples: Any, recipe: Recipe, *, should_stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """The figures of a validation during training: one number each, without intervals and tables.
+
+    Errors: InputError from the reports; an interruption gives an empty mapping.
+    """
+    kind = recipe.objectives[0].kind
+    head = "regression" if kind == "regression" else "classifier"
+    scores = predict_scores(model, samples, objective.collate, head=head, should_stop=should_stop)
+    if should_stop():
+        return {}
+    report = REPORTS[kind](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
+    return {name: report[name] for name in BRIEF if name in report}

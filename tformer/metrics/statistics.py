@@ -1,0 +1,136 @@
+"""Correlations (Pearson, Spearman) and percentile bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def pearson(xs: ArrayLike, ys: ArrayLike) -> float:
+    """Covariance over the product of the standard deviations; 0 where one side is constant and it is undefined."""
+    x, y = _pair(xs, ys)
+    if (x == x[0]).all() or (y == y[0]).all():  # exact: the mean of equal numbers may round, leaving noise behind
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
+    return float(np.clip(x @ y, -1.0, 1.0))
+
+
+def spearman(xs: ArrayLike, ys: ArrayLike) -> float:
+    """Pearson's correlation of the ranks; equal values share the mean of their ranks."""
+    x, y = _pair(xs, ys)
+    return pearson(_ranks(x), _ranks(y))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(sizes)
+    return (last - (sizes - 1) / 2)[group]
+
+
+def _pair(xs: ArrayLike, ys: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1 or x.size < 2:
+        raise ValueError(f"expected two equally long lists of at least 2, found shapes {x.shape} and {y.shape}")
+    return x, y
+
+
+SAMPLES = 1000
+LEVEL = 0.95
+CHUNK_ELEMENTS = 2**20  # examples drawn at a time: as many resamples as stay in a processor's cache
+
+
+def bootstrap_interval(
+    statistic: Callable[..., np.ndarray],
+    *arrays: ArrayLike,
+    samples: int = SAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> tuple[float, float]:
+    """(low, high) of a statistic of N examples.
+
+    Args:
+        statistic: of arrays [S, N, ...], each row a resample of all `arrays` alike -> [S] numbers.
+        arrays: each [N, ...].
+
+    Raises ValueError for arrays of unequal lengths, or of none.
+    """
+    columns = [np.asarray(array) for array in arrays]
+    lengths = {len(column) for column in columns}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"expected equal, non-empty lists, found shapes {[column.shape for column in columns]}")
+    size = lengths.pop()
+    rng = np.random.default_rng(seed)
+    values = np.empty(samples)
+    rows = max(1, CHUNK_ELEMENTS // size)
+    for start in range(0, samples, rows):
+        index_SN = rng.integers(0, size, size=(min(rows, samples - start), size), dtype=np.int32)
+        values[start : start + rows] = statistic(*(column[index_SN] for column in columns))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def paired_difference(
+    correct_a: ArrayLike,
+    correct_b: ArrayLike,
+    *,
+    samples: int = 10 * SAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> tuple[float, float, float]:
+    """(mean, low, high) of a's accuracy minus b's, both measured on the same N examples.
+
+    `correct_a` [R, N] and `correct_b` [R', N] say which examples each run got right (or any figure that is averaged
+    over examples). What the runs of a side say of an example is averaged first, then the examples are resampled: the
+    interval is about other examples from the same source, for the runs at hand. It excludes 0 where a and b differ.
+
+    Raises ValueError when the sides are not about the same number of examples.
+    """
+    a_RN, b_RN = np.asarray(correct_a, dtype=np.float64), np.asarray(correct_b, dtype=np.float64)
+    if a_RN.ndim != 2 or b_RN.ndim != 2 or a_RN.shape[1] != b_RN.shape[1] or 0 in a_RN.shape + b_RN.shape:
+        raise ValueError(f"expected [runs, examples] of the same examples, found {a_RN.shape} and {b_RN.shape}")
+    gain_N = a_RN.mean(axis=0) - b_RN.mean(axis=0)
+    low, high = bootstrap_interval(mean_rows, gain_N, samples=samples, seed=seed, level=level)
+    return float(gain_N.mean()), low, high
+
+
+def mean_rows(values_SN: np.ndarray) -> np.ndarray:
+    """[S]: the mean of each resample, the statistic of accuracies and errors."""
+    return values_SN.mean(axis=1)
+
+
+def f1_macro_rows(labels_SN: np.ndarray, predictions_SN: np.ndarray, *, num_classes: int) -> np.ndarray:
+    """[S]: `f1_macro` of each resample."""
+    hits_SK = _counts(np.where(labels_SN == predictions_SN, labels_SN, num_classes), num_classes + 1)[:, :-1]
+    totals_SK = _counts(labels_SN, num_classes) + _counts(predictions_SN, num_classes)
+    f1_SK = np.divide(2 * hits_SK, totals_SK, out=np.zeros(hits_SK.shape), where=totals_SK > 0)
+    return f1_SK.sum(axis=1) / (totals_SK > 0).sum(axis=1)
+
+
+def pearson_rows(xs_SN: np.ndarray, ys_SN: np.ndarray) -> np.ndarray:
+    """[S]: `pearson` of each resample."""
+    x_SN, y_SN = (side - side.mean(axis=1, keepdims=True) for side in (xs_SN, ys_SN))
+    varied_S = (np.ptp(xs_SN, axis=1) > 0) & (np.ptp(ys_SN, axis=1) > 0)
+    norms_S = np.sqrt(np.einsum("sn,sn->s", x_SN, x_SN) * np.einsum("sn,sn->s", y_SN, y_SN))
+    return np.divide(np.einsum("sn,sn->s", x_SN, y_SN), norms_S, out=np.zeros(len(norms_S)), where=varied_S)
+
+
+def spearman_rows(x_groups_SN: np.ndarray, y_groups_SN: np.ndarray) -> np.ndarray:
+    """[S]: `spearman` of each resample; every value is given as its place 0, 1, ... among the distinct ones."""
+    return pearson_rows(_mean_ranks(x_groups_SN), _mean_ranks(y_groups_SN))
+
+
+def _mean_ranks(groups_SN: np.ndarray) -> np.ndarray:
+    """Ranks within each row, equal values sharing the mean of theirs, without sorting."""
+    sizes_SG = _counts(groups_SN, int(groups_SN.max()) + 1)
+    ranks_SG = np.cumsum(sizes_SG, axis=1) - (sizes_SG - 1) / 2
+    return np.take_along_axis(ranks_SG, groups_SN.astype(np.int64), axis=1)
+
+
+def _counts(values_SN: np.ndarray, size: int) -> np.ndarray:
+    """[S, size]: how often each of 0 ... size - 1 stands in each row."""
+    rows = len(values_SN)
+    offset_SN = values_SN + np.arange(rows)[:, None] * size
+    return np.bincount(offset_SN.ravel(), minlength=rows * size).reshape(rows, size)

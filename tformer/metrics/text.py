@@ -1,0 +1,157 @@
+"""Text metrics: perplexity, bits per byte, BLEU and chrF (sacrebleu)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tformer.errors import InputError, did_you_mean
+
+
+def perplexity(mean_nll_nats: float) -> float:
+    """exp of the mean negative log-likelihood per token; infinite where a float cannot hold it."""
+    try:
+        return math.exp(mean_nll_nats)
+    except OverflowError:
+        return math.inf
+
+
+def bits_per_byte(nll_sum_nats: float, num_bytes: int) -> float:
+    """nats / ln 2 / bytes: the bits a coder with this model spends on each UTF-8 byte of the text."""
+    if num_bytes <= 0:
+        raise ValueError(f"bits per byte needs at least one byte, found {num_bytes}")
+    return nll_sum_nats / math.log(2) / num_bytes
+
+
+TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "moses")
+MOSES = "moses"  # moses:de has the rules of German
+TOKENISED_END = (" .", " ?", " !")
+TOKENISED_SHARE = 0.5  # of the texts that end in such a sign
+
+
+@dataclass(frozen=True)
+class CorpusScore:
+    """A score from 0 to 100 and how it was computed."""
+
+    score: float
+    signature: str
+
+
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+) -> CorpusScore:
+    """Corpus BLEU of one reference per hypothesis.
+
+    `tokenize`: sacrebleu's 13a, intl, zh, ja-mecab, ko-mecab, char or none; or `moses` (English) and `moses:LANGUAGE`,
+    which need the package sacremoses.
+
+    Raises InputError for an unknown tokenizer and for a package that is not installed.
+    """
+    _check(hypotheses, references)
+    if tokenize.partition(":")[0] == MOSES:
+        return _moses_bleu(hypotheses, references, language=tokenize.partition(":")[2] or "en", lowercase=lowercase)
+    return _sacrebleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
+
+
+def require_tokenizer(tokenize: str) -> None:
+    """Refuse before any work what `bleu` would refuse after it. Raises InputError."""
+    bleu(["."], ["."], tokenize=tokenize)
+
+
+def chrf(
+    hypotheses: Sequence[str], references: Sequence[str], *, word_order: int = 0, lowercase: bool = False
+) -> CorpusScore:
+    """Corpus chrF of one reference per hypothesis; `word_order=2` is chrF++."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    _check(hypotheses, references)
+    metric = CHRF(word_order=word_order, lowercase=lowercase)
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return CorpusScore(float(score.score), str(metric.get_signature()))
+
+
+def sequence_accuracy(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
+    """The share of hypotheses that are their reference; how much white space parts the words makes no difference."""
+    _check(hypotheses, references)
+    pairs = zip(hypotheses, references, strict=True)
+    return sum(same_text(hypothesis, reference, lowercase=lowercase) for hypothesis, reference in pairs) / len(
+        references
+    )
+
+
+def same_text(hypothesis: str, reference: str, *, lowercase: bool = False) -> bool:
+    """Whether two texts have the same words in the same order."""
+    if lowercase:
+        hypothesis, reference = hypothesis.lower(), reference.lower()
+    return hypothesis.split() == reference.split()
+
+
+def tokenised_note(hypotheses: Sequence[str], references: Sequence[str]) -> str | None:
+    """What to tell somebody whose texts look tokenised already ("a dog ."): their BLEU is nobody else's."""
+    for name, texts in (("outputs", hypotheses), ("references", references)):
+        ended = [text for text in map(str.rstrip, texts) if text.endswith((".", "?", "!"))]
+        parted = sum(text.endswith(TOKENISED_END) for text in ended)
+        if len(ended) > 1 and parted > TOKENISED_SHARE * len(ended):
+            return (
+                f"{parted:,} of {len(texts):,} {name} end in a sign of their own (' .'): they look tokenised, "
+                "and BLEU of tokenised texts cannot be compared with others"
+            )
+    return None
+
+
+def _sacrebleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    tokenize: str,
+    lowercase: bool,
+) -> CorpusScore:
+    from sacrebleu.metrics.bleu import BLEU
+
+    if tokenize not in TOKENIZERS:
+        raise InputError(f"unknown tokenizer of BLEU '{tokenize}'", hint=did_you_mean(tokenize, TOKENIZERS))
+    try:
+        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # its warning: `tokenised_note`
+    except (ImportError, RuntimeError) as error:
+        package = tokenize.partition("-")[0]
+        raise InputError(
+            f"BLEU with the tokenizer {tokenize} needs a package that is not installed",
+            hint=f"pip install sacrebleu[{package}]",
+        ) from error
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return CorpusScore(float(score.score), str(metric.get_signature()))
+
+
+def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool) -> CorpusScore:
+    """In the order of the published files (`lc.norm.tok`): lowercased, normalised, tokenised."""
+    moses = _sacremoses()
+    normalise = moses.MosesPunctNormalizer(lang=language).normalize
+    tokenise = moses.MosesTokenizer(lang=language).tokenize
+
+    def prepared(text: str) -> str:
+        text = text.lower() if lowercase else text
+        return str(tokenise(normalise(text), return_str=True, escape=False))
+
+    sides = [[prepared(text) for text in texts] for texts in (hypotheses, references)]
+    plain = _sacrebleu(*sides, tokenize="none", lowercase=lowercase)
+    version = getattr(moses, "__version__", None)
+    parts = [plain.signature, f"{MOSES}:{language}", *([f"sacremoses:{version}"] if version else [])]
+    return CorpusScore(plain.score, "|".join([*parts, *(["lc"] if lowercase else [])]))
+
+
+def _sacremoses() -> Any:
+    try:
+        import sacremoses
+    except ImportError as error:
+        raise InputError(
+            "BLEU with the tokenizer moses needs the package sacremoses, which is not installed",
+            hint="pip install sacremoses",
+        ) from error
+    return sacremoses
+
+
+def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"expected one reference per hypothesis, found {len(hypotheses)} and {len(references)}")

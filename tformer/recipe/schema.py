@@ -1,0 +1,208 @@
+"""The recipe's schema: keys, types and defaults by path, and the JSON schema for editors.
+
+Both pydantic sections and the option dataclasses of `nn` and `objectives` are supported.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.yaml_text import KeyPath
+
+
+class SchemaField(NamedTuple):
+    """One key of a section: its type, and its default as plain YAML data (`MISSING` if it must be given)."""
+
+    annotation: Any
+    default: Any
+
+
+MISSING = dataclasses.MISSING
+
+
+@cache
+def fields_of(section: Any) -> dict[str, SchemaField]:
+    """The keys of a section or options class, as they are written in YAML."""
+    if issubclass(section, BaseModel):
+        return {
+            field.alias or name: SchemaField(field.annotation, _plain(field.get_default(call_default_factory=True)))
+            for name, field in section.model_fields.items()
+        }
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: SchemaField(hints[field.name], _plain(field.default)) for field in dataclasses.fields(section)}
+
+
+def sections_in(annotation: Any) -> tuple[type, ...]:
+    """The section and options classes that a value of this type may be; not those inside its lists."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
+        return (annotation,)
+    if get_origin(annotation) is Annotated:
+        return sections_in(get_args(annotation)[0])
+    if get_origin(annotation) in (tuple, dict, Literal):
+        return ()
+    return tuple(section for part in get_args(annotation) for section in sections_in(part))
+
+
+def field_at(path: KeyPath, data: Any) -> SchemaField | None:
+    """The schema of the value at `path`; `data`, the recipe so far, tells which kinds stand on the way."""
+    field: SchemaField | None = SchemaField(Recipe, MISSING)
+    node = data
+    for name in path:
+        if field is None:
+            return None
+        sections = _of_kind(sections_in(field.annotation), node)
+        if sections:
+            field = next((fields_of(section)[name] for section in sections if name in fields_of(section)), None)
+        else:
+            field = _item_field(field.annotation)
+        node = _step(node, name)
+    return field
+
+
+def sections_at(path: KeyPath, data: Any) -> tuple[type, ...]:
+    """The classes that may stand at `path`: one, or all of a tagged union while its `kind` is not known."""
+    field = field_at(path, data)
+    return () if field is None else _of_kind(sections_in(field.annotation), value_at(path, data))
+
+
+def keys_at(path: KeyPath, data: Any) -> tuple[str, ...]:
+    """Every key that may stand in the mapping at `path`."""
+    return tuple(dict.fromkeys(key for section in sections_at(path, data) for key in fields_of(section)))
+
+
+def keys_of_kind(path: KeyPath, kind: Any, data: Any) -> tuple[str, ...]:
+    """The keys that the mapping at `path` may hold when it is of this kind; empty for an unknown kind."""
+    field = field_at(path, data)
+    sections = () if field is None else sections_in(field.annotation)
+    return tuple(key for section in sections if kind in kinds_of(section) for key in fields_of(section))
+
+
+def kinds_of(section: type) -> tuple[Any, ...]:
+    """The values that a class allows for `kind`."""
+    field = fields_of(section).get("kind")
+    return () if field is None else get_args(field.annotation)
+
+
+def shorthand_at(path: KeyPath, data: Any) -> str | None:
+    """The key of the mapping at `path` that a bare value there stands for (`layerdrop: 0.2` is its `rate`), if any."""
+    found = (getattr(section, "SHORTHAND", None) for section in sections_at(path, data))
+    return next((key for key in found if key is not None), None)
+
+
+def default_kind(path: KeyPath, data: Any) -> Any:
+    """The `kind` that a mapping at `path` has when it does not say; None where the schema has no default."""
+    field = field_at(path, data)
+    if field is None:
+        return None
+    if isinstance(field.default, dict) and "kind" in field.default:
+        return field.default["kind"]
+    sections = sections_in(field.annotation)
+    kind = fields_of(sections[0]).get("kind") if len(sections) == 1 else None
+    return None if kind is None else kind.default
+
+
+def known_paths() -> Iterator[KeyPath]:
+    """Every key outside lists, for suggestions across sections: `optimizer.lr`, `model.decoder.dropout`, ..."""
+    return _walk(Recipe, ())
+
+
+def _walk(section: type, path: KeyPath) -> Iterator[KeyPath]:
+    for name, field in fields_of(section).items():
+        yield (*path, name)
+        for inner in sections_in(field.annotation):
+            yield from _walk(inner, (*path, name))
+
+
+def all_sections() -> tuple[type, ...]:
+    """Every section and options class of the schema, the recipe first."""
+    found: dict[type, None] = {Recipe: None}
+    waiting: list[type] = [Recipe]
+    for section in waiting:
+        for field in fields_of(section).values():
+            item = _item_field(field.annotation)
+            for inner in (*sections_in(field.annotation), *(sections_in(item.annotation) if item else ())):
+                if inner not in found:
+                    found[inner] = None
+                    waiting.append(inner)
+    return tuple(found)
+
+
+def _of_kind(sections: tuple[type, ...], node: Any) -> tuple[type, ...]:
+    kind = node.get("kind") if isinstance(node, Mapping) else None
+    chosen = tuple(section for section in sections if kind in kinds_of(section))
+    return chosen if len(sections) > 1 and chosen else sections
+
+
+def _item_field(annotation: Any) -> SchemaField | None:
+    """The schema of what a list or mapping of that type holds."""
+    if get_origin(annotation) is Annotated:
+        return _item_field(get_args(annotation)[0])
+    if get_origin(annotation) is tuple:
+        return SchemaField(get_args(annotation)[0], MISSING)
+    if get_origin(annotation) is dict:
+        return SchemaField(get_args(annotation)[1], MISSING)
+    return next((found for part in get_args(annotation) if (found := _item_field(part)) is not None), None)
+
+
+def _step(node: Any, name: str) -> Any:
+    if isinstance(node, Mapping):
+        return node.get(name)
+    if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+        return node[int(name)]
+    return None
+
+
+def value_at(path: KeyPath, data: Any) -> Any:
+    """What plain data holds at `path`; None where there is nothing."""
+    for name in path:
+        data = _step(data, name)
+    return data
+
+
+def _plain(default: Any) -> Any:
+    return MISSING if default is PydanticUndefined or default is MISSING else to_jsonable_python(default, by_alias=True)
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of recipe files. Nothing is required at the top: a preset may supply it."""
+    schema = Recipe.model_json_schema(by_alias=True, mode="validation")
+    schema.pop("required")
+    definitions = schema["$defs"]
+    for section in all_sections():
+        definition = schema if section is Recipe else definitions[section.__name__]
+        for name, comment in field_comments(section):
+            field = definition["properties"].get(name)
+            if field is not None:
+                field.setdefault("description", comment)
+    described = {"title": "tformer recipe", "description": "Everything that defines a run of tformer."}
+    return {"$schema": DIALECT, **schema, **described}
+
+
+def field_comments(section: type) -> Iterator[tuple[str, str]]:
+    """The name of each field of a class that has a comment at the end of its line, and that comment."""
+    source = textwrap.dedent(inspect.getsource(section))
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno in comments:
+            yield node.target.id, comments[node.end_lineno]

@@ -1,0 +1,168 @@
+"""The sections `data`, `optimizer`, `schedule`, `training` and `generation` of a recipe, and the base class of
+sections.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Unknown keys are errors, values never change after validation, NaN and infinity are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+
+class Columns(Section):
+    """Columns of csv, tsv, jsonl and parquet files: names, or numbers counted from 0."""
+
+    text: str | int | None = None
+    text2: str | int | None = None
+    label: str | int | None = None
+    source: str | int | None = None
+    target: str | int | None = None
+
+
+class SourceSpec(Section):
+    """One place that text comes from: a file, folder or glob, `-` for standard input, or `builtin:NAME`."""
+
+    path: str
+    target_path: str | None = None  # the other side of aligned files
+    # share of a mixture; null everywhere: in proportion to the tokens, of pairs to their number
+    weight: PositiveFloat | None = None
+    prefix: str = ""  # text-to-text tasks
+    task: str | None = None
+
+
+class Data(Section):
+    train: tuple[SourceSpec, ...] = ()  # empty: the built-in source of the objective
+    valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
+    valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
+    columns: Columns = Columns()
+    errors: Literal["strict", "replace"] = "strict"  # invalid UTF-8
+    packing: Literal["concat", "documents", "none"] = "concat"  # none: one document an example, padded
+    document_mask: bool = False  # packed documents do not see each other
+    padding: Literal["right", "left", "random"] = "right"
+    pad_to: Literal["longest", "max"] = "longest"
+    seq_len: Positive | None = None  # null: model.max_seq_len
+    sort_window: NonNegative = 0  # examples sorted by length inside windows of this many; 0: not sorted
+    target_seq_len: Positive | None = None  # pairs: of the target; null: seq_len
+    overlong: Literal["drop", "truncate"] = "drop"  # what becomes of pairs longer than that
+    max_length_ratio: PositiveFloat | None = None  # pairs whose longer side has more times the tokens are left out
+    labels: tuple[str, ...] = ()  # label names in order; empty: found in the data
+    label_separator: str = "|"  # between the labels of one example (multi_label)
+    truncation: Literal["head", "tail", "head_tail"] = "head"  # which part of a text longer than seq_len is kept
+    # of labelled examples without data.valid: a fixed drawing with every label's share, or the last ones
+    valid_split: Literal["stratified", "last"] = "stratified"
+    image_mean: tuple[float, ...] = ()  # per channel, of values in [0, 1]; empty: the training images'
+    image_std: tuple[float, ...] = ()
+    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()
+
+
+class ParameterGroup(Section):
+    """Overrides for the parameters whose names match a glob, for example `embedding.*`."""
+
+    match: str
+    lr_scale: NonNegativeFloat = 1.0
+    weight_decay: NonNegativeFloat | None = None
+    frozen: bool = False
+
+
+class Optimizer(Section):
+    """`lr` is the peak rate; for `muon`, `lr` drives the hidden matrices and `adam_lr` everything else."""
+
+    kind: Literal["adamw", "adam", "muon"] = "adamw"
+    lr: PositiveFloat = 3.0e-4
+    adam_lr: PositiveFloat | None = None  # muon only; null: lr
+    betas: tuple[Probability, Probability] = (0.9, 0.95)
+    eps: PositiveFloat = 1.0e-8
+    weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
+    momentum: Probability = 0.95  # muon only
+    clip_grad_norm: PositiveFloat | None = 1.0
+    groups: tuple[ParameterGroup, ...] = ()
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Schedule(Section):
+    """Multiplies the optimizer's rates; `warmup_steps` belongs to every kind."""
+
+    kind: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"] = "cosine"
+    warmup_steps: NonNegative = 0
+    warmup_ratio: Probability = 0.0  # of the steps, where warmup_steps is 0
+    decay_steps: Positive | None = None  # null: training.max_steps
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd; of plateau too
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the last part, which decays
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # plateau
+    patience: NonNegative = 3  # plateau: validations without a better loss
+
+
+class EarlyStopping(Section):
+    patience: Positive = 5
+    min_delta: NonNegativeFloat = 0.0
+
+
+class Training(Section):
+    max_steps: Positive = 10000
+    max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
+    max_minutes: PositiveFloat | None = None
+    batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
+    batch_tokens: Positive | None = None  # instead of batch_size; of pairs those of the longer side
+    grad_accum: Positive = 1
+    eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
+    save_every: Positive | None = 500  # null: with every validation
+    save_every_minutes: PositiveFloat | None = None
+    keep_last: Positive = 2
+    log_every: Positive = 10
+    sample_every: NonNegative | None = None  # null: with every validation; 0: never
+    sample_prompt: str = ""
+    early_stopping: EarlyStopping | None = None
+    best_metric: Literal[
+        "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
+    ] = "loss"
+    valid_beam_size: NonNegative = 1  # pairs: how validation decodes; 1: greedy, 0: not at all
+    valid_sentences: Positive | None = None  # pairs: so many are decoded; null: all
+    ema_decay: Probability | None = None
+    activation_checkpointing: bool = False
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    device: str = "auto"
+    threads: Annotated[int, Field(gt=0, le=4096)] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_batch_size(self) -> Training:
+        if (self.batch_size is None) == (self.batch_tokens is None):
+            found = "neither" if self.batch_size is None else f"{self.batch_size} and {self.batch_tokens}"
+            raise ValueError(f"batch_size and batch_tokens: found {found}, expected one of the two (the other null)")
+        return self
+
+
+class Generation(Section):
+    """Defaults of `tformer generate` for this model; flags override them."""
+
+    max_new_tokens: Positive = 200
+    temperature: NonNegativeFloat = 1.0  # 0: greedy
+    top_k: NonNegative = 0  # 0: off
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Probability = 0.0
+    repetition_penalty: PositiveFloat = 1.0
+    no_repeat_ngram: NonNegative = 0
+    min_new_tokens: NonNegative = 0
+    length_margin: NonNegative | None = None  # encoder-decoders: at most so many tokens more than the source has
+    beam_size: Positive = 1
+    length_penalty: float = 1.0
+    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
+    coverage_penalty: NonNegativeFloat = 0.0
+    stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
+    beam_groups: Positive = 1
+    diversity_penalty: NonNegativeFloat = 0.0
+    suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never written; null: pad and what a text starts from
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[NonNegative, ...] = ()  # ids that end a text as the end of sequence does (Llama 3 has several)

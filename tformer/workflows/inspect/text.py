@@ -1,0 +1,211 @@
+"""Text output of `tformer inspect`: tree with numbers, cost, tensor shapes; for 60 columns or more."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from tformer.workflows.inspect import Node, Report, Trace, Verdict
+from tformer.workflows.inspect.symbols import NAMES, shown
+
+PARAMETERS, FLOPS = "parameters", "FLOPs/token"
+LEAST_MEANING = 18  # columns: with fewer, what a tensor means stands beneath it
+SCALE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Three digits and a power of ten: 1.23 GB, 875 M."""
+    power = 0
+    while value >= 999.5 and power < len(SCALE) - 1:
+        value, power = value / 1000, power + 1
+    digits = f"{value:.0f}" if power == 0 and value == int(value) else f"{value:.3g}"
+    return f"{digits} {SCALE[power]}{unit}".rstrip()
+
+
+def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[str]:
+    """Name, tree, operations, memory and cache."""
+    subject = report.subject
+    beside = f" and {report.generator_parameters:,} of the generator" if report.generator_parameters else ""
+    yield from textwrap.wrap(f"{subject.name}: {report.parameters:,} parameters{beside}", width)
+    yield from _note_lines(subject.notes, width)
+    yield ""
+    for tree in report.trees:
+        yield from tree_lines(tree, width=width, depth=depth, tokens=subject.tokens)
+    if any("(× " in row for tree in report.trees for row in tree_lines(tree, width=width, depth=depth, tokens=1)):
+        yield "beneath (× n): numbers of one of the n"
+    for alias, owner in report.tied.items():
+        yield from textwrap.wrap(f"tied, counted once: {alias} is {owner}", width, subsequent_indent="  ")
+    for side, heads in report.heads.items():
+        if len(set(heads)) > 1:
+            yield from textwrap.wrap(f"heads of the {side}'s layers: {' '.join(map(str, heads))}", width)
+    yield ""
+    yield from _cost_lines(report, width)
+
+
+def _note_lines(notes: Sequence[str], width: int) -> Iterator[str]:
+    for note in notes:
+        yield from textwrap.wrap(f"note: {note}", width, subsequent_indent="  ")
+
+
+def tree_lines(tree: Node, *, width: int, depth: int | None, tokens: int) -> Iterator[str]:
+    """A line for each module: name, sizes, parameters, operations per token of the forward pass."""
+    rows = list(_tree_rows(tree, "", "", 0, depth, tokens))
+    exact = max(len(row[2]) for row in rows)
+    compact = max(len(row[3]) for row in rows)
+    room = max(len(row[0]) for row in rows)
+    full = room + max(exact, len(PARAMETERS)) + len(FLOPS) + 4 <= width
+    numbers = max(exact if full else compact, len(PARAMETERS))
+    left = min(width - numbers - len(FLOPS) - 4, max(len(f"{row[0]}  {row[1]}") for row in rows))
+    yield f"{'':<{left}}  {PARAMETERS:>{numbers}}  {FLOPS}"
+    for name, detail, parameters, short, flops in rows:
+        text = f"{name}  {detail}".rstrip()
+        text = text if len(text) <= left else name[:left]
+        yield f"{text:<{left}}  {parameters if full else short:>{numbers}}  {flops:>{len(FLOPS)}}".rstrip()
+
+
+def _tree_rows(
+    node: Node, branch: str, rest: str, level: int, depth: int | None, tokens: int
+) -> Iterator[tuple[str, str, str, str, str]]:
+    """(indented name, sizes, parameters, the same in short, operations)."""
+    count = f" (× {node.count})" if node.count > 1 else ""
+    detail = node.detail or (node.kind.removesuffix("Positions").lower() if node.kind.endswith("Positions") else "")
+    mark = "tied" if node.tied and not node.parameters else ""
+    plus = "+ tied" if node.tied and node.parameters else ""
+    full = mark or f"{node.parameters:,}"
+    short = mark or amount(node.parameters)
+    flops = amount(node.flops / tokens) if node.flops else ""
+    name = "layers" if node.kind == "ModuleList" and node.name == "blocks" else node.name
+    yield f"{branch}{name}{count}", f"{detail} {plus}".strip(), full, short, flops
+    if depth is not None and level >= depth:
+        return
+    for number, child in enumerate(node.children):
+        is_last = number == len(node.children) - 1
+        yield from _tree_rows(
+            child, rest + ("└ " if is_last else "├ "), rest + ("  " if is_last else "│ "), level + 1, depth, tokens
+        )
+
+
+def _cost_lines(report: Report, width: int) -> Iterator[str]:
+    subject, flops, memory = report.subject, report.flops, report.memory
+    lengths = f"{subject.source_length:,}"
+    if subject.has_both:
+        lengths = f"({lengths} + {subject.target_length:,})"
+    many = f"{report.examples_per_step:,} × {lengths}"
+    unit = "image" if subject.recipe.model.patches is not None else "example"
+    rows = [
+        ("FLOPs, a multiplication and an addition being two", ""),
+        ("  forward, a token", amount(flops.forward / subject.tokens)),
+        (f"  forward, an {unit} of {lengths}", amount(flops.forward)),
+        ("  training, a token", amount(flops.training / subject.tokens)),
+        (f"  training, a step of {many}", amount(flops.training * report.examples_per_step)),
+        ("", ""),
+        (f"memory to train {subject.batch_size:,} × {lengths} at a time", ""),
+        ("  weights, fp32", amount(memory.weights, "B")),
+        ("  gradients, fp32", amount(memory.gradients, "B")),
+        (f"  optimizer ({subject.recipe.optimizer.kind})", amount(memory.optimizer, "B")),
+        (f"  activations, {_precision(report)}", amount(memory.activations, "B")),
+    ]
+    rows += [
+        (f"  {what}", amount(value, "B"))
+        for what, value in (
+            (f"weights in {_precision(report)}", memory.copies),
+            ("workspace", memory.workspace),
+            ("held by the C library", memory.held),
+        )
+        if value
+    ]
+    rows.append((f"  in all, on {'a CPU' if subject.device == 'cpu' else 'a GPU'}", amount(memory.total, "B")))
+    cache = report.cache
+    if cache is not None:
+        rows += [("", ""), (f"cache to decode one sequence, {_precision(report)}", "")]
+        rows.append(("  a token", amount(cache.per_token, "B")))
+        if cache.constant:
+            rows.append(("  whatever the length", amount(cache.constant, "B")))
+        if cache.per_source_token:
+            rows.append(("  a token of the source", amount(cache.per_source_token, "B")))
+        at = cache.at(subject.target_length, subject.source_length)
+        rows.append((f"  {lengths} tokens", amount(at, "B")))
+    left = max(len(name) for name, value in rows if value)
+    for name, value in rows:
+        yield f"{name:<{left}}  {value:>9}".rstrip() if value else name
+
+
+def _precision(report: Report) -> str:
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[str(report.subject.dtype).removeprefix("torch.")]
+
+
+def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Each tensor: its shape in numbers and in letters, and what it is."""
+    if tokens:
+        yield from textwrap.wrap("tokens: " + " ".join(tokens), width, subsequent_indent="  ")
+        yield ""
+    steps = [step for section in trace.sections for step in section.steps]
+    numbers = max(len(_numbers(step.shape)) for step in steps)
+    letters = max(len(_letters(step.symbols)) for step in steps)
+    names = max(len(step.name) for step in steps)
+    left = 2 + numbers + 2 + letters + 2 + names + 2
+    stacked = width - left < LEAST_MEANING
+    yield from _legend(trace, width)
+    for section in trace.sections:
+        yield ""
+        yield from textwrap.wrap(_title(section.title, section.layers), width)
+        part = ""
+        for step in section.steps:
+            if step.part != part:
+                part = step.part
+                yield f" {part}"
+            line = f"  {_numbers(step.shape):<{numbers}}  {_letters(step.symbols):<{letters}}  {step.name}"
+            if not stacked:
+                first, *others = textwrap.wrap(step.meaning, width - left)
+                yield f"{line:<{left}}{first}"
+                yield from (f"{'':<{left}}{other}" for other in others)
+            else:
+                yield line.rstrip()
+                yield from textwrap.wrap(step.meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def _legend(trace: Trace, width: int) -> Iterator[str]:
+    """What each letter stands for, with its number where it is the same everywhere."""
+    found: dict[str, set[int]] = {}
+    for section in trace.sections:
+        for step in section.steps:
+            for symbol, size in zip(step.symbols, step.shape, strict=True):
+                for letter in filter(str.isalpha, symbol):
+                    found.setdefault(letter, set()).update([size] if symbol == letter else ())
+    for letter, sizes in found.items():
+        if not sizes and letter in trace.sizes:
+            sizes.add(trace.sizes[letter])
+    entries = [
+        f"{letter}{f' = {min(found[letter])}' if len(found[letter]) == 1 else ''} {NAMES[letter]}"
+        for letter in NAMES
+        if letter in found
+    ]
+    # An entry is not torn in two.
+    lines = textwrap.wrap(", ".join(entry.replace(" ", "\u00a0") for entry in entries), width)
+    yield from (line.replace("\u00a0", " ") for line in lines)
+
+
+def _title(title: str, layers: Sequence[int]) -> str:
+    if not layers:
+        return title
+    more = len(layers) - 1
+    others = "" if not more else f" (× {more} more alike: {layers[1]}-{layers[-1]})"
+    if more == 1 or (more and layers[-1] - layers[0] != more):
+        others = f" (× {more} more alike: {', '.join(map(str, layers[1:]))})"
+    return f"{title}, layer {layers[0]}{others}"
+
+
+def _numbers(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "1 number"
+
+
+def _letters(symbols: Sequence[str]) -> str:
+    return " ".join(map(shown, symbols))
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """One line for each problem, or for each folder that has none."""
+    for verdict in verdicts:
+        if not verdict.problems:
+            yield f"{verdict.path}: ok ({verdict.tensors:,} tensors, {amount(verdict.bytes, 'B')})"
+        yield from (f"{verdict.path}: {problem}" for problem in verdict.problems)
