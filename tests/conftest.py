@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer.nn.products import bring
+from tformer.nn.products import set_kernels
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 
@@ -48,9 +48,9 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 @pytest.fixture(autouse=True)
 def _kernels_of_nobody() -> Iterator[None]:
-    """What a command brought for its process, the next test has not."""
+    """What a command get_kernels for its process, the next test has not."""
     yield
-    bring(None)
+    set_kernels(None)
 
 
 @pytest.fixture
