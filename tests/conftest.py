@@ -47,8 +47,8 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 
 @pytest.fixture(autouse=True)
-def _kernels_of_nobody() -> Iterator[None]:
-    """What a command get_kernels for its process, the next test has not."""
+def _no_kernels_left_over() -> Iterator[None]:
+    """Kernels set by one test are not visible in the next."""
     yield
     set_kernels(None)
 

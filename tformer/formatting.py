@@ -38,12 +38,12 @@ def short_count(count: int) -> str:
     return str(count)
 
 
-def rate(per_second: float) -> str:
+def short_rate(per_second: float) -> str:
     """12,345 as 12.3k, 950.2 as 950."""
     return f"{per_second / 1000:.1f}k" if per_second >= 1000 else f"{per_second:.0f}"
 
 
-def factor(value: float) -> str:
+def ratio(value: float) -> str:
     """Three digits: 0.081 x, 11.4 x."""
     return f"{_three_digits(value)} x"
 

@@ -33,7 +33,7 @@ BATCH_MOMENTUM = 0.1  # the weight of the newest batch in the running statistics
 
 
 class Norm(nn.Module):
-    """Base class: a gain `weight` [D] and a `bias` [D] in fp32, each None where the options or the kind leave it out."""
+    """Base class: a gain `weight` [D] and a `bias` [D] in fp32, each None where the options or the kind omit it."""
 
     has_bias: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False

@@ -48,13 +48,13 @@ _kernels: Kernels | None = None
 
 
 def set_kernels(kernels: Kernels | None) -> None:
-    """From now on use these, in this process; None: PyTorch's alone."""
+    """Use these C kernels from now on in this process; None: only PyTorch's operators."""
     global _kernels
     _kernels = kernels
 
 
 def get_kernels() -> Kernels | None:
-    """The kernels there are."""
+    """The C kernels in use, or None."""
     return _kernels
 
 
