@@ -31,7 +31,7 @@ def runs(home: Path) -> list[RunSummary]:
 
 def test_a_line_for_each_run(runs: list[RunSummary]) -> None:
     lines = list(list_lines(runs))
-    assert lines[0].split() == ["run", "recipe", "state", "step", "best", "parameters", "time", "decimal_bytes"]
+    assert lines[0].split() == ["run", "recipe", "state", "step", "best", "parameters", "time", "size"]
     assert lines[1].split()[:4] == ["runs/a", "gpt/tiny", "finished", "12/12"]
     assert "loss 2.06 @ 6" in lines[1] and "24.0s" in lines[1]
     assert lines[2].split()[2:4] == ["stopped", "4/12"]
