@@ -16,7 +16,7 @@ from tformer.decoding.completion import (
     held_length,
 )
 from tformer.decoding.lines import line_blocks
-from tformer.decoding.output import as_one_line, generated_document
+from tformer.decoding.output import generated_document
 from tformer.decoding.prompts import encode_prompt, start_ids
 from tformer.decoding.sampling import (
     NgramBlocker,
@@ -32,6 +32,7 @@ from tformer.decoding.sampling import (
 )
 from tformer.decoding.settings import Generated
 from tformer.errors import InputError, Interrupted, visible
+from tformer.formatting import as_one_line
 from tformer.output_files import open_output
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 

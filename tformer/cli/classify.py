@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import DataOutput, as_cell, console, data_output, show_notes
+from tformer.cli.report import DataOutput, console, data_output, show_notes
 from tformer.errors import InputError
+from tformer.formatting import as_cell
 from tformer.options import (
     MACHINE,
     Checkpoint,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
 from tformer.cli.process import StopFlag
-from tformer.cli.report import as_cell, console, emit, progress_reporter
+from tformer.cli.report import console, emit, progress_reporter
 from tformer.errors import InputError
+from tformer.formatting import as_cell
 
 if TYPE_CHECKING:
     from tformer.data.shards.pair_tokens import PairTokens

@@ -25,13 +25,14 @@ from tformer.decoding.lines import (
     source_windows,
 )
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
-from tformer.decoding.output import as_one_line, generated_document, translation_document, translation_lines
+from tformer.decoding.output import generated_document, translation_document, translation_lines
 from tformer.decoding.prompts import encode_prompt, suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.translate import Translation
 from tformer.device import resolve_device
 from tformer.errors import InputError
+from tformer.formatting import as_one_line
 from tformer.loading import Loaded, load
 from tformer.tokenizer import Tokenizer
 

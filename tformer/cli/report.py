@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import time
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tformer.errors import visible
+from tformer.formatting import finite_or_none
 
 if TYPE_CHECKING:
     from tformer.output_files import Write
@@ -79,7 +79,7 @@ def emit_lines(lines: Iterable[str]) -> None:
 
 def emit_json(document: Any) -> None:
     """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
-    emit(json.dumps(_finite(document), ensure_ascii=False, allow_nan=False))
+    emit(json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False))
 
 
 def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
@@ -105,7 +105,9 @@ class DataOutput:
         """Write JSON documents, one a line; NaN and infinity become null."""
         # ASCII only on a terminal: JSON leaves some control characters unescaped.
         ascii_only = self.on_terminal
-        self._write("".join(json.dumps(_finite(x), ensure_ascii=ascii_only, allow_nan=False) + "\n" for x in documents))
+        self._write(
+            "".join(json.dumps(finite_or_none(x), ensure_ascii=ascii_only, allow_nan=False) + "\n" for x in documents)
+        )
 
 
 @contextmanager
@@ -117,20 +119,7 @@ def data_output(path: Path | None) -> Iterator[DataOutput]:
         yield DataOutput(write, on_terminal=path is None and sys.stdout.isatty())
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def as_cell(text: str) -> str:
-    r"""Text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
-    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def terminal_width() -> int | None:

@@ -17,17 +17,8 @@ from typing import Any
 
 from tformer.decoding.settings import Generated
 from tformer.decoding.translate import Translation
+from tformer.formatting import as_cell, as_one_line
 from tformer.tokenizer import Tokenizer
-
-
-def as_cell(text: str) -> str:
-    r"""Text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
-    return as_one_line(text.replace("\t", "\\t"))
-
-
-def as_one_line(text: str) -> str:
-    r"""The text on one line: newline and carriage return become `\n` and `\r`."""
-    return text.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def generated_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
