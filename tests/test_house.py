@@ -28,9 +28,8 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("device",),
-    ("output_files",),
-    ("errors", "formatting", "options"),
+    ("device", "options", "output_files"),
+    ("errors", "formatting"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 CORE = {"nn", "model"}  # these see torch and each other only: no file, no tokenizer, no optimizer
