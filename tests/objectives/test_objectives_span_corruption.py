@@ -21,9 +21,9 @@ from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives import span_corruption
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.options import SpanCorruptionOptions
 from tformer.objectives.span_corruption import (
     SpanCorruption,
+    SpanCorruptionOptions,
     corrupt_spans,
     noise_mask,
     random_parts,

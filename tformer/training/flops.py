@@ -16,8 +16,6 @@ from tformer.metrics import attention_flops
 from tformer.model import Transformer
 from tformer.nn.attention import CROSS_ATTENTION
 from tformer.nn.heads import PooledHead
-from tformer.objectives.masked_lm import TERM as MASKED_LM
-from tformer.objectives.options import MaskedLmOptions
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import matmul_parameters
@@ -54,8 +52,7 @@ def head_parameters(head: nn.Module) -> int:
 def _share_of_tokens(name: str, head: nn.Module, recipe: Recipe, length: float) -> float:
     if isinstance(head, PooledHead):
         return 1 / length
-    shares = [options.mask_share for options in recipe.objectives if isinstance(options, MaskedLmOptions)]
-    return shares[0] if shares and name == MASKED_LM else 1.0
+    return min(options.objective.predicted_share(name, options) for options in recipe.objectives)
 
 
 def attention_flops_per_token(model: Model, *, source_length: float, target_length: float) -> float:

@@ -23,7 +23,6 @@ from tformer.nn.embedding import PatchEmbedding
 from tformer.nn.heads import PooledHead, VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.shaw import ShawPositions
-from tformer.objectives.options import MaskedLmOptions, ReplacedTokenOptions
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 from tformer.workflows.inspect.subject import Subject, stack_sides
@@ -90,10 +89,10 @@ def _attentions(model: Transformer, section: Model, side: str, lengths: dict[str
 def flops_of(subject: Subject) -> Flops:
     """Of the model, with ELECTRA's generator where there is one."""
     recipe = subject.recipe
-    total = _model_flops(subject.model, recipe.model, subject, labelled=labelled_share(recipe, is_main=True))
+    total = _model_flops(subject.model, recipe.model, subject, labelled=labelled_share(recipe))
     if subject.generator is None or recipe.generator is None:
         return total
-    beside = _model_flops(subject.generator, recipe.generator, subject, labelled=labelled_share(recipe, is_main=False))
+    beside = _model_flops(subject.generator, recipe.generator, subject, labelled=labelled_share(recipe))
     return Flops(total.forward + beside.forward, total.training + beside.training)
 
 
@@ -110,8 +109,6 @@ def _model_flops(model: Transformer, section: Model, subject: Subject, *, labell
     return Flops(forward, training)
 
 
-def labelled_share(recipe: Recipe, *, is_main: bool) -> float:
-    """The share of positions whose words are predicted in training: those that were masked, or all."""
-    kind = MaskedLmOptions if is_main else ReplacedTokenOptions
-    shares = [options.mask_share for options in recipe.objectives if isinstance(options, kind)]
-    return shares[0] if shares else 1.0
+def labelled_share(recipe: Recipe) -> float:
+    """The share of positions at which a head over the vocabulary predicts in training: the masked ones, or all."""
+    return min(options.objective.predicted_share("masked_lm", options) for options in recipe.objectives)
