@@ -22,7 +22,6 @@ import numpy as np
 from torch import Tensor
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     Batch,
     PadTo,
     Side,
@@ -33,6 +32,7 @@ from tformer.nn.heads import (
     HeadOptions,
     Output,
 )
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 

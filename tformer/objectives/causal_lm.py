@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     Batch,
     pad_layout,
 )
 from tformer.data.batching.windows import Example
 from tformer.nn.heads import LmHeadOptions, Output
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import (
     IMAGE_KEYS,

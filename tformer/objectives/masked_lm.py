@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     Batch,
 )
 from tformer.data.batching.windows import Example
 from tformer.nn.heads import MaskedLmHeadOptions, Output
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive, require_probability
 from tformer.objectives.base import (
     DECODER_TOKEN_KEYS,

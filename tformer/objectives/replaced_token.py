@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     Batch,
 )
 from tformer.data.batching.windows import Example
 from tformer.nn.heads import MaskedLmHeadOptions, ReplacedTokenHeadOptions
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
 from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, count_labels
 from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS, MaskedLm, MaskedLmOptions

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     WIDTH_MULTIPLE,
     Batch,
     pad_layout,
@@ -30,6 +29,7 @@ from tformer.data.batching.batch import (
 from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.nn.heads import LmHeadOptions, Output
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import (
     IMAGE_KEYS,
