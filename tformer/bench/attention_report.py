@@ -30,7 +30,7 @@ from tformer.bench.workloads.attention import (
     DENSE_MASKED,
     FULL,
 )
-from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.files import write_text
 from tformer.checkpoint.run import make_folders
 from tformer.formatting import binary_bytes, finite_or_none, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves
