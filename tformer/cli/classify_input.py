@@ -92,7 +92,7 @@ def blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
 
 def is_image_set(path: Path) -> bool:
     """Whether a path holds images itself: a folder, a zip or an IDX file. Any other file names one a line."""
-    from tformer.data.sources.idx import is_idx
+    from tformer.data.sources.image_files import is_idx
 
     return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
 
@@ -103,11 +103,9 @@ def name_of(path: str) -> str:
 
 
 def _is_table(path: str) -> bool:
-    from tformer.data.sources.locate import format_ending
-    from tformer.data.sources.tables import ROW_FORMATS
+    from tformer.data.sources.tables import table_format
 
-    ending = format_ending(Path(path))
-    return ending in ROW_FORMATS or ending == ".parquet"
+    return table_format(Path(path)) is not None
 
 
 def _rows(path: str, *, pairs: bool | None, columns: Columns, errors: Errors) -> Iterator[Text]:

@@ -85,7 +85,7 @@ class Asked:
 
     def columns(self, trained: Columns) -> Columns:
         """Those named, over those that the model was trained on."""
-        from tformer.data.sources.tables import parse_column
+        from tformer.data.sources.columns import parse_column
 
         named = {"text": self.text_column, "text2": self.text2_column}
         updates = {name: parse_column(column) for name, column in named.items() if column is not None}

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     Batch,
     pad_layout,
 )
@@ -22,6 +21,7 @@ from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.model import Transformer
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.sections import Data
 from tformer.tokenizer.special import SpecialIds
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.masked_lm import never_masked

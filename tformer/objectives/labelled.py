@@ -21,7 +21,7 @@ from tformer.data.batching.batch import (
     PadLayout,
     pad_layout,
 )
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ImageContext, LossResult, ObjectiveContext, Term
 from tformer.objectives.collate import (

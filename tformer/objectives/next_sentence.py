@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.collate import pad_samples
 from tformer.objectives.options import NextSentenceOptions

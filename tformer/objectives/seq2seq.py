@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from tformer.data.batching.batch import (
-    IGNORED_LABEL,
     WIDTH_MULTIPLE,
     Batch,
     pad_layout,
 )
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.collate import WordDropout
 from tformer.objectives.labelled import collate_texts

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.options import SpanCorruptionOptions

@@ -25,7 +25,7 @@ from tformer.bench.workloads.train import (
     objective_context,
     random_ids,
 )
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
 from tformer.objectives import build_objective

@@ -18,7 +18,7 @@ from tformer.bench.workloads import (
 )
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.device import DTYPES, LossScaler
 from tformer.errors import InputError
