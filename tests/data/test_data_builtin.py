@@ -134,4 +134,4 @@ def test_toy_tasks_are_right_and_distinct(task: str, expected: Callable[[list[st
     assert len({row.source for row in rows}) == len(rows) == NUM_DIGIT_ROWS
     assert {len(row.source.split()) for row in rows} == set(range(1, MAX_DIGITS + 1))
     assert all(row.target.split() == list(expected(row.source.split())) for row in rows)
-    assert rows[4].place == f"builtin:{task}:5" and PairBuiltin(task).fingerprint() != BUILTINS["dates"].fingerprint()
+    assert rows[4].place == f"builtin:{task}:5" and BUILTINS[task].fingerprint() != BUILTINS["dates"].fingerprint()

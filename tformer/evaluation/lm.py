@@ -12,10 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tformer.data.batching.batch import (
-    Batch,
-    pad_layout,
-)
+from tformer.data.batching.batch import Batch, pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens

@@ -18,12 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    Batch,
-    PadTo,
-    Side,
-    pad_layout,
-)
+from tformer.data.batching.batch import Batch, PadTo, Side, pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability

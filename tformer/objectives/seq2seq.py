@@ -20,11 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    WIDTH_MULTIPLE,
-    Batch,
-    pad_layout,
-)
+from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import LossResult, ObjectiveContext, Term

@@ -17,7 +17,7 @@ TARGETS = frozenset({"labels", "next_sentence_label"})  # what is to be predicte
 @dataclass(frozen=True, slots=True)
 class Batch:
     input_ids: Tensor | None = None  # [B, T] long
-    labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; negative: nothing to predict
+    labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; below 0: nothing to predict
     attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None: nothing is padded
     position_ids: Tensor | None = None  # [B, T] long
     document_ids: Tensor | None = None  # [B, T] long: tokens of different documents do not see each other

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
 from tformer.errors import InputError, did_you_mean
+from tformer.formatting import shortened
 
 Column = str | int | None
 
@@ -305,7 +306,7 @@ class PairLayout(Layout):
             chosen.update((role, (column,)) for role, column in zip(missing, free, strict=True))
         for role in self.roles:
             if role not in chosen:
-                row = "" if names is not None else f"; the first row: {_short(', '.join(first))}"
+                row = "" if names is not None else f"; the first row: {shortened(', '.join(first), SHOWN_CHARACTERS)}"
                 raise InputError(
                     f"{name}: cannot tell which column holds the {role}; {describe_columns(names, width)}",
                     hint=f"{column_hint(role)}{row}",
@@ -414,7 +415,3 @@ def _choose_first_known(role: str, known: Sequence[str], names: list[str], chose
 
 def _normalised(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -20,6 +20,7 @@ from tformer.data.sources.columns import Column, LabelledLayout, is_number
 from tformer.data.sources.files import Errors, Part, Source, SourceSpec, format_ending, locate
 from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
 from tformer.errors import InputError, did_you_mean
+from tformer.formatting import shortened
 
 SHOWN_CHARACTERS = 60  # of a label in a message
 FEW_CLASSES = 20  # up to this number of classes, some of each are held out, also beyond the fraction
@@ -272,7 +273,7 @@ def _join(values: Sequence[Any], rule: LabelRule, *, place: str) -> str:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= SHOWN_CHARACTERS else f"{label[:SHOWN_CHARACTERS]}..."
+    return shortened(label, SHOWN_CHARACTERS)
 
 
 # -- the held-out part of labelled examples ----------------------------------------------------------------------------
