@@ -319,7 +319,7 @@ def test_full_disk_is_a_storage_error_that_names_the_bytes(rows: Path, tmp_path:
 import resource, signal, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.cache import token_corpus
+from tformer.data.shards.corpus import token_corpus
 from tformer.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
@@ -417,7 +417,7 @@ import gzip, resource, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 import numpy as np
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.cache import token_corpus
+from tformer.data.shards.corpus import token_corpus
 class Fast(ByteTokenizer):  # a thirtieth of the tokens, so that lists of numbers do not take the test's time
     def encode_batch(self, texts):
         return [list(text.encode()[::30]) for text in texts]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.shards import labelled_tokens
+from tformer.data.shards import token_files
 from tformer.data.shards.labelled_tokens import (
     LabelledTokens,
     tokenise_labelled,
@@ -186,7 +186,7 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = source([" ".join(WORDS[: n % 7]) for n in range(40)], seconds=[" ".join(WORDS[n % 5 :]) for n in range(40)])
     whole = tokenise(rows, seq_len=8, token_types=True)
     seen: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(labelled_tokens, "BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
     parts = tokenise(rows, seq_len=8, token_types=True, progress=lambda done, total: seen.append((done, total)))
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
     assert parts.fingerprint == whole.fingerprint and parts.truncated == whole.truncated

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
-from tformer.data.shards import pair_tokens
+from tformer.data.shards import token_files
 from tformer.data.shards.pair_tokens import (
     PairTokens,
     join_pairs,
+    tokenise_pairs,
 )
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -59,7 +60,7 @@ def test_each_side_has_its_own_tokenizer() -> None:
     options = TokenizerOptions(model="char", vocab_size=40, template="t5")
     other = train_tokenizer(lambda: iter(["xyz" * 9]), options)
     assert other.special.eos is not None
-    pairs = pair_tokens.tokenise_pairs(
+    pairs = tokenise_pairs(
         [rows_of([("the cat", "xyz")])], words(), other, seq_len=9, target_seq_len=9, eos=other.special.eos
     )
     example = pairs.examples(0, [0])[0]
@@ -84,7 +85,7 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of([(" ".join(WORDS[: n % 7]), " ".join(WORDS[n % 5 :])) for n in range(40)])
     whole = tokenise(rows)
     seen: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(pair_tokens, "BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
     parts = tokenise(rows, progress=lambda done, total: seen.append((done, total)))
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
     assert (parts.fingerprint, parts.notes, shown(parts)) == (whole.fingerprint, whole.notes, shown(whole))

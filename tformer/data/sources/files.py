@@ -414,6 +414,7 @@ def _find_in_folder(folder: Path, is_known: Callable[[Path], bool], known: str) 
             hint=f"known endings: {known}; also with .gz or .zst",
         )
     notes = (f"{folder}: skipped {len(skipped)} unreadable or binary files, {skipped[0]} first",) if skipped else ()
+    paths.sort(key=lambda path: path.relative_to(folder).as_posix())
     return Found(str(folder), _checked(paths, str(folder)), notes=notes)
 
 
