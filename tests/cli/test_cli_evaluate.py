@@ -139,8 +139,12 @@ def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(cli, m
 
 
 def test_without_any_data_in_the_recipe_the_built_in_text_is_split(cli, make_run, valid, monkeypatch):
-    from tformer.data.sources.text import builtin
-    from tformer.data.sources.text import text as sources
+    from tformer.data.sources import (
+        builtin,
+    )
+    from tformer.data.sources import (
+        text as sources,
+    )
 
     monkeypatch.setitem(builtin.DEFAULTS, "lm", "letters")
     monkeypatch.setattr(sources, "find_builtin", lambda path: path)

@@ -29,7 +29,7 @@ from tests.data.fakes import (
     leftovers,
     open_one,
 )
-from tformer.data.shards.files import files as shards
+from tformer.data.shards import files as shards
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.files import (
     HEADER_BYTES,
@@ -115,8 +115,8 @@ def test_tokens_do_not_depend_on_pieces_or_shards(
     patch = pytest.MonkeyPatch()
     patch.setattr(shards, "SHARD_BYTES", 2 * max(8, size))
     patch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of tiny shards
-    patch.setattr("tformer.data.shards.files.tokenise.BATCH_CHARACTERS", size)
-    patch.setattr("tformer.data.shards.files.tokenise.MARK_BYTES", 3)
+    patch.setattr("tformer.data.shards.tokenise.BATCH_CHARACTERS", size)
+    patch.setattr("tformer.data.shards.tokenise.MARK_BYTES", 3)
     try:
         cache = tmp_path_factory.mktemp("cache")
         corpus = token_corpus(InMemory(documents, size), ByteTokenizer(), cache_dir=cache)
@@ -362,7 +362,7 @@ class Slow(ByteTokenizer):
 def _tokenise_slowly(rows: Path, cache: Path) -> None:
     import tformer.data.shards.tokenise
 
-    tformer.data.shards.files.tokenise.BATCH_CHARACTERS = 20
+    tformer.data.shards.tokenise.BATCH_CHARACTERS = 20
     token_corpus(open_one(rows), Slow(), cache_dir=cache)
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.shards.files import files as shards
-from tformer.data.shards.files import tokenise as chunks
+from tformer.data.shards import files as shards
+from tformer.data.shards import tokenise as chunks
 from tformer.data.shards.corpus import (
     TokenCorpus,
     split_corpus,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.image_makers import encoded, idx_bytes, noise_image, write_idx, write_tree, write_zip
-from tformer.data.sources.text import image_files
+from tformer.data.sources import image_files
 from tformer.data.sources.idx import (
     is_idx,
     labels_beside,

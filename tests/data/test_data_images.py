@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.image_makers import encoded, noise_image, write_idx, write_tree, write_zip
-from tformer.data.sources.text import images as module
+from tformer.data.sources import images as module
 from tformer.data.sources.images import (
     AUGMENTATIONS,
     ImageSet,

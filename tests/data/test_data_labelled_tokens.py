@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.shards.files import labelled_tokens
+from tformer.data.shards import labelled_tokens
 from tformer.data.shards.labelled_tokens import (
     LabelledTokens,
     stratified_split,

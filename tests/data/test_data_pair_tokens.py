@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
-from tformer.data.shards.files import pair_tokens
+from tformer.data.shards import pair_tokens
 from tformer.data.shards.pair_tokens import (
     PairTokens,
     join_pairs,

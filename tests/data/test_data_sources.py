@@ -23,7 +23,7 @@ from tests.data.fakes import (
     refusal,
     write,
 )
-from tformer.data.sources.text import files as text_module
+from tformer.data.sources import files as text_module
 from tformer.data.sources.files import (
     PIECE_BYTES,
     decode_text,
@@ -379,7 +379,7 @@ def test_rows_that_never_end_are_refused_in_bounded_memory(
     tmp_path: Path, documents: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_module, "MAX_ROW_CHARACTERS", 1000)
-    monkeypatch.setattr("tformer.data.sources.text.tables.MAX_ROW_CHARACTERS", 1000)
+    monkeypatch.setattr("tformer.data.sources.tables.MAX_ROW_CHARACTERS", 1000)
     endless = write(tmp_path / "a.jsonl", '{"text": "' + "x" * 5000 + '"}')
     assert f"{endless}:1: a row has more than 1,000 characters" in refusal(lambda: documents(endless)).message
     unclosed = write(tmp_path / "a.csv", 'text\n"open\n' + "line\n" * 1000)

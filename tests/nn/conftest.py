@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tformer.nn.attention.block_sparse.kernel import explicit as block_sparse_explicit
-from tformer.nn.attention.block_sparse.kernel import kernel as block_sparse
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
 
 
 @pytest.fixture

@@ -23,8 +23,12 @@ from tests.nn.sparse_cases import (
 )
 from tformer.nn.attention import Reach
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, allowed, layout_of, random_blocks
-from tformer.nn.attention.block_sparse.kernel import explicit as block_sparse_explicit
-from tformer.nn.attention.block_sparse.kernel import kernel as block_sparse
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
 from tformer.nn.attention.block_sparse.kernel import attend_flex
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.shaw import ShawOptions

@@ -17,8 +17,12 @@ from tformer.nn.attention import (
     Reach,
 )
 from tformer.nn.attention.bigbird import BigBirdOptions, Frame
-from tformer.nn.attention.block_sparse.kernel import explicit as block_sparse_explicit
-from tformer.nn.attention.block_sparse.kernel import kernel as block_sparse
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
 from tformer.nn.attention.block_sparse.explicit import Places
 from tformer.nn.attention.block_sparse.kernel import (
     attend_blocks,

@@ -24,8 +24,12 @@ from tests.nn.sparse_cases import (
     tensors,
 )
 from tformer.nn.attention import Reach
-from tformer.nn.attention.block_sparse.kernel import explicit as block_sparse_explicit
-from tformer.nn.attention.block_sparse.kernel import kernel as block_sparse
+from tformer.nn.attention.block_sparse import (
+    explicit as block_sparse_explicit,
+)
+from tformer.nn.attention.block_sparse import (
+    kernel as block_sparse,
+)
 from tformer.nn.attention.block_sparse.kernel import (
     attend_flex,
     check_flex,

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tformer.data.shards.files import files as shards
+from tformer.data.shards import files as shards
 from tformer.data.shards.files import (
     DamagedShardError,
     map_array,

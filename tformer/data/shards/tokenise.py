@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tformer.data.shards.files import files as shards
+from tformer.data.shards import files as shards
 from tformer.data.shards.files import (
     ArrayWriter,
     token_dtype,

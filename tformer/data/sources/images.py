@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from tformer.data.shards.tokenise import Progress
-from tformer.data.sources.text import idx
+from tformer.data.sources import idx
 from tformer.data.sources.image_files import (
     LAYOUT_HINT,
     MODES,
