@@ -23,7 +23,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from tformer.bench.machine import measure_ceilings
-from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG, race, run_isolated
+from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG, RacedRow, race, run_isolated
 from tformer.bench.speed import Entry, Row
 from tformer.bench.workloads import Cost
 from tformer.bench.workloads.attention import (
@@ -234,14 +234,21 @@ def _measure(
         max_seconds=bench.max_seconds,
         should_stop=should_stop,
     )
-    if raced is None:
-        return None
+    return None if raced is None else row_of(bench, kind, length, raced[0], ceilings)
+
+
+def row_of(
+    bench: AttentionBench, kind: str, length: int, raced: RacedRow, ceilings: Mapping[str, Any] | None
+) -> Row:
+    """The row of one measurement: seconds and tokens are those of one forward and backward pass."""
     cost = Cost(flops(bench, kind, length), bytes_read(bench, kind, length), steps=1, examples=bench.batch_size)
     row = Row.of_race(
-        raced[0], Entry(kind, bench.dtype), bench.batch_size, length=length, cost=asdict(cost), ceilings=ceilings
+        raced, Entry(kind, bench.dtype), bench.batch_size, length=length, cost=asdict(cost), ceilings=ceilings
     )
+    if row.failed is not None:
+        return row
     tokens = bench.batch_size * length
-    calls = max(1, row.tokens // tokens)  # in a round
+    calls = row.tokens // tokens  # in a round
     return replace(row, seconds=row.seconds / calls, minimum=row.minimum / calls, tokens=tokens)
 
 

@@ -83,7 +83,7 @@ def figures(row: Row) -> dict[str, Any]:
     if row.failed is not None:
         return found
     found |= {"tokens_per_second": row.tokens_per_second, "step_ms": row.step_ms}
-    if row.cost is not None and row.cost["flops"]:
+    if row.cost is not None and row.entry.precision:
         found |= {"flops": row.cost["flops"], "bytes_read": row.cost["bytes_read"]}
     line = row.roofline
     if line is not None:
