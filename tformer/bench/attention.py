@@ -237,9 +237,7 @@ def _measure(
     return None if raced is None else row_of(bench, kind, length, raced[0], ceilings)
 
 
-def row_of(
-    bench: AttentionBench, kind: str, length: int, raced: RacedRow, ceilings: Mapping[str, Any] | None
-) -> Row:
+def row_of(bench: AttentionBench, kind: str, length: int, raced: RacedRow, ceilings: Mapping[str, Any] | None) -> Row:
     """The row of one measurement: seconds and tokens are those of one forward and backward pass."""
     cost = Cost(flops(bench, kind, length), bytes_read(bench, kind, length), steps=1, examples=bench.batch_size)
     row = Row.of_race(

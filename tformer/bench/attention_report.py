@@ -21,15 +21,12 @@ from tformer.bench.report import (
     ceilings_line,
     figures,
     markdown,
-    show_bytes,
-    show_factor,
-    show_seconds,
 )
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
 from tformer.checkpoint.atomic import write_text
-from tformer.checkpoint.logs import finite
 from tformer.checkpoint.run import make_folders
+from tformer.formatting import binary_bytes, finite_or_none, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves
 
 LONG = 2048
@@ -138,8 +135,8 @@ def tables(bench: AttentionBench, rows: Sequence[Row]) -> list[Table]:
         return Table(title, headings, tuple(cells))
 
     return [
-        table("Time of forward and backward, median", lambda row: show_seconds(row.seconds)),
-        table("Peak memory beyond the inputs", lambda row: show_bytes(_peak(row))),
+        table("Time of forward and backward, median", lambda row: short_seconds(row.seconds)),
+        table("Peak memory beyond the inputs", lambda row: binary_bytes(_peak(row))),
         _summary_table(bench, summarise(bench, rows)),
     ]
 
@@ -175,8 +172,8 @@ def _summary_table(bench: AttentionBench, summaries: Sequence[Summary]) -> Table
                 "" if found.time_slope is None else f"{found.time_slope:.2f} ({over})",
                 "" if found.memory_slope is None else f"{found.memory_slope:.2f}",
                 show_crossover(found, bench),
-                "" if found.speedup is None else show_factor(found.speedup) + at(found.compared_at),
-                "" if found.memory_share is None else show_factor(found.memory_share) + at(found.masked_at),
+                "" if found.speedup is None else ratio(found.speedup) + at(found.compared_at),
+                "" if found.memory_share is None else ratio(found.memory_share) + at(found.masked_at),
             )
         )
     return Table("Growth with length T, as an exponent: cost ~ T^slope", headings, tuple(rows))
@@ -269,7 +266,9 @@ def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, envir
     parts += [bullets(lines(bench, rows, environment["ceilings"])), bullets(notes(bench, rows))]
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
     write_text(out / "table.csv", _csv(rows))
-    found = json.dumps(finite(document(bench, rows, environment=environment)), ensure_ascii=False, allow_nan=False)
+    found = json.dumps(
+        finite_or_none(document(bench, rows, environment=environment)), ensure_ascii=False, allow_nan=False
+    )
     write_text(out / "table.json", found + "\n")
     if any(row.failed is None for row in rows):
         _draw(bench, rows, out)

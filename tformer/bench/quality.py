@@ -28,7 +28,6 @@ from tformer.bench.processes import over_limit
 from tformer.bench.report import (
     Table,
     markdown,
-    show_bytes,
 )
 from tformer.checkpoint.logs import read_metrics
 from tformer.data.sources.text import (
@@ -36,6 +35,7 @@ from tformer.data.sources.text import (
     open_sources,
 )
 from tformer.errors import InputError
+from tformer.formatting import binary_bytes
 from tformer.recipe import load_recipe
 
 POLL_SECONDS = 0.02
@@ -310,7 +310,7 @@ def _cells(row: QualityRow, width: int) -> tuple[str, ...]:
         _number(row.steps, 0),
         _number(row.training_seconds, 1),
         _number(row.tokens_per_second, 0),
-        "" if row.peak_rss_bytes is None else show_bytes(row.peak_rss_bytes),
+        "" if row.peak_rss_bytes is None else binary_bytes(row.peak_rss_bytes),
     )
 
 

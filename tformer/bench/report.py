@@ -8,6 +8,7 @@ from typing import Any
 
 from tformer.bench.machine import roofline_line
 from tformer.bench.speed import WORKS, Entry, Row, SpeedBench
+from tformer.formatting import binary_bytes, ratio
 
 UNSTEADY = 0.2
 """A spread above this share of the median is mentioned."""
@@ -48,28 +49,6 @@ def markdown(table: Table) -> str:
 
     rule = ["---", *["---:"] * (len(table.headings) - 1)]
     return "\n".join([table.title, "", *map(line, [table.headings, rule, *table.rows])])
-
-
-def show_seconds(seconds: float) -> str:
-    """Three digits: 0.812 ms, 12.3 ms, 4.56 s."""
-    value, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
-    return f"{_three_digits(value)} {unit}"
-
-
-def show_bytes(count: float) -> str:
-    """Three digits: 0.5 MiB, 34.1 MiB, 1.25 GiB."""
-    value, unit = (count / 2**30, "GiB") if count >= 2**30 else (count / 2**20, "MiB")
-    return f"{_three_digits(value)} {unit}"
-
-
-def show_factor(factor: float) -> str:
-    """Three digits: 0.081 x, 11.4 x."""
-    return f"{_three_digits(factor)} x"
-
-
-def _three_digits(value: float) -> str:
-    decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
-    return f"{value:,.{decimals}f}"
 
 
 def bullets(lines: Sequence[str]) -> str:
@@ -195,9 +174,9 @@ def _cells(row: Row, rows: Sequence[Row], width: int, *, ours: Entry, any_batch:
         f"{row.tokens_per_second:,.0f}",
         "" if row.step_ms is None else _milliseconds(row.step_ms),
         f"{row.spread:.0%}",
-        show_bytes(peak_bytes(row)),
+        binary_bytes(peak_bytes(row)),
         "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
-        "" if our_row is None or row.entry == ours else show_factor(row_ratio(our_row, row)),
+        "" if our_row is None or row.entry == ours else ratio(row_ratio(our_row, row)),
     )
 
 
@@ -270,8 +249,8 @@ def _memory_line(row: Row) -> list[str]:
         return []
     parts = {name.removesuffix("_bytes"): count for name, count in row.cost["memory"].items()}
     total = parts.pop("total")
-    listed = ", ".join(f"{name} {show_bytes(count)}" for name, count in parts.items())
-    return [f"expected memory: {show_bytes(total)} ({listed}), beside that of Python and PyTorch"]
+    listed = ", ".join(f"{name} {binary_bytes(count)}" for name, count in parts.items())
+    return [f"expected memory: {binary_bytes(total)} ({listed}), beside that of Python and PyTorch"]
 
 
 def _first_of_each_batch(rows: Sequence[Row]) -> list[Row]:

@@ -33,8 +33,6 @@ from tformer.bench.report import (
     markdown,
     peak_bytes,
     row_ratio,
-    show_bytes,
-    show_factor,
     tables,
 )
 from tformer.bench.speed import (
@@ -49,6 +47,7 @@ from tformer.checkpoint.environment import describe_environment
 from tformer.decoding.inference import require_quantize
 from tformer.device import resolve_device
 from tformer.errors import InputError, TformerError
+from tformer.formatting import binary_bytes, ratio
 
 TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "ctranslate2"
 NO_DROPOUT = tuple(
@@ -321,7 +320,7 @@ def _with_what_is_available(request: SpeedRequest) -> tuple[SpeedRequest, list[s
 def machine_line(device: torch.device) -> str:
     """PyTorch, processor and threads or GPU, and memory, in one line."""
     line = environment_line(device, dtype="formats as named")
-    return f"{line}, {show_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
+    return f"{line}, {binary_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
 
 
 def report_of(
@@ -364,15 +363,13 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
         if not ours:
             made.append((outcome.case.title, "not measured", "", "", ""))
         for row in ours:
-            against = [
-                f"{other.entry.label} {show_factor(row_ratio(row, other))}" for other in best if not other.is_ours
-            ]
+            against = [f"{other.entry.label} {ratio(row_ratio(row, other))}" for other in best if not other.is_ours]
             made.append(
                 (
                     f"{outcome.case.title}: {row.entry.precision}, batch {row.batch_size}",
                     f"{row.tokens_per_second:,.0f}",
                     "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
-                    show_bytes(peak_bytes(row)),
+                    binary_bytes(peak_bytes(row)),
                     ", ".join(against),
                 )
             )

@@ -239,10 +239,7 @@ def _show(bench: AttentionBench, rows: list[Row], ceilings: dict[str, Any]) -> N
 
 def _tell(row: Row, number: int, total: int) -> None:
     """A line for each cell as it ends."""
-    from tformer.bench.report import (
-        show_bytes,
-        show_seconds,
-    )
+    from tformer.formatting import binary_bytes, short_seconds
 
-    told = row.failed or f"{show_seconds(row.seconds)}, {show_bytes(row.memory['peak_bytes'])}"
+    told = row.failed or f"{short_seconds(row.seconds)}, {binary_bytes(row.memory['peak_bytes'])}"
     console.print(f"{number} of {total}  {row.entry.name} at {row.length:,}: {visible(told)}", markup=False)
