@@ -255,4 +255,4 @@ def product_shape(recipe: Recipe, tokens_per_sample: int) -> tuple[int, int, int
     assert stack is not None
     d_model = resolve_sizes(recipe.model, side).d_model
     rows = recipe.training.batch_tokens or (recipe.training.batch_size or 1) * tokens_per_sample
-    return rows, d_model, stack.feedforward.d_ff or 4 * d_model
+    return rows, d_model, stack.feedforward.hidden_size(d_model)

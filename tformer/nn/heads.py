@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import ACTIVATIONS
-from tformer.nn.fused import dropout
 from tformer.nn.linear import Linear
 from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
 from tformer.nn.norm import NormOptions, build_norm

@@ -236,7 +236,7 @@ def gpt2(task: Task) -> Any:
         n_embd=model.d_model,
         n_layer=stack.num_layers,
         n_head=stack.num_heads,
-        n_inner=_inner_width(stack, model.d_model),
+        n_inner=stack.feedforward.hidden_size(model.d_model),
         resid_pdrop=stack.dropout,
         embd_pdrop=model.embedding.dropout,
         attn_pdrop=stack.attention_dropout,
@@ -263,7 +263,7 @@ def bert(task: Task, class_name: str) -> Any:
         hidden_size=model.d_model,
         num_hidden_layers=stack.num_layers,
         num_attention_heads=stack.num_heads,
-        intermediate_size=_inner_width(stack, model.d_model),
+        intermediate_size=stack.feedforward.hidden_size(model.d_model),
         hidden_dropout_prob=stack.dropout,
         attention_probs_dropout_prob=stack.attention_dropout,
         tie_word_embeddings=model.tie.output,
@@ -288,8 +288,8 @@ def marian(task: Task) -> Any:
         "decoder_layers": decoder.num_layers,
         "encoder_attention_heads": encoder.num_heads,
         "decoder_attention_heads": decoder.num_heads,
-        "encoder_ffn_dim": _inner_width(encoder, model.d_model),
-        "decoder_ffn_dim": _inner_width(decoder, model.d_model),
+        "encoder_ffn_dim": encoder.feedforward.hidden_size(model.d_model),
+        "decoder_ffn_dim": decoder.feedforward.hidden_size(model.d_model),
         "max_position_embeddings": model.max_seq_len + 1,  # the start token is read beside the longest target
         "activation_function": "relu",
         "scale_embedding": model.embedding.scale,
@@ -315,10 +315,6 @@ def _only_stack(task: Task, side: str, *, without: str) -> Stack:
     if stack.feedforward.gated or sizes.num_kv_heads != sizes.num_heads:
         raise InputError("--peer transformers: GPT-2 and BERT have no gates and no shared key heads, this model has")
     return stack
-
-
-def _inner_width(stack: Stack, d_model: int) -> int:
-    return stack.feedforward.d_ff or 4 * d_model
 
 
 def _silence_logging() -> None:
