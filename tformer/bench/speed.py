@@ -27,8 +27,8 @@ from tformer.decoding.inference import require_quantize
 from tformer.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.objectives import OBJECTIVES
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.recipe import Recipe
 
 WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY, TOKENIZE)}
@@ -324,7 +324,7 @@ def recipe_of(
 
 def _require_parts(recipe: Recipe, objective: str, bench: str) -> None:
     """Raise InputError before the objective is set: the message of the recipe would name the objective instead."""
-    for part in OBJECTIVE_NEEDS[objective].parts:
+    for part in OBJECTIVES[objective].parts:
         if getattr(recipe.model, part) is None:
             raise InputError(
                 f"bench {bench}: {recipe.arch} has no {part}, which {objective} needs", hint="use --arch bert"

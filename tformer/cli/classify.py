@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tformer.decoding.lines import Text
-    from tformer.evaluation.classifier import Classifier, Kind
+    from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
+    from tformer.nn.heads import LabelKind
     from tformer.recipe.sections import Columns
 
 INPUT, ANSWER = panel("What to classify"), panel("The answer")
@@ -291,7 +292,7 @@ class AnswerFormat:
         threshold: a label of several is given above this probability.
     """
 
-    kind: Kind
+    kind: LabelKind
     names: tuple[str, ...]
     top: int | None = None
     threshold: float = 0.5
