@@ -63,7 +63,7 @@ class LabelledTable:
         return f"{self.table.format}:{has_no_names}:{text}:{text2}:{label}:{content.errors}:{content.fingerprint()}"
 
     def size_bytes(self) -> int | None:
-        return self.table.size_bytes()
+        return self.table.content.size_bytes()
 
 
 class LabelledPart(Part, Protocol):

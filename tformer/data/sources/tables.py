@@ -120,9 +120,6 @@ class Table:
         parts = [f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
-    def size_bytes(self) -> int | None:
-        return self.content.size_bytes()
-
     def _delimited_rows(self, blank_lines: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         name, columns = self.content.name, list(self.columns.items())
         below_names = self.names is None
