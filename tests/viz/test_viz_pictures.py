@@ -120,7 +120,7 @@ def test_the_palette_of_256() -> None:
 
 def test_a_page_loads_no_matplotlib() -> None:
     code = (
-        "import sys, tformer.viz.page, tformer.viz.pe.page, tformer.viz.terminal, tformer.viz.figure\n"
+        "import sys, tformer.viz.page, tformer.viz.pe.page, tformer.viz.terminal\n"
         "assert 'matplotlib' not in sys.modules and 'tformer.checkpoint' not in sys.modules\n"
         "assert 'pydantic' not in sys.modules and 'tformer.nn.attention' not in sys.modules\n"
     )
