@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer.nn.products import bring
+from tformer.nn.products import set_kernels
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
 
@@ -47,10 +47,10 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 
 @pytest.fixture(autouse=True)
-def _kernels_of_nobody() -> Iterator[None]:
-    """What a command brought for its process, the next test has not."""
+def _no_kernels_left_over() -> Iterator[None]:
+    """Kernels set by one test are not visible in the next."""
     yield
-    bring(None)
+    set_kernels(None)
 
 
 @pytest.fixture

@@ -15,11 +15,7 @@ from tformer.decoding.completion import (
     TextFollower,
     held_length,
 )
-from tformer.decoding.output import (
-    as_document,
-    as_one_line,
-    open_output,
-)
+from tformer.decoding.output import as_document, open_output
 from tformer.decoding.prompts import encode_prompt, read_lines, start_ids
 from tformer.decoding.sampling import (
     NgramBlocker,
@@ -35,6 +31,7 @@ from tformer.decoding.sampling import (
 )
 from tformer.decoding.settings import Generated
 from tformer.errors import InputError, Interrupted, visible
+from tformer.formatting import as_one_line
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 NEVER = float("-inf")

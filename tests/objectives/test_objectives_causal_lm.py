@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import OBJECTIVES, CausalLmOptions, ObjectiveOptions, build_objective
 from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, total_loss
 from tformer.objectives.causal_lm import CausalLm

@@ -12,13 +12,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.denoising import NOWHERE, Denoising, Edits, denoise, restore, span_lengths
 from tformer.objectives.options import DenoisingOptions

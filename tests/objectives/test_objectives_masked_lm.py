@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer.build import build_model
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.masked_lm import MaskedLm, choose, corrupt, never_masked
