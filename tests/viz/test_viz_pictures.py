@@ -19,7 +19,7 @@ from tformer.errors import InputError, StorageError
 from tformer.viz import Curve, draw_curves, picture_format
 from tformer.viz.curves import COLOURS, DASHES, LABEL_WIDTH, MARKERS, _wrap
 from tformer.viz.figure import draw_plots
-from tformer.viz.pe.settings import VIEWS
+from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import Heat, Line, Lines, Plot, Ramp
 from tformer.viz.terminal import colour_support, draw_plot, nearest_256
 

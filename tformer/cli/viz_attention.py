@@ -23,9 +23,9 @@ from tformer.errors import InputError, did_you_mean, visible
 if TYPE_CHECKING:
     from tformer.loading import Loaded
     from tformer.viz.attention.scene import Scene
-    from tformer.viz.attention.text import Colour
     from tformer.viz.attention.weights import Changes, Chosen
     from tformer.viz.output import Output
+    from tformer.viz.terminal import Colour
 
 
 KINDS = ("encoder", "decoder", "cross")
