@@ -8,15 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.decoding.completion import (
     TextFollower,
     held_length,
 )
-from tformer.decoding.output import as_document, open_output
-from tformer.decoding.prompts import encode_prompt, read_lines, start_ids
+from tformer.decoding.lines import line_blocks
+from tformer.decoding.output import generated_document
+from tformer.decoding.prompts import encode_prompt, start_ids
 from tformer.decoding.sampling import (
     NgramBlocker,
     UniformStream,
@@ -32,6 +33,7 @@ from tformer.decoding.sampling import (
 from tformer.decoding.settings import Generated
 from tformer.errors import InputError, Interrupted, visible
 from tformer.formatting import as_one_line
+from tformer.output_files import open_output
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 NEVER = float("-inf")
@@ -102,7 +104,6 @@ def test_a_tiny_temperature_neither_overflows_nor_changes_the_best_token():
     min_p=st.floats(0, 0.99),
     uniform=st.floats(0, 1, exclude_max=True),
 )
-@settings(max_examples=80, deadline=None)
 def test_every_setting_leaves_the_best_token_and_draws_only_what_is_left(
     logits, temperature, top_k, top_p, min_p, uniform
 ):
@@ -171,7 +172,6 @@ def test_a_stream_depends_on_seed_row_and_sample():
 
 
 @given(history=st.lists(st.integers(0, 3), max_size=30), n=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
 def test_ngram_blocker_bans_exactly_the_tokens_that_repeat_an_ngram(history, n):
     ngrams = {tuple(history[start : start + n]) for start in range(len(history) - n + 1)}
     tail = tuple(history[len(history) - n + 1 :]) if n > 1 else ()
@@ -199,7 +199,6 @@ class Pieces:
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
 )
-@settings(max_examples=300, deadline=None)
 def test_following_piece_by_piece_equals_searching_the_whole_text(pieces, stops):
     follower = TextFollower(Pieces(pieces), stops)
     shown, read = "", ""
@@ -266,27 +265,31 @@ def test_a_prompt_without_tokens_is_the_start(word_tokenizer):
     assert encode_prompt(word_tokenizer, "the cat") == word_tokenizer.encode("the cat")
 
 
+def read_lines(path, errors="strict"):
+    return [line for block in line_blocks(path, errors=errors, size=2) for line in block]
+
+
 def test_lines_are_read_without_their_ends(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo \x00\n  three")
-    assert list(read_lines(str(path))) == ["one", "", "two \x00", "  three"]
+    assert read_lines(str(path)) == ["one", "", "two \x00", "  three"]
     path.write_bytes(b"")
-    assert list(read_lines(str(path))) == []
+    assert read_lines(str(path)) == []
 
 
 def test_invalid_utf8_is_named_by_file_line_and_byte(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"fine\nnot \xff fine\n")
     with pytest.raises(InputError, match=r"in\.txt:2.*byte 9.*0xff") as raised:
-        list(read_lines(str(path)))
+        read_lines(str(path))
     assert raised.value.exit_code == 2
-    assert list(read_lines(str(path), errors="replace")) == ["fine", "not � fine"]
+    assert read_lines(str(path), errors="replace") == ["fine", "not � fine"]
 
 
 def test_missing_prompt_files_are_input_errors(tmp_path):
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(InputError, match=path.name):
-            list(read_lines(str(path)))
+            read_lines(str(path))
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -303,13 +306,13 @@ def test_one_line_stays_one_line():
 
 def test_the_document_of_a_prompt():
     completions = [Generated((1, 2), "x", (-0.5, -0.25), "eos"), Generated((3,), "y", (-1.0,), "length")]
-    document = as_document(4, "p", completions)
+    document = generated_document(4, "p", completions)
     assert json.loads(json.dumps(document)) == document
     assert list(document) == ["index", "prompt", "text", "finish_reason", "logprobs", "completions"]
     assert (document["index"], document["prompt"], document["text"]) == (4, "p", "x")
     assert (document["finish_reason"], document["logprobs"]) == ("eos", [-0.5, -0.25])
     assert [c["text"] for c in document["completions"]] == ["x", "y"]
-    assert as_document(0, "", [Generated((1,), "x", None, "length")])["logprobs"] is None
+    assert generated_document(0, "", [Generated((1,), "x", None, "length")])["logprobs"] is None
 
 
 # --- where it goes ---------------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ from tformer.device import (
 )
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.objectives import OBJECTIVES
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.recipe import Recipe
 
 WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY, TOKENIZE)}
@@ -93,7 +93,7 @@ def recipe_of(
 
 def _require_parts(recipe: Recipe, objective: str, bench: str) -> None:
     """Before the objective is set, which would be blamed for what the family lacks."""
-    for part in OBJECTIVE_NEEDS[objective].parts:
+    for part in OBJECTIVES[objective].parts:
         if getattr(recipe.model, part) is None:
             raise InputError(
                 f"bench {bench}: {recipe.arch} has no {part}, which {objective} needs", hint="use --arch bert"

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
+from tformer.cli.command import examples
 from tformer.cli.evaluate_families import at_length_asked, check_family, family_of
 from tformer.cli.evaluate_mistakes import check_errors_file
 from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
-from tformer.cli.options import (
-    Quantize,
-    check_quantize,
-)
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit_json,
-    examples,
-    refuse_to_replace,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit_json
 from tformer.errors import InputError
+from tformer.options import check_quantize
+from tformer.output_files import refuse_to_replace
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
 
@@ -140,7 +134,14 @@ def evaluate(
     precision: Annotated[
         str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
     ] = "auto",
-    quantize: Quantize = "none",
+    quantize: Annotated[
+        Literal["none", "int8"],
+        typer.Option(
+            "--quantize",
+            help="int8: 8-bit weights and inputs of every product on a CPU; weights on disk stay as trained.",
+            rich_help_panel="Model and machine",
+        ),
+    ] = "none",
 ) -> None:
     """How good a model is, on the run's validation data or on --data.
 

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    progress_reporter,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, progress_reporter
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

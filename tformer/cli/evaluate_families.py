@@ -13,7 +13,7 @@ from tformer.cli.evaluate_pairs import evaluate_pairs, show_pairs
 from tformer.cli.evaluate_request import Request
 from tformer.cli.evaluate_restored import evaluate_restored
 from tformer.cli.evaluate_text import evaluate_text, show_text
-from tformer.cli.report import StopFlag
+from tformer.cli.process import StopFlag
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,12 +9,8 @@ from tformer.cli.evaluate_mistakes import write_mistakes
 from tformer.cli.evaluate_report import report_lines
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    progress_reporter,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, progress_reporter
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ ENDINGS = (".tsv", ".jsonl")
 
 def check_errors_file(path: Path) -> None:
     """Refuse before the evaluation what would be refused after it. Raises InputError, StorageError."""
-    from tformer.decoding.output import require_writable
+    from tformer.output_files import require_writable
 
     if path.suffix.lower() not in ENDINGS:
         hint = "invalid UTF-8 is accepted with --invalid-utf8 replace" if str(path) in ("strict", "replace") else None
@@ -31,8 +31,8 @@ def check_errors_file(path: Path) -> None:
 
 def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: np.ndarray) -> int:
     """Write them, the surest first, and return how many there are. The file appears whole."""
-    from tformer.decoding.output import open_output
     from tformer.evaluation.mistakes import find_mistakes
+    from tformer.output_files import open_output
 
     mistakes = find_mistakes(classifier.kind, samples.labels, classifier.probabilities(scores_NL), classifier.labels)
     lines = _json_lines if path.suffix.lower() == ".jsonl" else _table_lines

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
-from tformer.cli.report import StopFlag, console, emit, progress_reporter
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, progress_reporter
 from tformer.errors import InputError
 from tformer.formatting import as_cell
 
@@ -229,8 +230,8 @@ def _scores(loaded: Loaded, pairs: PairTokens, request: Request, flag: StopFlag)
 
 def _write_errors(path: Path, outputs: Outputs, *, lowercase: bool) -> int:
     """The pairs whose output is not the reference, the surest first. The file appears whole."""
-    from tformer.decoding.output import open_output
     from tformer.evaluation.translation import wrong_outputs
+    from tformer.output_files import open_output
 
     wrong = wrong_outputs(outputs, lowercase=lowercase)
     lines = _json_lines if path.suffix.lower() == ".jsonl" else _table_lines

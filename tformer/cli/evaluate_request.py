@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.task_prefix import task_prefix
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ class Request:
         Raises InputError for a run that was trained on standard input.
         """
         from tformer.data.sources.text import STANDARD_INPUT
+        from tformer.decoding.prompts import task_prefix
         from tformer.recipe.sections import SourceSpec
 
         prefix, _ = task_prefix(loaded.recipe, self.prefix)
@@ -85,6 +85,8 @@ class Request:
 
     def note(self, loaded: Loaded) -> str | None:
         """What a person should know of the prefix of sources. The run's own data has those of its tasks."""
+        from tformer.decoding.prompts import task_prefix
+
         prefix, note = task_prefix(loaded.recipe, self.prefix)
         return note if prefix or self.reads_files else None
 

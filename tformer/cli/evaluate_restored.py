@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import read_corpora, require_finite
-from tformer.cli.report import (
-    StopFlag,
-    progress_reporter,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import progress_reporter
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded

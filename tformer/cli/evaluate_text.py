@@ -6,12 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tformer.cli.evaluate_request import Request, describe
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    progress_reporter,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, progress_reporter
 from tformer.errors import InputError, NonFiniteLossError
 
 if TYPE_CHECKING:

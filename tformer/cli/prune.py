@@ -10,16 +10,12 @@ import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
+from tformer.cli.command import examples
 from tformer.cli.evaluate_pairs import check_pair_options
 from tformer.cli.evaluate_request import Request
+from tformer.cli.process import StopFlag
 from tformer.cli.prune_data import held_out_data
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    examples,
-    progress_reporter,
-    report_result,
-)
+from tformer.cli.report import console, progress_reporter, report_result
 from tformer.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

@@ -20,10 +20,8 @@ from tformer.cli.evaluate_masked import masked_batch, masked_objective, read_sen
 from tformer.cli.evaluate_pairs import read_pairs
 from tformer.cli.evaluate_request import Request
 from tformer.cli.evaluate_text import read_corpora
-from tformer.cli.report import (
-    StopFlag,
-    console,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ def _stack(task: Task, side: str, *, without: str) -> Stack:
 
 
 def _inner(stack: Stack, d_model: int) -> int:
-    return stack.feedforward.d_ff or 4 * d_model
+    return stack.feedforward.hidden_size(d_model)
 
 
 def quiet() -> None:

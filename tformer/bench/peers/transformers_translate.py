@@ -71,8 +71,8 @@ def marian(task: Task) -> Any:
         "decoder_layers": decoder.num_layers,
         "encoder_attention_heads": encoder.num_heads,
         "decoder_attention_heads": decoder.num_heads,
-        "encoder_ffn_dim": encoder.feedforward.d_ff or 4 * model.d_model,
-        "decoder_ffn_dim": decoder.feedforward.d_ff or 4 * model.d_model,
+        "encoder_ffn_dim": encoder.feedforward.hidden_size(model.d_model),
+        "decoder_ffn_dim": decoder.feedforward.hidden_size(model.d_model),
         "max_position_embeddings": model.max_seq_len + 1,  # the start token is read beside the longest target
         "activation_function": "relu",
         "scale_embedding": model.embedding.scale,

@@ -39,7 +39,7 @@ class LanguageModel(nn.Module):
             "attn_kv_heads": sizes.num_kv_heads,
             "attn_flash": True,
             "attn_dropout": stack.attention_dropout,
-            "ff_mult": (stack.feedforward.d_ff or 4 * model.d_model) / model.d_model,
+            "ff_mult": (stack.feedforward.hidden_size(model.d_model)) / model.d_model,
             "ff_dropout": stack.dropout,
         }
         net = TransformerWrapper(
