@@ -30,7 +30,6 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.heads import (
-    MASKED,
     Output,
 )
 from tformer.nn.losses import IGNORED_LABEL
@@ -91,7 +90,7 @@ def vocabulary_loss(
     assert batch.labels is not None
     counted_N = batch.labels.flatten() != IGNORED_LABEL
     # Leaving positions out means counting them, which would stall any device but a CPU; of masked ones it still pays.
-    kept_N = counted_N if counted_N.device.type == "cpu" or head == MASKED else slice(None)
+    kept_N = counted_N if counted_N.device.type == "cpu" or student.heads[head].labels_are_few else slice(None)
     sides = []
     for output in (student, teacher):
         module: Any = output.heads[head]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from tformer.nn.attention import ONE_DOCUMENT
-from tformer.nn.heads import ClassifierHeadOptions, RegressionHeadOptions
+from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.recipe.model import Stack, layer_sections
 from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.problems import Problem, raise_problems

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from tformer.nn.heads import (
+from tformer.nn.classification_heads import (
     ClassifierHeadOptions,
-    HeadOptions,
-    LmHeadOptions,
-    MaskedLmHeadOptions,
     NextSentenceHeadOptions,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
 )
+from tformer.nn.heads import HeadOptions, LmHeadOptions, MaskedLmHeadOptions
 from tformer.recipe.recipe import Recipe
 
 # How an objective's examples come: running text cut into windows, sentences, labelled rows (or images), or pairs.
