@@ -11,6 +11,8 @@ from operator import attrgetter
 
 from tformer.nn.attention import ONE_DOCUMENT
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
+from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import Stack, layer_sections
 from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.problems import Problem, raise_problems
@@ -205,14 +207,14 @@ def notes(recipe: Recipe) -> Iterator[str]:
             f"({schedule.decay_steps}) to decay in"
         )
     waits_for_validation = "training.early_stopping" if training.early_stopping else ""
-    if schedule.kind == "plateau":
-        waits_for_validation = "schedule.kind plateau"
+    if schedule.kind in READS_VALIDATION_LOSS:
+        waits_for_validation = f"schedule.kind {schedule.kind}"
     if waits_for_validation and training.eval_every is not None and training.eval_every >= training.max_steps:
         yield (
             f"{waits_for_validation} does nothing: training.eval_every ({training.eval_every}) is not below "
             f"training.max_steps ({training.max_steps})"
         )
-    if optimizer.adam_lr is not None and optimizer.kind != "muon":
+    if optimizer.adam_lr is not None and not OPTIMIZERS[optimizer.kind].hidden_only:
         yield f"optimizer.adam_lr does nothing: it belongs to muon, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
