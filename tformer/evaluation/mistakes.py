@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tformer.evaluation.classifier import Kind
+from tformer.nn.classification_heads import LabelKind
 
 THRESHOLD = 0.5
 
@@ -34,7 +34,7 @@ class Mistake:
     probabilities: dict[str, float]
 
 
-def find_mistakes(kind: Kind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
+def find_mistakes(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
     """The mistakes of predictions.
 
     Args:

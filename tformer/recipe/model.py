@@ -129,7 +129,6 @@ PER_LAYER = frozenset(
     }
 )
 NUMBER_OR_OPTIONS = ("layerdrop", "drophead")
-PER_HEAD_POSITIONS = ("alibi", "t5_bias")  # one bias for each head, the same module for all layers
 ATTENTION_KEYS = {options.kind: {field.name for field in fields(options)} for options in get_args(AttentionOptions)}
 
 
@@ -157,7 +156,7 @@ def layer_sections(section: Stack, *, path: str) -> list[Stack]:
 def _check_own_heads(section: Stack, path: str, place: str) -> None:
     if section.head_dim is None:
         raise InputError(f"{place}.num_heads: the size of a head must be given then", hint=f"set {path}.head_dim")
-    if section.positions.kind in PER_HEAD_POSITIONS:
+    if section.positions.module.per_head:
         raise InputError(
             f"{place}.num_heads: every layer needs the {section.num_heads} heads of {path}, whose positions of kind "
             f"{section.positions.kind} have a bias for each head"

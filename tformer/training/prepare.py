@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tformer.build import count_parameters
-from tformer.checkpoint.probe import require_writable
+from tformer.checkpoint.files import require_writable
 from tformer.checkpoint.run import LOCK_NAME
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import estimate_memory
@@ -23,7 +23,6 @@ from tformer.device import (
 )
 from tformer.errors import InputError
 from tformer.recipe import recipe_to_yaml
-from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import make_batches, make_objective, plan_of, vocabulary_size
 from tformer.training.image_material import image_material
@@ -37,6 +36,7 @@ from tformer.training.text_material import text_material
 
 MATERIALS: dict[str, Callable[[Sources], Material]] = {
     "text": text_material,
+    "masked_text": text_material,
     "sentences": sentence_material,
     "labelled": labelled_material,
     "images": image_material,
@@ -93,7 +93,7 @@ def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_
     device = resolve_device(recipe.training.device)
     if recipe.training.threads is not None:
         torch.set_num_threads(recipe.training.threads)
-    kind = "images" if recipe.model.patches is not None else data_kind(recipe)
+    kind = "images" if recipe.model.patches is not None else recipe.data_kind
     material = MATERIALS[kind](Sources(start, cache_dir, progress, should_stop))
     if start.resumed is not None:
         _check_fingerprint(material, str(start.resumed.trainer.get("data_fingerprint", "")))
