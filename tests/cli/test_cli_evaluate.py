@@ -8,9 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from tformer.cli.evaluate_report import MAX_CLASSES, report_lines
 from tformer.decoding.prompts import encode_continuation
-from tformer.evaluation.reports import classification_report
+from tformer.evaluation.reports import MAX_CLASSES, classification_report, report_lines
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 

@@ -9,10 +9,6 @@ import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
-from tformer.cli.evaluate_families import at_length_asked, check_family, family_of
-from tformer.cli.evaluate_mistakes import check_errors_file
-from tformer.cli.evaluate_pairs import check_pair_options
-from tformer.cli.evaluate_request import Request
 from tformer.cli.options import (
     Quantize,
     check_quantize,
@@ -20,11 +16,13 @@ from tformer.cli.options import (
 from tformer.cli.report import (
     StopFlag,
     console,
+    emit,
     emit_json,
     examples,
+    progress_reporter,
     refuse_to_replace,
 )
-from tformer.errors import InputError
+from tformer.evaluation.options import EvaluationOptions
 
 DATA, MEASURE, MODEL = "Data", "What is measured", "Model and machine"
 
@@ -35,9 +33,6 @@ EPILOG = examples(
     "`tformer evaluate runs/transformer-tiny-1 --source test.en --target test.de --beam-size 5 --lowercase`",
     "`tformer evaluate runs/gpt-tiny-1 --score --source prompts.txt --target continuations.txt`",
 )
-
-
-HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
 
 
 def evaluate(
@@ -150,7 +145,8 @@ def evaluate(
     A model of pairs: loss and token accuracy on the targets, and BLEU and chrF (with signatures) and exact matches of
     what it writes itself.
     """
-    request = Request(
+    options = EvaluationOptions(
+        run=run,
         data=data,
         text_column=text_column,
         text2_column=text2_column,
@@ -175,58 +171,25 @@ def evaluate(
         length_penalty_type=length_penalty_type,
         bleu_tokenize=bleu_tokenize,
         lowercase=lowercase,
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
         quantize=quantize,
     )
-    _check_usage(request)
+    options.check()
     check_quantize(quantize, precision)
+    named = [path for path in (data, source, target) if path is not None]
+    refuse_to_replace(errors, named, option="--errors")
     with StopFlag() as flag:
-        from tformer.decoding.inference import (
-            inference_dtype,
-            prepare_inference,
+        from tformer.tasks.base import Work
+        from tformer.tasks.evaluate import evaluate as evaluate_model
+
+        work = Work(progress_reporter, flag.should_stop, lambda text: console.print(text, markup=False))
+        task, report = evaluate_model(
+            options, work, check_inputs=lambda paths: refuse_to_replace(errors, paths, option="--errors")
         )
-        from tformer.device import resolve_device
-        from tformer.loading import load
-
-        place = resolve_device(device)
-        loaded = load(run, device=place, which=checkpoint, kinds=HEADS)
-        # As in validation: activations in this format, weights in fp32 and cast on use.
-        trained_in = loaded.recipe.training.precision
-        loaded.model.compute_dtype = inference_dtype(precision, trained_in=trained_in, device=place)
-        for note in loaded.notes:
-            console.print(note, style="dim", markup=False)
-        family = family_of(loaded, request)
-        check_family(request, family, loaded)
-        loaded = at_length_asked(loaded, request)
-        if quantize != "none":
-            prepare_inference(loaded.model, loaded.model.compute_dtype, quantize=quantize)
-        if (of_prefix := request.note(loaded)) is not None:
-            console.print(of_prefix, style="dim", markup=False)
-        read = [path for spec in request.specs(loaded) for path in (spec.path, spec.target_path) if path is not None]
-        refuse_to_replace(request.errors_file, read, option="--errors")
-        try:
-            result = family.evaluate(loaded, request, flag)
-        except InputError as error:  # who reads text names the option of the other commands
-            error.hint = error.hint and error.hint.replace("--errors replace", "--invalid-utf8 replace")
-            raise
-        if as_json:
-            emit_json(result)
-        else:
-            family.show(result)
-
-
-def _check_usage(request: Request) -> None:
-    """What can be refused before anything is loaded."""
-    if request.batch_size is not None and request.batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, found {request.batch_size}")
-    if request.seq_len is not None and request.seq_len < 1:
-        raise InputError(f"--seq-len must be at least 1, found {request.seq_len}")
-    if request.invalid_utf8 not in (None, "strict", "replace"):
-        raise InputError(f"--invalid-utf8 must be strict or replace, found '{request.invalid_utf8}'")
-    if request.max_tokens is not None and not request.pseudo_perplexity:
-        raise InputError("--max-tokens bounds --pseudo-perplexity, which is not asked for")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise InputError(f"--max-tokens must be at least 1, found {request.max_tokens}")
-    check_pair_options(request)
-    if request.errors_file is not None:
-        check_errors_file(request.errors_file)
-        refuse_to_replace(request.errors_file, request.inputs(), option="--errors")
+    if as_json:
+        emit_json(report)
+    else:
+        for line in task.lines(report):
+            emit(line)

@@ -11,7 +11,6 @@ from tformer.cli.report import (
     StopFlag,
     console,
 )
-from tformer.cli.task_prefix import task_prefix
 from tformer.cli.translate_input import Lines
 from tformer.cli.translate_session import TranslateSession
 
@@ -44,6 +43,8 @@ def translating(
         alignments=asked.alignments,
         too_long=asked.too_long,
     )
+    from tformer.decoding.prompts import task_prefix
+
     prefix, note = task_prefix(first.recipe, asked.prefix)
     if note is not None:
         console.print(note, style="dim", markup=False)

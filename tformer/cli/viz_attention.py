@@ -332,7 +332,7 @@ def _scene(loaded: Loaded, request: Request, format_: str, text: str | None, cha
 
 def _with_prefix(loaded: Loaded, text: str | None, asked: str | None) -> str | None:
     """The source behind the prefix of the run's task."""
-    from tformer.cli.task_prefix import task_prefix
+    from tformer.decoding.prompts import task_prefix
 
     if text is None or loaded.model.encoder is None or loaded.model.decoder is None:
         return text

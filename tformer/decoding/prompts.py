@@ -13,11 +13,35 @@ from tformer.data.sources.files import (
     read_bytes,
     split_lines,
 )
+from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 STDIN_NAME = "standard input"
 CHUNK_BYTES = 1 << 16
+MAX_LISTED_PREFIXES = 5
+
+
+def task_prefix(recipe: Recipe, given: str | None) -> tuple[str, str | None]:
+    """(prefix, note): the prefix of every source ("": none), and a note for the user.
+
+    The prefix is the given one, else the one that all training data of the run has. Where the run's tasks have
+    different prefixes there is none: only the user knows which task is meant.
+    """
+    if given is not None:
+        return given, None
+    prefixes = list(dict.fromkeys(spec.prefix for spec in recipe.data.train))
+    if len(prefixes) == 1 and prefixes[0]:
+        [prefix] = prefixes
+        return prefix, f"sources get the prefix of the run's task, '{prefix}' (--prefix TEXT gives another or none)"
+    if len(prefixes) > 1:
+        listed = ", ".join(f"'{prefix}'" for prefix in prefixes[:MAX_LISTED_PREFIXES])
+        more = len(prefixes) - MAX_LISTED_PREFIXES
+        return "", (
+            f"the run's tasks have different prefixes, sources get none of them: {listed}"
+            f"{f' and {more} more' if more > 0 else ''} (--prefix TEXT chooses)"
+        )
+    return "", None
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:

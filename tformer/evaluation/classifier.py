@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from tformer.data.sources.images import (
 from tformer.data.sources.labelled_tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
+from tformer.evaluation.reports import LabelKind
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
@@ -35,12 +35,9 @@ from tformer.tokenizer.special import SpecialIds
 
 HEADS = {"classifier", "regression"}
 
-Kind = Literal["classes", "labels", "score"]
-"""One class of several; any number of labels; or a score."""
 
-
-def kind_of(recipe: Recipe) -> Kind:
-    """What the recipe's head says of an example."""
+def head_label_kind(recipe: Recipe) -> LabelKind:
+    """What the recipe's head predicts of an example."""
     head = next(head for head in recipe.model.heads if head.kind in HEADS)
     if head.kind == "regression":
         return "score"
@@ -62,7 +59,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         if recipe.model.patches is None
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
     )
-    return build_objective([options[kind_of(recipe)]()], context)
+    return build_objective([options[head_label_kind(recipe)]()], context)
 
 
 class Classifier:
@@ -76,7 +73,7 @@ class Classifier:
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
         self._objective = plain_objective(loaded)
-        self.kind = kind_of(loaded.recipe)
+        self.kind = head_label_kind(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
         self.reads_images = loaded.recipe.model.patches is not None

@@ -20,17 +20,17 @@ from tformer.objectives.masked_lm import TERM as MASKED_LM
 from tformer.objectives.options import MaskedLmOptions
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
+from tformer.tasks.base import TrainingData
 from tformer.training.assemble import matmul_parameters
-from tformer.training.material import Material
 
 
-def mean_lengths(material: Material) -> tuple[float, float]:
+def mean_lengths(data: TrainingData) -> tuple[float, float]:
     """Mean tokens of a sample on the encoder's and on the decoder's side; where they are not known apart, the same."""
-    samples = material.samples.pairs if isinstance(material.samples, MixedPairs) else material.samples
+    samples = data.samples.pairs if isinstance(data.samples, MixedPairs) else data.samples
     if isinstance(samples, PairTokens):
         return float(samples.source_lengths.mean()), float(samples.target_lengths.mean())
     lengths = samples.lengths
-    length = material.tokens_per_sample if lengths is None else float(lengths.mean())
+    length = data.tokens_per_sample if lengths is None else float(lengths.mean())
     return length, length
 
 

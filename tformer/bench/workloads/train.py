@@ -20,7 +20,7 @@ from tformer.build import build_model
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.device import DTYPES, LossScaler
+from tformer.device import DTYPES
 from tformer.errors import InputError
 from tformer.metrics import BACKWARD_AND_FORWARD
 from tformer.objectives import build_objective
@@ -33,7 +33,7 @@ from tformer.training.flops import attention_flops_per_token, parameters_per_tok
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
 from tformer.training.prepare import product_shape
-from tformer.training.state import TrainerState
+from tformer.training.state import LossScaler, TrainerState
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
 FIRST_WORD = 5  # ids from here on stand for words

@@ -15,7 +15,7 @@ from typing import Any
 
 from tformer.checkpoint.atomic import write_text
 from tformer.checkpoint.logs import finite
-from tformer.training.loop import HIGHER_IS_BETTER
+from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import (
     DONE,
