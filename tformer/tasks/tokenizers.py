@@ -1,5 +1,4 @@
-"""Tokenizers of a training: from its checkpoint, a file, its teacher, or trained on the data; and what objectives need of
-them."""
+"""Tokenizers of a training (from its checkpoint, a file, its teacher, or trained on the data), and objective contexts."""
 
 from __future__ import annotations
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from tformer.build import count_parameters, resolve_sizes
+from tformer.build import count_parameters
 from tformer.checkpoint.probe import require_writable
 from tformer.checkpoint.run import LOCK_NAME
+from tformer.cost.flops import product_shape
+from tformer.cost.memory import estimate_memory
 from tformer.device import (
     Precision,
     matmul_flops_per_second,
@@ -19,14 +21,11 @@ from tformer.device import (
 )
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
-from tformer.metrics import BACKWARD_AND_FORWARD
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
 from tformer.training.assemble import make_batches, make_objective, plan_of, vocabulary_size
-from tformer.training.estimate import estimate_memory
-from tformer.training.flops import attention_flops_per_token, mean_lengths
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_words
 
@@ -150,39 +149,12 @@ def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]
     return recipe.model_copy(update={"model": model, "generator": generator, "training": training}), precision
 
 
-def product_shape(recipe: Recipe, tokens_per_sample: int) -> tuple[int, int, int]:
-    """(rows, d_model, d_ff) of the model's largest ordinary matrix product, for measurements."""
-    side = "decoder" if recipe.model.decoder is not None else "encoder"
-    stack = recipe.model.decoder or recipe.model.encoder
-    assert stack is not None
-    d_model = resolve_sizes(recipe.model, side).d_model
-    rows = recipe.training.batch_tokens or (recipe.training.batch_size or 1) * tokens_per_sample
-    return rows, d_model, stack.feedforward.d_ff or 4 * d_model
-
-
 def measure_peak(prepared: Prepared) -> float:
     """FLOP/s of the model's own feed-forward product in its compute dtype: what throughput is compared with."""
     rows, d_model, d_ff = product_shape(prepared.recipe, prepared.data.tokens_per_sample)
     return matmul_flops_per_second(
         prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
     )
-
-
-def training_flops_per_token(prepared: Prepared, matmul_parameters: float) -> float:
-    """6 N + 12 (sum of d S over the layers): forward and backward of every matrix product and of attention.
-
-    `matmul_parameters`: those that a token meets (`flops.parameters_per_token`).
-    S is what each layer's kind of attention costs in keys, T for full attention, T being the mean length; of images,
-    operations per image: of all its patches. A token of a pair passes through the encoder or the decoder: half of the
-    products each.
-    """
-    model = prepared.recipe.model
-    source, target = mean_lengths(prepared.data)
-    if model.encoder is not None and model.decoder is not None:
-        matmul_parameters //= 2
-    attention = attention_flops_per_token(model, source_length=source, target_length=target)
-    flops = BACKWARD_AND_FORWARD * (2.0 * matmul_parameters + attention)
-    return flops * (source if model.patches is not None else 1)
 
 
 def describe(prepared: Prepared) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.probe import require_room
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
+from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
@@ -28,10 +29,9 @@ from tformer.tasks.base import Progress, Work
 from tformer.training import assemble
 from tformer.training.assemble import make_batches
 from tformer.training.display import Console, TrainingDisplay
-from tformer.training.flops import mean_lengths, parameters_per_token
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
-from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare, training_flops_per_token
+from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
 from tformer.training.request import RUNS, TrainRequest, find_start
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
@@ -293,10 +293,10 @@ class Session:
         }
 
     def _flops_per_token(self) -> float:
-        length, _ = mean_lengths(self.prepared.data)
-        return training_flops_per_token(
-            self.prepared, parameters_per_token(self.model, self.prepared.recipe, length=length)
-        )
+        recipe, data = self.prepared.recipe, self.prepared.data
+        source, target = mean_lengths(data.samples, data.tokens_per_sample)
+        parameters = parameters_per_token(self.model, recipe, length=source)
+        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
     # The loop's hooks.
 

@@ -1,4 +1,4 @@
-"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees keys |i - j| <= window / 2."""
+"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees |i - j| <= window / 2."""
 
 from __future__ import annotations
 

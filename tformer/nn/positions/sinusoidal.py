@@ -1,4 +1,4 @@
-"""Fixed sines and cosines added to the embeddings: of a position (arXiv 1706.03762) or of an image patch (2111.06377)."""
+"""Fixed sines and cosines added to the embeddings: of positions (arXiv 1706.03762) or image patches (2111.06377)."""
 
 from __future__ import annotations
 

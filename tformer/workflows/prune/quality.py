@@ -7,11 +7,10 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from tformer.cost.flops import attention_flops_per_token, matmul_parameters
 from tformer.model import Transformer
 from tformer.nn.stack import Stack
 from tformer.recipe.recipe import Recipe
-from tformer.training.assemble import matmul_parameters
-from tformer.training.flops import attention_flops_per_token
 
 
 @contextmanager
