@@ -151,7 +151,7 @@ def evaluate(
         text_column=text_column,
         text2_column=text2_column,
         label_column=label_column,
-        invalid_utf8=invalid_utf8,
+        invalid_utf8=invalid_utf8,  # type: ignore[arg-type]
         errors_file=errors,
         seq_len=seq_len,
         stride=stride,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from tformer.errors import InputError
 
@@ -19,7 +20,7 @@ class DataOptions:
     text_column: str | None = None
     text2_column: str | None = None
     label_column: str | None = None
-    invalid_utf8: str | None = None
+    invalid_utf8: Literal["strict", "replace"] | None = None
     source: str | None = None
     target: str | None = None
     source_column: str | None = None

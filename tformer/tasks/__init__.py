@@ -8,8 +8,8 @@
     pairs          sources and targets
     continuations  prompts and given continuations (`evaluate --score`)
 
-A new kind of data is one file with a subclass of `Task` and one row of `TASKS`, whose key is the `data` of the objectives
-that read it.
+A new kind of data is one file with a subclass of `Task` and one row of `TASKS`. The key of the row is the `data` of the
+objectives that read it.
 """
 
 from __future__ import annotations

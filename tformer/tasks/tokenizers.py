@@ -1,4 +1,4 @@
-"""Tokenizers of a training (from its checkpoint, a file, its teacher, or trained on the data), and objective contexts."""
+"""Tokenizers of a training (from its checkpoint, a file, its teacher, or the data), and contexts of objectives."""
 
 from __future__ import annotations
 

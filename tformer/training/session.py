@@ -66,8 +66,8 @@ def run_training(
         check_target(start)
     with tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
         cache_dir = Path(scratch) if request.dry_run else None
-        note = partial(console.print, markup=False)
-        prepared = prepare(start, Work(progress, should_stop, note, cache_dir))
+        work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
+        prepared = prepare(start, work)
         if should_stop():
             raise interrupted("interrupted before training began; no run was started")
         if request.dry_run:
