@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.decoding.output import open_output
+from tformer.output_files import open_output
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.reports import LabelKind
 from tformer.formatting import as_cell

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tformer.errors import InputError
+from tformer.output_files import refuse_to_replace, require_writable
 
 ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes
 
@@ -88,6 +89,8 @@ class EvaluationOptions(DataOptions):
             require_tokenizer(self.bleu_tokenize)
         if self.errors_file is not None:
             _check_errors_file(self.errors_file)
+            named = [path for path in (self.data, self.source, self.target) if path is not None]
+            refuse_to_replace(self.errors_file, named, option="--errors")
 
 
 COMMON = frozenset({"run", "data", "batch_size", "checkpoint", "device", "precision", "quantize"})
@@ -119,8 +122,6 @@ def require_positive(flag: str, value: int | None) -> None:
 
 
 def _check_errors_file(path: Path) -> None:
-    from tformer.decoding.output import require_writable
-
     if path.suffix.lower() not in ENDINGS:
         hint = "invalid UTF-8 is accepted with --invalid-utf8 replace" if str(path) in ("strict", "replace") else None
         raise InputError(f"--errors writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'", hint=hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,8 @@ from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
 from tformer.loading import Loaded, load
-from tformer.nn.positions.base import LearnedPositions
+from tformer.nn.positions.base import Positions
+from tformer.output_files import refuse_to_replace
 from tformer.recipe.model import layer_sections
 from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
@@ -20,9 +20,7 @@ from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
 HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
 
 
-def evaluate(
-    options: EvaluationOptions, work: Work, *, check_inputs: Callable[[Sequence[str]], None]
-) -> tuple[Task, dict[str, Any]]:
+def evaluate(options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
     """The task of the model's data and the evaluation report: run, step, data and the task's metrics.
 
     Raises InputError for a model or data that cannot be evaluated, and for options that do not apply to them.
@@ -46,7 +44,8 @@ def evaluate(
         prepare_inference(loaded.model, loaded.model.compute_dtype, quantize=options.quantize)
     data = choose_data(loaded, options)
     _note_prefix(loaded, data, options, work)
-    check_inputs([path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None])
+    read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
+    refuse_to_replace(options.errors_file, read, option="--errors")
     try:
         report = task.evaluate(loaded, data, options, work)
     except InputError as error:  # readers of text name the option of the other commands
@@ -115,7 +114,8 @@ def at_length(loaded: Loaded, seq_len: int) -> Loaded:
 
 
 def _require_reach(loaded: Loaded, seq_len: int) -> None:
-    learned = [module.max_seq_len for module in loaded.model.modules() if isinstance(module, LearnedPositions)]
+    positions = [module for module in loaded.model.modules() if isinstance(module, Positions)]
+    learned = [module.max_positions for module in positions if module.max_positions is not None]
     generator = loaded.recipe.generator  # which replaces tokens of the same sequences
     if generator is not None and generator.encoder is not None and generator.encoder.positions.kind == "learned":
         learned.append(generator.max_seq_len)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.context import MASKED_SCORE
 from tformer.nn.fused import dropout
-from tformer.nn.products import brought
+from tformer.nn.products import get_kernels
 
 # Scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 CHUNK_ELEMENTS = 2**24
@@ -261,7 +261,7 @@ def few_are_faster(q_BHTh: Tensor) -> bool:
 
 def few_may_have_bias() -> bool:
     """Only our own kernel adds one to the scores."""
-    return brought() is not None and not torch.is_grad_enabled()
+    return get_kernels() is not None and not torch.is_grad_enabled()
 
 
 def attend_few(
@@ -272,7 +272,7 @@ def attend_few(
     Scores are rounded to bf16 once, the softmax computes in fp32.
     A kernel of our own, where there is one, reads keys and values once and rounds nothing between.
     """
-    kernels = brought()
+    kernels = get_kernels()
     if kernels is not None and not torch.is_grad_enabled():
         return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
     assert bias is None
