@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.viz.plot_runs import train_record, write_run
-from tformer.cli.report import uncollected
+from tformer.cli.process import uncollected
 from tformer.cli.viz_attention import parse_numbers
 from tformer.errors import InputError
 

@@ -118,7 +118,7 @@ def slow_beam_search(
     *,
     limit: int = 1000,
     history: Sequence[int] = (),
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     never_stop: bool = False,
 ) -> list[Hypothesis]:
     """One sentence, every candidate looked at, nothing batched."""
@@ -129,7 +129,7 @@ def slow_beam_search(
     for length in range(limit):
         taken: list[int] = []
         for group in range(groups):
-            candidates = _candidates(rule, settings, live[group], history, never, length, limit)
+            candidates = _candidates(rule, settings, live[group], history, suppressed, length, limit)
             candidates = _in_order(candidates, settings.diversity_penalty, taken)
             going: list[tuple[float, float, tuple[int, ...]]] = []
             took: list[int] = []
@@ -166,7 +166,7 @@ def _candidates(
     settings: BeamSettings,
     live: list[tuple[float, float, tuple[int, ...]]],
     history: Sequence[int],
-    never: Sequence[int],
+    suppressed: Sequence[int],
     length: int,
     limit: int,
 ) -> list[tuple[float, float, int, int]]:
@@ -174,7 +174,7 @@ def _candidates(
     candidates = []
     for beam, (total, logprob, ids) in enumerate(live):
         seen = [*history, *ids]
-        own = [NEVER if token in never else value for token, value in enumerate(rule(ids))]
+        own = [NEVER if token in suppressed else value for token, value in enumerate(rule(ids))]
         scores = [np.float32(value) for value in own]
         if settings.repetition_penalty != 1.0:
             factor = np.float32(settings.repetition_penalty)

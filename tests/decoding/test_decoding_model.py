@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.decoding.uncached import uncached_generate
 from tformer.build import build_model
 from tformer.decoding.generate import generate, inference
 from tformer.decoding.inference import (
@@ -18,7 +19,6 @@ from tformer.decoding.inference import (
     prepare_inference,
 )
 from tformer.decoding.settings import GenerationSettings
-from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.linear import Linear

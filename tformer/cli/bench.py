@@ -14,7 +14,7 @@ from tformer.cli import (
     bench_train,
     bench_translate,
 )
-from tformer.cli.report import examples
+from tformer.cli.command import examples
 
 app = typer.Typer(
     no_args_is_help=True,

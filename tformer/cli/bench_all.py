@@ -9,13 +9,9 @@ import typer
 
 from tformer.cli.bench_options import HOW, RESULT, WORK, AsJson, Device, Threads, require_threads
 from tformer.cli.bench_quality import tell_seed
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:

@@ -19,13 +19,9 @@ from tformer.cli.bench_options import (
     require_positive,
 )
 from tformer.cli.bench_report import show_tables
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, did_you_mean, visible
 
 if TYPE_CHECKING:

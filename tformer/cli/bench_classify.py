@@ -25,7 +25,7 @@ from tformer.cli.bench_options import (
     speed_flags,
 )
 from tformer.cli.bench_session import run_bench
-from tformer.cli.report import examples
+from tformer.cli.command import examples
 
 EPILOG = examples(
     "`tformer bench classify --arch bert --preset base --peer transformers`",

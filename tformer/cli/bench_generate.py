@@ -27,7 +27,7 @@ from tformer.cli.bench_options import (
     words,
 )
 from tformer.cli.bench_session import run_bench
-from tformer.cli.report import examples
+from tformer.cli.command import examples
 
 EPILOG = examples(
     "`tformer bench generate --arch gpt --preset small --peer transformers`",

@@ -11,12 +11,9 @@ import typer
 
 from tformer.cli.bench_options import HOW, MODEL, WORK, AsJson, Device, Threads, require_positive, require_threads
 from tformer.cli.bench_report import show_tables
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit_json
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tformer.cli.bench_report import show_tables
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-)
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, visible
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tformer.cli.bench_options import (
     words,
 )
 from tformer.cli.bench_session import run_bench
-from tformer.cli.report import examples
+from tformer.cli.command import examples
 
 EPILOG = examples(
     "`tformer bench translate --preset base --set model.vocab_size=16000 --peer ctranslate2`",

@@ -7,12 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.report import (
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError
 
 app = typer.Typer(

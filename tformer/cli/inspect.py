@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, did_you_mean, visible
 
 if TYPE_CHECKING:

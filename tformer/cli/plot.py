@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer.cli.report import (
-    console,
-    examples,
-    refuse_to_replace,
-    uncollected,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import uncollected
+from tformer.cli.report import console
 from tformer.errors import InputError, did_you_mean, visible
+from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
     from tformer.viz.output import Output

@@ -10,13 +10,9 @@ import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    examples,
-    progress_reporter,
-    report_result,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, progress_reporter, report_result
 from tformer.errors import InputError, did_you_mean
 from tformer.evaluation.options import DataOptions
 

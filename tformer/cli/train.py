@@ -7,15 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    STARTED,
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-    progress_reporter,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import STARTED, StopFlag
+from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.errors import InputError
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {

@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-    progress_reporter,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.errors import InputError, Interrupted, StorageError, did_you_mean
 from tformer.tokenizer.options import TemplateName, TokenizerModel, TokenizerOptions, UnicodeForm
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    console,
-    examples,
-    refuse_to_replace,
-)
+from tformer.cli.command import examples
+from tformer.cli.report import console
 from tformer.errors import InputError, did_you_mean, visible
+from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -308,7 +306,7 @@ def viz_attention(
 
 def _require_writable(path: Path) -> None:
     """Before long work: a file that cannot be written is told at once. New folders are made when it is."""
-    from tformer.decoding.output import require_writable
+    from tformer.output_files import require_writable
 
     if path.parent.is_dir():
         require_writable(path, option="-o")

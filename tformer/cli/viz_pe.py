@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    console,
-    emit,
-    examples,
-    uncollected,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import uncollected
+from tformer.cli.report import console, emit
 from tformer.errors import InputError
 
 if TYPE_CHECKING:

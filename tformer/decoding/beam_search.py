@@ -102,10 +102,10 @@ class BeamState:
         *,
         limits: Sequence[int],
         histories: Sequence[Sequence[int]],
-        never: Sequence[int] = (),
+        suppressed: Sequence[int] = (),
     ) -> None:
-        """`limits`: the most new tokens of each sentence; `histories`: the tokens before them; `never`: not offered."""
-        self._settings, self._never = settings, never
+        """`limits`: maximum number of new tokens of each sentence; `histories`: the tokens before them."""
+        self._settings, self._suppressed = settings, suppressed
         self._groups, self._width = settings.beam_groups, settings.beam_size // settings.beam_groups
         self._length = 0  # new tokens of every live hypothesis
         self._sentences_S = np.arange(len(limits))  # their numbers in the first order
@@ -155,7 +155,9 @@ class BeamState:
         first = self._length == 0  # one row per sentence, which all its beams share
         with torch.inference_mode():
             scores_RV = logprobs_RV = logprobs_RV.float()
-            for token in self._never:  # in place: a copy of a whole vocabulary for two columns costs more than they do
+            for (
+                token
+            ) in self._suppressed:  # in place: a copy of a whole vocabulary for two columns costs more than they do
                 if token < logprobs_RV.shape[1]:
                     logprobs_RV[:, token] = NEVER
             if self._looks_back:
@@ -287,7 +289,7 @@ def beam_search(
     *,
     limits: Sequence[int] | None = None,
     histories: Sequence[Sequence[int]] | None = None,
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
     """All hypotheses that finished, for each sentence of the stepper, best first; at least one.
@@ -297,7 +299,7 @@ def beam_search(
     offers no token (probability zero for all) when their sentence has no others.
     histories: each sentence's prompt or prefix, which n-gram blocking and the repetition penalty look back on. Neither
     ever rules out or penalises the end of sequence: it is written once, and what was written does not forbid ending.
-    never: tokens that are not offered (`unwritten`); the probabilities of the others stay as they are.
+    suppressed: tokens that are not offered (`suppressed_tokens`); the probabilities of the others stay as they are.
     should_stop: polled before every step; what is not finished then comes back with the finish reason `interrupted`,
     after what is.
 
@@ -314,7 +316,7 @@ def beam_search(
     rooms = stepper.rooms[:sentences]
     bounds = rooms if limits is None else [min(pair) for pair in zip(limits, rooms, strict=True)]
     histories = [()] * sentences if histories is None else histories
-    state = BeamState(settings, limits=bounds, histories=histories, never=never)
+    state = BeamState(settings, limits=bounds, histories=histories, suppressed=suppressed)
     stops = should_stop or (lambda: False)
     if not stops():
         logprobs_RV = stepper.start(settings.beam_size)

@@ -66,7 +66,7 @@ def generate(
     tokenizer: Tokenizer | None = None,
     limits: Sequence[int] | None = None,
     num_start: int = 0,
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     on_token: OnToken | None = None,
     should_stop: Callable[[], bool] | None = None,
     first_row: int = 0,
@@ -81,7 +81,7 @@ def generate(
     limits: the most new tokens of each prompt's completions, where not more than `settings.max_new_tokens`.
     num_start: so many first tokens of every prompt are no text (a decoder's start): n-gram blocking and the repetition
     penalty do not look back on them.
-    never: tokens that are not chosen (`unwritten`); the log-probabilities of the others stay as they are.
+    suppressed: tokens that are not chosen (`suppressed_tokens`); the log-probabilities of the others stay as they are.
     on_token(row, sample, id, text_piece): called for every token as it is chosen; the pieces of one completion add up
     to its text (a piece is empty while a character or a possible stop text is incomplete).
     should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
@@ -114,7 +114,7 @@ def generate(
                 histories=[completion.ids[num_start:] for completion in completions],
                 limits=[completion.limit for completion in completions],
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
-                never=never,
+                suppressed=suppressed,
             ),
             should_stop=should_stop or (lambda: False),
         )

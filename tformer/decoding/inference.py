@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from itertools import count
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from tformer.nn.products import Quantize, int8_is_possible, set_kernels
 WORTH_A_BUILD = 2**22
 """Parameters of a model from which on kernels are compiled for it, if nobody has had them compiled before."""
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
+Compilation = Literal["auto", "on", "off"]
 
 
 def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
@@ -103,6 +104,7 @@ SMALLEST_BUCKET, SMALLEST_SOURCE = 64, 16
 STEPS_AHEAD = 256  # the first bucket has room for so many new tokens, if so many are asked for
 KEPT = 4  # caches that nobody uses at the moment
 MOST_GRAPHS = 64
+AUTO_STEPS = 4096  # of decoding: on a GPU, compiling takes as long as some thousand steps of a small model save
 _numbers = count()
 CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # those that PyTorch looks for where $CXX names none; else g++
 C_COMPILERS = ("gcc", "clang")  # and Triton, without $CC
@@ -120,6 +122,54 @@ def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "
         require_compiler(next(model.parameters()).device)
     cast_matrices(model, dtype)
     model.compiled_decoder = CompiledDecoder(model, backend=backend)
+
+
+def prepare_decoding(
+    model: Transformer,
+    dtype: torch.dtype,
+    *,
+    compile: Compilation,
+    quantize: str,
+    rows: int | None,
+    steps: Callable[[], int],
+) -> str | None:
+    """`compile_decoding` where that is asked for or pays, else `prepare_inference`; a note on it for the user.
+
+    Args:
+        compile: `auto` compiles on a GPU, where starting many small operations takes the time, for `AUTO_STEPS` or more
+            decoding steps; not on a CPU.
+        rows: see `prepare_inference`.
+        steps: the number of decoding steps; called only where it matters.
+
+    Raises InputError for `compile` "on" without a compiler.
+    """
+    device = next(model.parameters()).device
+    compiles, note = decide_compilation(model, device, compile, quantize=quantize, steps=steps)
+    if compiles:
+        compile_decoding(model, dtype)
+    else:
+        prepare_inference(model, dtype, quantize=quantize, rows=rows)
+    return note
+
+
+def decide_compilation(
+    model: Transformer, device: torch.device, compile: Compilation, *, quantize: str, steps: Callable[[], int]
+) -> tuple[bool, str | None]:
+    """Whether `prepare_decoding` compiles, and its note."""
+    if compile == "auto":
+        compile = "on" if device.type == "cuda" and quantize == "none" and steps() >= AUTO_STEPS else "off"
+        missing = missing_compiler(device)
+    else:
+        missing = None
+    if compile == "off":
+        return False, None
+    reason = no_compiled_steps(model)
+    if reason is None and missing is not None:
+        reason = f"found no {missing}"
+    if reason is not None:
+        return False, f"decoded uncompiled: {reason}"
+    require_compiler(device)
+    return True, "decoding is compiled: the first tokens take a while"
 
 
 def no_compiled_steps(model: Transformer) -> str | None:

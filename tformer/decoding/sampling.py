@@ -200,7 +200,7 @@ class TokenChooser:
         histories: Sequence[Sequence[int]],
         limits: Sequence[int] | None = None,
         vocab_size: int | None = None,
-        never: Sequence[int] = (),
+        suppressed: Sequence[int] = (),
     ) -> None:
         """
         Args:
@@ -208,11 +208,11 @@ class TokenChooser:
             histories: what the settings look back on before its first token.
             limits: the most tokens of each sequence, where an end is forced; None: `settings.max_new_tokens`.
             vocab_size: larger ids are not chosen.
-            never: nor are these.
+            suppressed: nor are these.
         """
         self._settings = settings
         self._vocab_size = vocab_size
-        self._never_N = torch.tensor(never, dtype=torch.long)  # goes where the first logits are
+        self._suppressed_N = torch.tensor(suppressed, dtype=torch.long)  # goes where the first logits are
         self._limits = [settings.max_new_tokens] * len(keys) if limits is None else list(limits)
         self._num_chosen = 0  # tokens of every live sequence
         self._histories = histories
@@ -228,7 +228,7 @@ class TokenChooser:
         settings = self._settings
         logits_BV = logits_BV[:, : self._vocab_size].float()
         self._check_once(logits_BV)
-        scores_BV = self._without_never(logits_BV)
+        scores_BV = self._without_suppressed(logits_BV)
         if settings.repetition_penalty != 1.0:
             scores_BV = penalise_repetition(scores_BV, self._seen(logits_BV), settings.repetition_penalty)
         if self._blockers:
@@ -266,11 +266,11 @@ class TokenChooser:
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[list(rows)]
 
-    def _without_never(self, logits_BV: Tensor) -> Tensor:
-        if not len(self._never_N):
+    def _without_suppressed(self, logits_BV: Tensor) -> Tensor:
+        if not len(self._suppressed_N):
             return logits_BV
-        self._never_N = self._never_N[self._never_N < logits_BV.shape[-1]].to(logits_BV.device)
-        return logits_BV.index_fill(-1, self._never_N, NEVER)
+        self._suppressed_N = self._suppressed_N[self._suppressed_N < logits_BV.shape[-1]].to(logits_BV.device)
+        return logits_BV.index_fill(-1, self._suppressed_N, NEVER)
 
     def _banned(self, blocker: NgramBlocker) -> list[int]:
         return [token for token in blocker.banned() if token not in self._settings.ends]

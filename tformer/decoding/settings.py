@@ -37,7 +37,7 @@ class GenerationSettings:
     eos_id: int | None = None  # None: only length, stop tokens and stop texts end a completion
     stop_tokens: tuple[int, ...] = ()  # end a completion as `eos_id` does
     forced_eos: int | None = None  # the last of `max_new_tokens` is this one; None: what gets there is cut
-    suppress_tokens: tuple[int, ...] | None = None  # never written; None: `unwritten_tokens` says
+    suppress_tokens: tuple[int, ...] | None = None  # never written; None: `suppressed_tokens` chooses
     seed: int = 0
     num_samples: int = 1  # completions per prompt
     logprobs: bool = False
@@ -179,7 +179,7 @@ class BeamSettings:
     stop_tokens: tuple[int, ...] = ()  # end a hypothesis as `eos_id` does
     forced_eos: int | None = None  # None: what reaches its limit is cut
     counted_start: int = 0  # tokens before the new ones that the length penalty counts: a forced first of every target
-    suppress_tokens: tuple[int, ...] | None = None  # never written; None: `unwritten_tokens` says
+    suppress_tokens: tuple[int, ...] | None = None  # never written; None: `suppressed_tokens` chooses
     stopping: Stopping = "beam"
     no_repeat_ngram: int = 0  # 0: off
     repetition_penalty: float = 1.0  # 1: off

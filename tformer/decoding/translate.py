@@ -11,7 +11,7 @@ import numpy as np
 from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import unwritten_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
 from tformer.decoding.sentences import (
     LINES,
@@ -111,9 +111,9 @@ class Writer:
         sources, targets = [sentence.source for sentence, _ in pairs], [ids for _, ids in pairs]
         return mean_attention(self.models, sources, targets, start_ids=self.target.prefix)
 
-    def _never(self, settings: BeamSettings | GenerationSettings) -> tuple[int, ...]:
+    def _suppressed(self, settings: BeamSettings | GenerationSettings) -> tuple[int, ...]:
         special, target = self.tokenizer.special, self.target
-        return unwritten_tokens(special, target, eos=target.eos, suppressed=settings.suppress_tokens)
+        return suppressed_tokens(special, target, eos=target.eos, suppressed=settings.suppress_tokens)
 
     def _starts(self, sentences: Sequence[Sentence]) -> list[list[int]]:
         """What the decoder reads before it writes."""
@@ -145,7 +145,7 @@ class Writer:
             limits=limits,
             # The start tokens are no text: repeating them is not repeating anything.
             histories=[sentence.prefix for sentence in sentences],
-            never=self._never(settings),
+            suppressed=self._suppressed(settings),
             should_stop=should_stop,
         )
         penalties = self._coverage_of(sentences, found)
@@ -199,7 +199,7 @@ class Writer:
             limits=[sentence.limit for sentence in sentences],
             tokenizer=self.tokenizer,
             num_start=len(self.target.prefix),
-            never=self._never(settings),
+            suppressed=self._suppressed(settings),
             should_stop=should_stop,
             first_row=row,
         )

@@ -5,11 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, get_type_hints
 
 from tformer.errors import InputError
+from tformer.options import (
+    DATA,
+    Checkpoint,
+    Device,
+    Errors,
+    LabelColumn,
+    Option,
+    Precision,
+    Quantize,
+    Text2Column,
+    TextColumn,
+    argument,
+    check_quantize,
+    panel,
+)
 from tformer.output_files import refuse_to_replace, require_writable
 
+PAIRS, MEASURE = panel("Pairs of texts"), panel("What is measured")
 ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes
 
 
@@ -17,17 +33,47 @@ ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes
 class DataOptions:
     """The data that a model is measured on; None: not given."""
 
-    data: str | None = None
-    text_column: str | None = None
-    text2_column: str | None = None
-    label_column: str | None = None
-    invalid_utf8: Literal["strict", "replace"] | None = None
-    source: str | None = None
-    target: str | None = None
-    source_column: str | None = None
-    target_column: str | None = None
-    prefix: str | None = None
-    batch_size: int | None = None
+    data: Annotated[
+        str | None,
+        DATA(
+            "--data",
+            metavar="PATH",
+            help="File, folder, glob, builtin:NAME or - (standard input); default: the run's validation data.",
+        ),
+    ] = None
+    text_column: TextColumn = None
+    text2_column: Text2Column = None
+    label_column: LabelColumn = None
+    invalid_utf8: Annotated[
+        Errors | None,
+        DATA(
+            "--invalid-utf8",
+            help="An error or replaced; default: strict, for the run's own data as in training.",
+        ),
+    ] = None
+    source: Annotated[
+        str | None, PAIRS("--source", metavar="FILE", help="One source a line; its references are --target.")
+    ] = None
+    target: Annotated[
+        str | None, PAIRS("--target", metavar="FILE", help="One reference a line, as many as sources.")
+    ] = None
+    source_column: Annotated[
+        str | None, PAIRS("--source-column", metavar="C", help="Of the table in --data: name or number.")
+    ] = None
+    target_column: Annotated[str | None, PAIRS("--target-column", metavar="C", help="The reference.")] = None
+    prefix: Annotated[
+        str | None,
+        PAIRS(
+            "--prefix",
+            metavar="TEXT",
+            help="Prefix of every source that does not begin with it; default: the one that all tasks of the run "
+            "share.",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        MEASURE("--batch-size", help="Windows or examples at a time; the masks of a masked model depend on it."),
+    ] = None
 
     def given(self) -> Iterator[str]:
         """The names of the options that differ from their defaults."""
@@ -37,9 +83,7 @@ class DataOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        require_positive("--batch-size", self.batch_size)
-        if self.invalid_utf8 not in (None, "strict", "replace"):
-            raise InputError(f"--invalid-utf8 must be strict or replace, found '{self.invalid_utf8}'")
+        _require_positive("--batch-size", self.batch_size)
         if (self.source is None) != (self.target is None):
             given, missing = ("--source", "--target") if self.target is None else ("--target", "--source")
             raise InputError(f"{given} without {missing}", hint="two aligned files: --source FILE --target FILE")
@@ -51,49 +95,120 @@ class DataOptions:
 class EvaluationOptions(DataOptions):
     """The options of `tformer evaluate`."""
 
-    run: str | None = None
-    score: bool = False
-    no_decode: bool = False
-    beam_size: int | None = None
-    max_new_tokens: int | None = None
-    length_penalty: float | None = None
-    length_penalty_type: str | None = None
-    bleu_tokenize: str | None = None
-    lowercase: bool = False
-    errors_file: Path | None = None
-    seq_len: int | None = None
-    stride: int | None = None
-    pseudo_perplexity: bool = False
-    max_tokens: int | None = None
-    checkpoint: str = "best"
-    device: str = "auto"
-    precision: str = "auto"
-    quantize: str = "none"
+    run: Annotated[
+        str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+    ] = None
+    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1 is greedy; default: the run's.")] = None
+    max_new_tokens: Annotated[
+        int | None,
+        PAIRS(
+            "--max-new-tokens",
+            metavar="N",
+            help="Maximum number of output tokens; default: as the recipe says, and no fewer than --seq-len.",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None, PAIRS("--length-penalty", metavar="A", help="Above 0 favours long texts.")
+    ] = None
+    length_penalty_type: Annotated[
+        str | None,
+        PAIRS(
+            "--length-penalty-type",
+            metavar="gnmt|avg|none",
+            help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1.",
+        ),
+    ] = None
+    bleu_tokenize: Annotated[
+        str | None,
+        PAIRS(
+            "--bleu-tokenize",
+            metavar="13a|intl|zh|ja-mecab|char|none|moses[:LANG]",
+            help="Tokenization of BLEU; moses: the older measure on normalised tokens (pip install sacremoses).",
+        ),
+    ] = None
+    lowercase: Annotated[bool, PAIRS("--lowercase", help="Ignore case in BLEU, chrF and exact matches.")] = False
+    no_decode: Annotated[bool, PAIRS("--no-decode", help="Loss, perplexity and token accuracy alone.")] = False
+    score: Annotated[
+        bool,
+        PAIRS(
+            "--score",
+            help="Decode nothing: print the log-probability of each target, one a line. Decoder-only models: of "
+            "targets as continuations of the sources.",
+        ),
+    ] = False
+    errors_file: Annotated[
+        Path | None,
+        MEASURE(
+            "--errors",
+            metavar="FILE.tsv|.jsonl",
+            help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
+        ),
+    ] = None
+    seq_len: Annotated[
+        int | None,
+        MEASURE(
+            "--seq-len",
+            metavar="N",
+            help="Windows, examples or each side of pairs of up to N tokens, also longer than in training where the "
+            "positions reach that far (rope, alibi, t5_bias, shaw, sinusoidal, none). Default: as in training.",
+        ),
+    ] = None
+    stride: Annotated[
+        int | None,
+        MEASURE(
+            "--stride",
+            metavar="S",
+            help="Causal models: windows overlap and move on by S tokens, for more context, slower. Default: they do "
+            "not overlap.",
+        ),
+    ] = None
+    pseudo_perplexity: Annotated[
+        bool,
+        MEASURE("--pseudo-perplexity", help="Masked models: also mask every token alone, one forward pass each."),
+    ] = False
+    max_tokens: Annotated[
+        int | None, MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.")
+    ] = None
+    as_json: Annotated[bool, MEASURE("--json", help="One JSON document on standard output.")] = False
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+    precision: Precision = "auto"
+    quantize: Quantize = "none"
 
     def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        require_positive("--seq-len", self.seq_len)
-        require_positive("--max-tokens", self.max_tokens)
+        _require_positive("--seq-len", self.seq_len)
         if self.max_tokens is not None and not self.pseudo_perplexity:
-            raise InputError("--max-tokens bounds --pseudo-perplexity, which is not asked for")
+            raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
+        _require_positive("--max-tokens", self.max_tokens)
         if self.score and self.no_decode:
             raise InputError("--score and --no-decode exclude each other")
-        if self.score or self.no_decode:
-            for name in self.given():
-                if name in DECODING:
-                    without = "--score" if self.score else "--no-decode"
-                    raise InputError(f"{flag_of(name)} has no meaning with {without}")
+        without = "--score" if self.score else "--no-decode" if self.no_decode else None
+        for name in self.given():
+            if without is not None and name in DECODING:
+                raise InputError(f"{flag_of(name)} has no meaning with {without}")
         if self.bleu_tokenize is not None:
             from tformer.metrics.text import require_tokenizer
 
             require_tokenizer(self.bleu_tokenize)
         if self.errors_file is not None:
-            _check_errors_file(self.errors_file)
-            named = [path for path in (self.data, self.source, self.target) if path is not None]
-            refuse_to_replace(self.errors_file, named, option="--errors")
+            self._check_errors_file(self.errors_file)
+        check_quantize(self.quantize, self.precision)
+
+    def _check_errors_file(self, path: Path) -> None:
+        if path.suffix.lower() not in ENDINGS:
+            invalid = str(path) in ("strict", "replace")
+            raise InputError(
+                f"--errors writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'",
+                hint="invalid UTF-8 is accepted with --invalid-utf8 replace" if invalid else None,
+            )
+        require_writable(path, option="--errors")
+        named = [name for name in (self.data, self.source, self.target) if name is not None]
+        refuse_to_replace(path, named, option="--errors")
 
 
-COMMON = frozenset({"run", "data", "batch_size", "checkpoint", "device", "precision", "quantize"})
+COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "precision", "quantize"})
 """Options that apply to every kind of data."""
 
 DECODING = frozenset(
@@ -112,17 +227,11 @@ DECODING = frozenset(
 
 def flag_of(name: str) -> str:
     """The flag of an option on the command line."""
-    return "--errors" if name == "errors_file" else "--" + name.replace("_", "-")
+    declared = get_type_hints(EvaluationOptions, include_extras=True)[name].__metadata__
+    [option] = [fact for fact in declared if isinstance(fact, Option)]
+    return option.flags[0]
 
 
-def require_positive(flag: str, value: int | None) -> None:
-    """Raise InputError for a number below 1."""
+def _require_positive(flag: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise InputError(f"{flag} must be at least 1, found {value}")
-
-
-def _check_errors_file(path: Path) -> None:
-    if path.suffix.lower() not in ENDINGS:
-        hint = "invalid UTF-8 is accepted with --invalid-utf8 replace" if str(path) in ("strict", "replace") else None
-        raise InputError(f"--errors writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'", hint=hint)
-    require_writable(path, option="--errors")

@@ -20,7 +20,7 @@ from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
 HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
 
 
-def evaluate(options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
+def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
     """The task of the model's data and the evaluation report: run, step, data and the task's metrics.
 
     Raises InputError for a model or data that cannot be evaluated, and for options that do not apply to them.

@@ -101,7 +101,11 @@ class Labelled(Task):
         if index is not None:
             work.note(f"labels: {_listing(index.names)}")
         assert rows.labels is not None
-        counts = np.bincount(rows.labels, minlength=len(index.names)) if index and label_kind_of(recipe) == "classes" else None
+        counts = (
+            np.bincount(rows.labels, minlength=len(index.names))
+            if index and label_kind_of(recipe) == "classes"
+            else None
+        )
         context = text_context(
             recipe,
             tokenizer,

@@ -29,7 +29,7 @@ from tformer.decoding.inference import (
     prepare_inference,
     require_compiler,
 )
-from tformer.decoding.prompts import unwritten_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import EncoderDecoderStepper
 from tformer.device import DTYPES
@@ -187,7 +187,7 @@ class Translating:
         new_tokens = self.task.options["new_tokens"]
         self._model = decoding_model(self.task, self.precision)
         self._batches = sources_of(self.task)
-        self._never = unwritten_tokens(SPECIAL, TARGET, eos=TARGET.eos)
+        self._suppressed = suppressed_tokens(SPECIAL, TARGET, eos=TARGET.eos)
         self._settings = BeamSettings(
             beam_size=self.task.options["beam"],
             max_new_tokens=new_tokens,
@@ -204,7 +204,7 @@ class Translating:
                 [TARGET.prefix] * len(sources),
                 capacity=self._settings.max_new_tokens,
             )
-            found = beam_search(stepper, self._settings, never=self._never)
+            found = beam_search(stepper, self._settings, suppressed=self._suppressed)
             tokens += sum(len(hypotheses[0].ids) for hypotheses in found)
         synchronise(self.task.device)
         return tokens

@@ -28,7 +28,7 @@ from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
-from tformer.decoding.prompts import encode_prompt, unwritten_tokens
+from tformer.decoding.prompts import encode_prompt, suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
 from tformer.errors import InputError
 from tformer.loading import Loaded
@@ -283,8 +283,8 @@ def _read_prompt(loaded: Loaded, asked: Asked) -> Reading:
     if new > 0:
         eos = tokenizer.special.eos
         settings = GenerationSettings(max_new_tokens=new, temperature=0.0, eos_id=eos, context="error")
-        never = unwritten_tokens(tokenizer.special, eos=eos, suppressed=loaded.recipe.generation.suppress_tokens)
-        [[found]] = generate(loaded.model, [ids], settings, tokenizer=tokenizer, never=never)
+        suppressed = suppressed_tokens(tokenizer.special, eos=eos, suppressed=loaded.recipe.generation.suppress_tokens)
+        [[found]] = generate(loaded.model, [ids], settings, tokenizer=tokenizer, suppressed=suppressed)
         ids = [*ids, *found.ids]
         texts["continuation"] = tokenizer.decode(found.ids)
         notes.append(f"the last {len(ids) - count} tokens are the model's own, the most probable one at each step")

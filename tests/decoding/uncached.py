@@ -26,7 +26,7 @@ def uncached_generate(
     tokenizer: Tokenizer | None = None,
     limits: Sequence[int] | None = None,
     num_start: int = 0,
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     first_row: int = 0,
 ) -> list[list[Generated]]:
     """What `generate` returns, computed without a cache. Same arguments, same errors."""
@@ -49,7 +49,7 @@ def uncached_generate(
                 histories=[completion.ids[num_start:]],
                 limits=[completion.limit],
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
-                never=never,
+                suppressed=suppressed,
             )
             while completion.finish_reason is None:
                 window = torch.tensor([completion.window()], device=device)
