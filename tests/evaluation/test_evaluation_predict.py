@@ -14,7 +14,7 @@ from tformer.data.sources.images import ImageExample
 from tformer.evaluation.predict import length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
-from tformer.objectives.options import ClassificationOptions
+from tformer.objectives.labelled import ClassificationOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 

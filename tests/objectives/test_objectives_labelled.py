@@ -16,8 +16,7 @@ from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss
-from tformer.objectives.labelled import class_weights
-from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
+from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions, class_weights
 from tformer.tokenizer.special import SpecialIds
 
 CLASSES = 3

@@ -19,8 +19,7 @@ from tformer.nn.init import tie_embeddings
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.options import ReplacedTokenOptions
-from tformer.objectives.replaced_token import ReplacedToken, detection_terms, draw_tokens
+from tformer.objectives.replaced_token import ReplacedToken, ReplacedTokenOptions, detection_terms, draw_tokens
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 

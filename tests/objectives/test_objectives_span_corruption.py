@@ -19,9 +19,9 @@ from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import span_corruption
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.options import SpanCorruptionOptions
 from tformer.objectives.span_corruption import (
     SpanCorruption,
+    SpanCorruptionOptions,
     corrupt_spans,
     noise_mask,
     random_parts,

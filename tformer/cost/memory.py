@@ -197,7 +197,7 @@ def _layer_bytes(
 
 def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length: int | None) -> int:
     """Temporary bytes of the largest step of a layer's forward or backward: its feed-forward or its scores."""
-    d_ff = (layer.feedforward.d_ff or 4 * sizes.d_model) * (2 if layer.feedforward.gated else 1)
+    d_ff = layer.feedforward.hidden_size(sizes.d_model) * (2 if layer.feedforward.gated else 1)
     products = 2 * shape.tokens * (d_ff + sizes.d_model) * shape.itemsize
     keys = max(shape.length, source_length or 0)
     scores = shape.rows * sizes.num_heads * shape.length * keys
@@ -230,7 +230,7 @@ def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: in
 def _feedforward_values(layer: Stack, sizes: Sizes) -> int:
     """Numbers a token of the feed-forward: input, inputs of the activation and of the last product, dropout."""
     options = layer.feedforward
-    d_ff = options.d_ff or 4 * sizes.d_model
+    d_ff = options.hidden_size(sizes.d_model)
     hidden = 4 if options.gated else SAVED_FF[options.activation]
     if layer.activation_dropout:
         hidden += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -24,30 +25,25 @@ from tformer.data.sources.images import (
 from tformer.data.sources.labelled_tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
-from tformer.evaluation.reports import LabelKind
 from tformer.loading import Loaded
-from tformer.objectives import build_objective
+from tformer.nn.heads import HeadOptions, LabelKind
+from tformer.objectives import build_objective, labelled_options
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
-from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.tokenizer.special import SpecialIds
 
-HEADS = {"classifier", "regression"}
+HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
 
 def head_label_kind(recipe: Recipe) -> LabelKind:
-    """What the recipe's head predicts of an example."""
-    head = next(head for head in recipe.model.heads if head.kind in HEADS)
-    if head.kind == "regression":
-        return "score"
-    return "labels" if getattr(head, "multi_label", False) else "classes"
+    """What the recipe's head predicts for an example."""
+    return next(head.label_kind for head in recipe.model.heads if head.label_kind is not None)
 
 
 def plain_objective(loaded: Loaded) -> Objective:
     """The run's objective without what only shapes training (class weights, smoothing, word dropout)."""
     recipe = loaded.recipe
-    options = {"classes": ClassificationOptions, "labels": MultiLabelOptions, "score": RegressionOptions}
     context = ObjectiveContext(
         special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
         seq_len=recipe.seq_len,
@@ -59,7 +55,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         if recipe.model.patches is None
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
     )
-    return build_objective([options[head_label_kind(recipe)]()], context)
+    return build_objective([labelled_options(head_label_kind(recipe))], context)
 
 
 class Classifier:

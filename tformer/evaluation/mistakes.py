@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tformer.evaluation.classifier import Classifier
-from tformer.evaluation.reports import LabelKind
 from tformer.formatting import as_cell
+from tformer.nn.heads import LabelKind
 from tformer.output_files import open_output
 
 THRESHOLD = 0.5

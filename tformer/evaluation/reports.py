@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +37,9 @@ from tformer.metrics.statistics import (
     pearson_rows,
     spearman_rows,
 )
+from tformer.nn.heads import LabelKind
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
-
-LabelKind = Literal["classes", "labels", "score"]
-"""One class of several; any number of labels; or a score."""
 
 
 def classification_report(
@@ -176,20 +174,20 @@ VALIDATION_METRICS = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pears
 
 def label_kind_of(recipe: Recipe) -> LabelKind:
     """What one example's label is, by the recipe's objective."""
-    kinds: dict[str, LabelKind] = {"classification": "classes", "multi_label": "labels", "regression": "score"}
-    return kinds[recipe.objectives[0].kind]
+    kind = recipe.objectives[0].objective.head.label_kind
+    assert kind is not None, "an objective without labels"
+    return kind
 
 
 def evaluate_labelled(
     model: Any, objective: Objective, samples: Any, recipe: Recipe, *, should_stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """Metrics of a validation during training: the report without intervals and tables; {} when interrupted."""
-    kind = label_kind_of(recipe)
-    head = "regression" if kind == "score" else "classifier"
+    head = recipe.objectives[0].objective.head.kind
     scores = predict_scores(model, samples, objective.collate, head=head, should_stop=should_stop)
     if should_stop():
         return {}
-    report = REPORTS[kind](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
+    report = REPORTS[label_kind_of(recipe)](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
     return {name: report[name] for name in VALIDATION_METRICS if name in report}
 
 

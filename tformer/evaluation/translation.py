@@ -22,7 +22,7 @@ from tformer.decoding.translate import Translation, Translator
 from tformer.evaluation.mistakes import write_examples
 from tformer.evaluation.predict import (
     Tally,
-    figures,
+    metrics_of,
     tally_objective,
 )
 from tformer.metrics.text import (
@@ -84,8 +84,8 @@ def evaluate_pairs(
             should_stop=should_stop,
             progress=_after(sum(tally.examples for tally in tallies.values()), len(pairs), progress),
         )
-    losses = {f"loss.{task}": figures([tallies[task]])["loss"] for task in pairs.named_tasks}
-    return figures(list(tallies.values())) | losses
+    losses = {f"loss.{task}": metrics_of([tallies[task]])["loss"] for task in pairs.named_tasks}
+    return metrics_of(list(tallies.values())) | losses
 
 
 def evaluate_translation(

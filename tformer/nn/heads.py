@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import ACTIVATIONS
-from tformer.nn.fused import dropout
 from tformer.nn.linear import Linear
 from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
 from tformer.nn.norm import NormOptions, build_norm
@@ -24,6 +24,8 @@ from tformer.nn.products import Product, Quantize, prepare_product
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
 Pooling = Literal["cls", "mean", "eos"]
+LabelKind = Literal["classes", "labels", "score"]
+"""What a head predicts for an example: one class of several, any number of labels, or a score."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class LmHeadOptions:
     bias: bool = False
     scale: Literal["none", "inverse_sqrt_d"] | float = "none"
     softcap: float | None = None  # c * tanh(logits / c)
+    label_kind: ClassVar[LabelKind | None] = None
 
     def __post_init__(self) -> None:
         require_positive(softcap=self.softcap)
@@ -47,6 +50,7 @@ class MaskedLmHeadOptions:
     bias: bool = True
     transform: bool = True
     activation: HeadActivation = "gelu"
+    label_kind: ClassVar[LabelKind | None] = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class ClassifierHeadOptions:
     dropout: float | None = None  # null: the stack's dropout
     multi_label: bool = False
 
+    @property
+    def label_kind(self) -> LabelKind:
+        """What the head predicts for an example."""
+        return "labels" if self.multi_label else "classes"
+
 
 @dataclass(frozen=True)
 class RegressionHeadOptions:
@@ -67,17 +76,20 @@ class RegressionHeadOptions:
     pooler: bool = True
     activation: HeadActivation = "tanh"
     dropout: float | None = None
+    label_kind: ClassVar[LabelKind | None] = "score"
 
 
 @dataclass(frozen=True)
 class NextSentenceHeadOptions:
     kind: Literal["next_sentence"] = "next_sentence"
+    label_kind: ClassVar[LabelKind | None] = None
 
 
 @dataclass(frozen=True)
 class ReplacedTokenHeadOptions:
     kind: Literal["replaced_token"] = "replaced_token"
     activation: HeadActivation = "gelu"
+    label_kind: ClassVar[LabelKind | None] = None
 
 
 HeadOptions = (

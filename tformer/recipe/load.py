@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from tformer.errors import InputError
+from tformer.nn.heads import ClassifierHeadOptions, HeadOptions
+from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
-from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
 from tformer.recipe.presets import (
     Base,
@@ -50,7 +51,6 @@ def migrate(
     return data
 
 
-POOLED_HEADS = ("classifier", "regression")
 POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
 
 
@@ -177,41 +177,40 @@ def _record_choice(draft: Draft, base: Base) -> None:
 
 
 def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
-    """`--objective` brings its heads along, where the model has others, and a metric that it can be judged by; a
-    generator that it does not use goes."""
+    """Adapt the model to `--objective`: its heads, where the model has others; no unused generator; a metric it has."""
     kinds = [entry.get("kind") for entry in flags["objectives"]]
-    needs = [OBJECTIVE_NEEDS[kind] for kind in kinds if kind in OBJECTIVE_NEEDS]
-    if len(needs) < len(kinds) or not isinstance(draft.data.get("model"), dict):
-        return  # validation says what is wrong
-    origin = flag_origin("objectives")
-    heads = draft.data["model"].get("heads", [])
-    have = [(head.get("kind"), head.get("multi_label", False)) for head in heads if isinstance(head, dict)]
-    wanted = [(need.head.kind, getattr(need.head, "multi_label", False)) for need in needs]
-    if not set(wanted) <= set(have):
-        given = {head["kind"]: head for head in heads if isinstance(head, dict) and "kind" in head}
+    if not set(kinds) <= OBJECTIVES.keys() or not isinstance(draft.data.get("model"), dict):
+        return  # validation reports what is wrong
+    origin, objectives = flag_origin("objectives"), [OBJECTIVES[kind] for kind in kinds]
+    heads = [head for head in draft.data["model"].get("heads", []) if isinstance(head, dict)]
+    have = {(head.get("kind"), head.get("multi_label", False)) for head in heads}
+    wanted = {(objective.head.kind, getattr(objective.head, "multi_label", False)) for objective in objectives}
+    if not wanted <= have:
+        given = {head["kind"]: head for head in heads if "kind" in head}
         decoded = draft.data["model"].get("decoder") is not None
-        fresh = [_head_like(given, kind, decoded=decoded) | ({"multi_label": many} if kind == "classifier" else {})
-                 for kind, many in wanted]  # fmt: skip
-        draft.assign("model.heads", fresh, origin)
-    if "replaced_token" not in kinds and draft.data.get("generator") is not None:
+        new = [_head_like(given, objective.head, decoded=decoded) for objective in objectives]
+        draft.assign("model.heads", new, origin)
+    if not any(objective.needs_generator for objective in objectives) and draft.data.get("generator") is not None:
         draft.assign("generator", None, origin)
     training = draft.data.get("training", {})
-    metrics = {metric for need in needs for metric in need.metrics}
+    metrics = {metric for objective in objectives for metric in objective.metrics}
     if isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
         draft.assign("training.best_metric", "loss", origin)
 
 
-def _head_like(given: Mapping[str, dict[str, Any]], kind: str, *, decoded: bool) -> dict[str, Any]:
-    """The head of this kind that the recipe has; or a new one, which pools as the other pooled head does.
+def _head_like(given: Mapping[str, dict[str, Any]], wanted: HeadOptions, *, decoded: bool) -> dict[str, Any]:
+    """The head of this kind from the recipe; or a new one, which pools like the recipe's other head for labels.
 
-    `decoded`: there is a decoder, whose last position is the one that has read everything.
+    decoded: there is a decoder, of which only the last position has read the whole text.
     """
-    if kind in given:
-        return dict(given[kind])
-    if kind not in POOLED_HEADS:
-        return {"kind": kind}
-    other = next((given[one] for one in POOLED_HEADS if one in given), {"pooling": "eos"} if decoded else {})
-    return {"kind": kind, **{key: other[key] for key in POOLING_KEYS if key in other}}
+    head: dict[str, Any] = {"kind": wanted.kind}
+    if wanted.kind in given:
+        head = dict(given[wanted.kind])
+    elif wanted.label_kind:
+        of_labels = (options.kind for options in get_args(HeadOptions) if hasattr(options, "pooling"))
+        other = next((given[kind] for kind in of_labels if kind in given), {"pooling": "eos"} if decoded else {})
+        head |= {key: other[key] for key in POOLING_KEYS if key in other}
+    return head | {"multi_label": wanted.multi_label} if isinstance(wanted, ClassifierHeadOptions) else head
 
 
 def _read_config(path: Path) -> Document:

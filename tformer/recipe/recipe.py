@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from tformer.errors import InputError
 from tformer.objectives import CausalLmOptions, ObjectiveOptions
+from tformer.objectives.base import DataKind
 from tformer.recipe.model import Model
 from tformer.recipe.sections import (
     Data,
@@ -94,6 +95,11 @@ class Recipe(Section):
     def target_seq_len(self) -> int:
         """The most tokens that the decoder beside an encoder reads."""
         return self.data.target_seq_len or self.seq_len
+
+    @property
+    def data_kind(self) -> DataKind:
+        """The kind of training data; the last objective decides, since one that stands beside another needs more."""
+        return self.objectives[-1].objective.data
 
     @property
     def has_teacher(self) -> bool:

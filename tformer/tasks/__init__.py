@@ -14,7 +14,6 @@ objectives that read it.
 
 from __future__ import annotations
 
-from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import Task
 from tformer.tasks.continuations import Continuations
@@ -38,7 +37,4 @@ TASKS: dict[str, Task] = {
 
 def task_of(recipe: Recipe) -> Task:
     """The task of a recipe's data: images for models of patches, else what its objectives read."""
-    if recipe.model.patches is not None:
-        return TASKS["images"]
-    kind = data_kind(recipe)
-    return TASKS["masked_text" if kind == "text" and recipe.objectives[0].kind != "causal_lm" else kind]
+    return TASKS["images" if recipe.model.patches is not None else recipe.data_kind]

@@ -12,12 +12,13 @@ from tformer.errors import InputError
 from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
 from tformer.loading import Loaded, load
 from tformer.nn.positions.base import Positions
+from tformer.objectives import OBJECTIVES
 from tformer.output_files import refuse_to_replace
 from tformer.recipe.model import layer_sections
 from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
 
-HEADS = {"lm", "masked_lm", "replaced_token", "classifier", "regression"}
+HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
 
 
 def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:

@@ -25,11 +25,11 @@ from tformer.loading import Loaded, load_generator
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
 from tformer.objectives import build_objective
-from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Work, require_finite
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
-from tformer.tasks.tokenizers import decoder_context, require_special_tokens, text_context
+from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
 
 MAX_PSEUDO_TOKENS = 10_000
@@ -38,7 +38,8 @@ MAX_PSEUDO_TOKENS = 10_000
 
 def corruption_context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
     """The context of an objective that corrupts text. Errors: a tokenizer without the special tokens that it needs."""
-    require_special_tokens(recipe, tokenizer)
+    for options in recipe.objectives:
+        require_special_tokens(options, tokenizer.special)
     both = recipe.model.encoder is not None and recipe.model.decoder is not None
     return decoder_context(recipe, tokenizer) if both else text_context(recipe, tokenizer)
 
@@ -50,7 +51,7 @@ def loaded_objective(loaded: Loaded) -> Objective:
     """
     recipe, generator = loaded.recipe, None
     context = corruption_context(recipe, loaded.text_tokenizer)
-    if any(objective.kind == "replaced_token" for objective in recipe.objectives):
+    if any(options.objective.needs_generator for options in recipe.objectives):
         if recipe.generator is None:
             raise InputError(
                 f"{loaded.path} is a discriminator without its generator, which replaces the tokens to be detected",
@@ -83,7 +84,7 @@ class MaskedText(CorpusTask):
     def windows(
         self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
     ) -> Sequence[Samples]:
-        room = getattr(build_objective(recipe.objectives, context), "room", None)
+        room = build_objective(recipe.objectives, context).room
         return corrupted_windows(recipe, corpora, tokenizer, room=room)
 
     def validate(
@@ -176,7 +177,7 @@ def corrupted_windows(
 
 
 def _held_out(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, objective: Objective) -> HeldOut:
-    samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=getattr(objective, "room", None)))
+    samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room))
     return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
 
 

@@ -155,18 +155,3 @@ def decoder_context(recipe: Recipe, tokenizer: Tokenizer, target: Tokenizer | No
         frame=(tuple(template.prefix), tuple(template.suffix)),
         sentence_ends=np.array([token.rstrip("\"')").endswith(SENTENCE_ENDS) for token in tokenizer.tokens]),
     )
-
-
-def require_special_tokens(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Raise InputError for a tokenizer without the special tokens that the first objective needs."""
-    kind = recipe.objectives[0].kind
-    if kind == "span_corruption" and not tokenizer.special.sentinels:
-        raise InputError(
-            f"{kind} needs a tokenizer with sentinels (<extra_id_0>, ...), this one has none",
-            hint="train one with --template t5 (tokenizer.train.template), or set tokenizer.train.sentinels",
-        )
-    if kind not in ("span_corruption", "causal_lm") and tokenizer.special.mask is None:
-        raise InputError(
-            f"{kind} needs a tokenizer with a mask token ([MASK] or <mask>), this one has none",
-            hint="train one with --template bert or roberta (tokenizer.train.template)",
-        )

@@ -12,8 +12,8 @@ from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.needs import OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.tasks.base import TrainingStart, recipe_of
@@ -203,8 +203,8 @@ def _asked_objectives(request: TrainRequest) -> list[str]:
 
 def _turns_to_labels(request: TrainRequest, stored: Recipe) -> bool:
     """Whether an encoder that was pre-trained on text is now to learn from labels."""
-    asked = [OBJECTIVE_NEEDS[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVE_NEEDS]
-    return "labelled" in asked and data_kind(stored) != "labelled" and stored.model.decoder is None
+    asked = [OBJECTIVES[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVES]
+    return "labelled" in asked and stored.data_kind != "labelled" and stored.model.decoder is None
 
 
 def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
@@ -213,16 +213,17 @@ def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
     if training.max_epochs is not None:  # the steps that followed from the old data's size
         training = training.model_copy(update={"max_steps": MOST_STEPS, "eval_every": None, "save_every": None})
     objectives = _asked_objectives(request) or [objective.kind for objective in stored.objectives]
+    needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     sections = {"data": stored.data.model_copy(update=opened), "training": training.model_copy(update=machine)}
-    if set(objectives) <= OBJECTIVE_NEEDS.keys():  # else the recipe's validation says what is wrong
+    if set(objectives) <= OBJECTIVES.keys():  # else the recipe's validation says what is wrong
         sections |= _without(unused_keys(objectives), {**sections, "generation": stored.generation})
     return stored.model_copy(
         update={
             **sections,
             "tokenizer": _own_tokenizers(stored, {"path": None, "source_path": None, "target_path": None}),
-            "generator": stored.generator if "replaced_token" in objectives else None,
+            "generator": stored.generator if needs_generator else None,
             "teacher": None,
         }
     )

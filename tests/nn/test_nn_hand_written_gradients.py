@@ -7,13 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.fused import (
-    dropout,
-    keep_mask,
-    relu2,
-    rms_norm,
-    rotate_pairs,
-)
+from tformer.nn.dropout import dropout, keep_mask
+from tformer.nn.feedforward import relu2
+from tformer.nn.norm import rms_norm
+from tformer.nn.positions.rope import Rotation
 
 
 def grads(out: Tensor, upstream: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -94,6 +91,10 @@ def test_relu2_value_and_gradient() -> None:
         torch.testing.assert_close(grads(relu2(y), up, y), grads(F.relu(y).square(), up, y))
 
 
+def rotate_pairs(x_BHTh: Tensor, cos_BTp: Tensor, sin_BTp: Tensor, *, interleaved: bool) -> Tensor:
+    return Rotation(cos_BTp, sin_BTp, like=x_BHTh, interleaved=interleaved, heads=x_BHTh.shape[1]).rotate(x_BHTh)
+
+
 def naive_rotation(x_BHTh: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     out = torch.empty_like(x_BHTh)
     half = x_BHTh.shape[-1] // 2
@@ -141,7 +142,8 @@ def test_formulas_used_off_the_cpu_agree(monkeypatch: pytest.MonkeyPatch) -> Non
         return [rms_norm(x, gain, 1e-5), relu2(x), *turned]
 
     by_hand = everything()
-    monkeypatch.setattr("tformer.nn.fused._by_hand", lambda x: False)
+    for module in ("norm", "feedforward", "positions.rope"):
+        monkeypatch.setattr(f"tformer.nn.{module}.eager_on_cpu", lambda x: False)
     torch.testing.assert_close(everything(), by_hand)
 
 
