@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.checkpoint.read import Checkpoint
-from tformer.data.sources.files import Errors
-from tformer.data.sources.tables import parse_column
-from tformer.data.sources.text import STANDARD_INPUT
+from tformer.data.sources.columns import parse_column
+from tformer.data.sources.files import STANDARD_INPUT, Errors
 from tformer.decoding.prompts import task_prefix
 from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.evaluation.options import DataOptions, EvaluationOptions

@@ -15,17 +15,14 @@ import numpy as np
 
 from tformer.data.shards.labelled_tokens import (
     LabelledTokens,
-    hold_out,
     tokenise_labelled,
 )
 from tformer.data.sources.files import Errors
 from tformer.data.sources.labelled import (
-    LabelledSource,
-    open_labelled,
-)
-from tformer.data.sources.labels import (
     LabelIndex,
+    LabelledSource,
     collect_labels,
+    open_labelled,
 )
 from tformer.errors import InputError
 from tformer.evaluation.classifier import Classifier, plain_objective
@@ -45,7 +42,6 @@ from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
-BUILTIN = "builtin:python-packages"
 MAX_LISTED_LABELS = 20
 
 
@@ -59,8 +55,8 @@ class LabelledHeldOut(HeldOut):
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
     """(training part, held-out part) of labelled texts or images: a share of every label, or the last examples."""
-    kept, held_out = hold_out(samples.labels, fraction=data.valid_fraction, split=data.valid_split, name=samples.name)
-    return samples.subset(kept), samples.subset(held_out)
+    parts: tuple[Any, Any] = samples.split(fraction=data.valid_fraction, how=data.valid_split)
+    return parts
 
 
 class Labelled(Task):
@@ -74,8 +70,7 @@ class Labelled(Task):
         """Read and tokenise the rows. Errors: a file without labels, an unknown label, one class only."""
         recipe = start.recipe
         data, options = recipe.data, recipe.objectives[0]
-        specs = data.train or (SourceSpec(path=BUILTIN),)
-        sources = _open(recipe, specs, data.columns, data.errors)
+        sources = _open(recipe, data.train, data.columns, data.errors)
         valid_sources = _open(recipe, data.valid, data.columns, data.errors) if data.valid else []
         with_pairs = _reads_pairs([*sources, *valid_sources])
         if getattr(options, "swap_pairs", False) and not (with_pairs and recipe.model.embedding.token_types > 1):
@@ -127,7 +122,7 @@ class Labelled(Task):
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The examples of an evaluation, and their name."""
         recipe = loaded.recipe
-        sources = _open(recipe, data.specs or (SourceSpec(path=BUILTIN),), data.columns, data.errors)
+        sources = _open(recipe, data.specs, data.columns, data.errors)
         work.note_all(*sources)
         trained_on_pairs = recipe.data.columns.text2 is not None
         for source in sources:

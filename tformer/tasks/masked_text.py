@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example, MaskedWindows
-from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.batching.windows import MaskedWindows
+from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.errors import InputError
 from tformer.evaluation.lm import pseudo_perplexity

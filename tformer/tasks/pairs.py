@@ -15,7 +15,6 @@ from tformer.data.shards.pair_tokens import (
     PairTokens,
     RowSource,
     join_pairs,
-    split_pairs,
     tokenise_pairs,
 )
 from tformer.data.sources.pairs import (
@@ -61,7 +60,6 @@ from tformer.tasks.sequence_teacher import translate_sources, weights_digest
 from tformer.tasks.tokenizers import decoder_context, obtain_tokenizers
 from tformer.tokenizer import Tokenizer
 
-BUILTIN = "builtin:dates"
 BATCH_TOKENS = 4096  # of the longer side, for the loss
 BATCH_SENTENCES = 32  # decoded at a time
 SAMPLE_PAIRS = 2  # shown after each validation
@@ -85,8 +83,7 @@ class Pairs(Task):
         """
         recipe = _with_shared_prefix(start.recipe)
         data = recipe.data
-        specs = data.train or (SourceSpec(path=BUILTIN),)
-        sources = open_pairs(specs, columns=data.columns, errors=data.errors)
+        sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
         valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
         recipe = _with_columns(recipe, [*sources, *valid_sources])
         tokenizer, own_target = obtain_tokenizers(start, work, _texts(sources, "source"), _texts(sources, "target"))
@@ -103,7 +100,7 @@ class Pairs(Task):
         held_out = join_pairs(valid)
         if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
             parts = _translated(start, parts, tokenizers, work)
-        samples, mixture = _mixed(parts, specs, seed=recipe.seed)
+        samples, mixture = _mixed(parts, data.train, seed=recipe.seed)
         work.note_all(*sources, *valid_sources, *parts, held_out)
         if not data.train:
             work.note("no --data: learning to read dates as people write them (builtin:dates)")
@@ -201,8 +198,8 @@ class Pairs(Task):
 
 def hold_out(parts: Sequence[PairTokens], recipe: Recipe) -> tuple[list[PairTokens], list[PairTokens]]:
     """(training parts, held-out parts): a share of every set; equal sources are on one side."""
-    cuts = [(part, *split_pairs(part, fraction=recipe.data.valid_fraction)) for part in parts]
-    return [part.subset(kept) for part, kept, _ in cuts], [part.subset(rest) for part, _, rest in cuts]
+    cuts = [part.split(fraction=recipe.data.valid_fraction) for part in parts]
+    return [train for train, _ in cuts], [valid for _, valid in cuts]
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,10 @@ from typing import Any
 import numpy as np
 
 from tformer.data.batching.mixture import MixedWindows
-from tformer.data.batching.windows import (
-    Example,
-    LmWindows,
-    document_ids,
-)
+from tformer.data.batching.windows import LmWindows, document_ids
 from tformer.data.shards.corpus import (
+    Example,
     TokenCorpus,
-    split_corpus,
     token_corpus,
 )
 from tformer.data.sources.text import (
@@ -50,7 +46,6 @@ from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
 TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
-BUILTIN_TEXT = "builtin:python-docs"
 NO_DATA = "no --data: training on the documentation that comes with Python (builtin:python-docs)"
 
 VALIDATION_TOKENS = 16384  # of a batch
@@ -66,7 +61,7 @@ def validation_batch(seq_len: int) -> int:
 
 def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
     """The sources of a training; without any, the built-in text."""
-    return open_sources(specs or (SourceSpec(path=BUILTIN_TEXT),), columns=data.columns, errors=data.errors)
+    return open_sources(specs, columns=data.columns, errors=data.errors)
 
 
 def documents_of(sources: Sequence[TextSource]) -> Iterator[str]:
@@ -169,7 +164,7 @@ def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCo
 
 def hold_out(corpora: Sequence[TokenCorpus], data: Data) -> tuple[list[TokenCorpus], list[TokenCorpus]]:
     """(training parts, held-out parts): the last `data.valid_fraction` of every corpus is held out."""
-    parts = [split_corpus(corpus, fraction=data.valid_fraction) for corpus in corpora]
+    parts = [corpus.split(fraction=data.valid_fraction) for corpus in corpora]
     return [train for train, _ in parts], [valid for _, valid in parts]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tformer.build import count_parameters
-from tformer.checkpoint.probe import require_writable
+from tformer.checkpoint.files import require_writable
 from tformer.checkpoint.run import LOCK_NAME
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import estimate_memory

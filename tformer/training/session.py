@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.files import require_room, write_text
 from tformer.checkpoint.logs import cut_samples, metrics_line
-from tformer.checkpoint.probe import require_room
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token

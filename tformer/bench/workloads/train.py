@@ -25,7 +25,7 @@ from tformer.build import build_model
 from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops_per_token, parameters_per_token, product_shape
 from tformer.cost.memory import estimate_memory
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.device import DTYPES
 from tformer.errors import InputError

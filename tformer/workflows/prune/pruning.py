@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tformer.checkpoint import probe
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.interop.importing import open_checkpoint
@@ -206,7 +206,7 @@ class _Pruning:
     ) -> None:
         check_plan(loaded, plan)
         require_new(out)
-        probe.require_writable(out)
+        files.require_writable(out)
         self.loaded, self.plan, self.out, self.held_out = loaded, plan, out, held_out
         self.evaluate, self.progress, self.should_stop = evaluate, progress, should_stop
         self.sides = stacks_of(loaded.model, plan.stack)

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from tformer.build import count_parameters
 from tformer.checkpoint import Checkpoint, Entry, RunDirectory, read_checkpoint
-from tformer.checkpoint.atomic import MANIFEST
-from tformer.checkpoint.bounded_json import read_bounded
+from tformer.checkpoint.files import MANIFEST, read_bounded
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_locked
 from tformer.errors import InputError

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.files import write_text
 from tformer.formatting import finite_or_none
 from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
