@@ -56,7 +56,7 @@ def sections_in(annotation: Any) -> tuple[type, ...]:
 
 
 def field_at(path: KeyPath, data: Any) -> SchemaField | None:
-    """The schema of the value at `path`; `data`, the recipe so far, tells which kinds stand on the way."""
+    """The schema of the value at `path`; `data`, the recipe so far, determines the kinds on the way."""
     field: SchemaField | None = SchemaField(Recipe, MISSING)
     node = data
     for name in path:
@@ -72,18 +72,18 @@ def field_at(path: KeyPath, data: Any) -> SchemaField | None:
 
 
 def sections_at(path: KeyPath, data: Any) -> tuple[type, ...]:
-    """The classes that may stand at `path`: one, or all of a tagged union while its `kind` is not known."""
+    """The classes allowed at `path`: one, or all of a tagged union while its `kind` is not known."""
     field = field_at(path, data)
     return () if field is None else _of_kind(sections_in(field.annotation), value_at(path, data))
 
 
 def keys_at(path: KeyPath, data: Any) -> tuple[str, ...]:
-    """Every key that may stand in the mapping at `path`."""
+    """Every key allowed in the mapping at `path`."""
     return tuple(dict.fromkeys(key for section in sections_at(path, data) for key in fields_of(section)))
 
 
 def keys_of_kind(path: KeyPath, kind: Any, data: Any) -> tuple[str, ...]:
-    """The keys that the mapping at `path` may hold when it is of this kind; empty for an unknown kind."""
+    """The keys of the mapping at `path` when it has this kind; empty for an unknown kind."""
     field = field_at(path, data)
     sections = () if field is None else sections_in(field.annotation)
     return tuple(key for section in sections if kind in kinds_of(section) for key in fields_of(section))
@@ -96,13 +96,13 @@ def kinds_of(section: type) -> tuple[Any, ...]:
 
 
 def shorthand_at(path: KeyPath, data: Any) -> str | None:
-    """The key of the mapping at `path` that a bare value there stands for (`layerdrop: 0.2` is its `rate`), if any."""
+    """The key that a plain value at `path` is short for (`layerdrop: 0.2` is its `rate`), if any."""
     found = (getattr(section, "SHORTHAND", None) for section in sections_at(path, data))
     return next((key for key in found if key is not None), None)
 
 
 def default_kind(path: KeyPath, data: Any) -> Any:
-    """The `kind` that a mapping at `path` has when it does not say; None where the schema has no default."""
+    """The default `kind` of a mapping at `path`; None where the schema has none."""
     field = field_at(path, data)
     if field is None:
         return None
@@ -146,7 +146,7 @@ def _of_kind(sections: tuple[type, ...], node: Any) -> tuple[type, ...]:
 
 
 def _item_field(annotation: Any) -> SchemaField | None:
-    """The schema of what a list or mapping of that type holds."""
+    """The schema of the items of a list or mapping of that type."""
     if get_origin(annotation) is Annotated:
         return _item_field(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
@@ -165,7 +165,7 @@ def _step(node: Any, name: str) -> Any:
 
 
 def value_at(path: KeyPath, data: Any) -> Any:
-    """What plain data holds at `path`; None where there is nothing."""
+    """The value of plain data at `path`; None where there is none."""
     for name in path:
         data = _step(data, name)
     return data
