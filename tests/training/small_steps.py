@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.test_presets_build import VOCABULARY, read, scaled_down
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
 from tformer.device import DTYPES, LossScaler

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_heads, recipe_text
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.errors import InputError
 from tformer.loading import Loaded, load

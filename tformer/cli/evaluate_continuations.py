@@ -15,7 +15,7 @@ from tformer.cli.report import console, progress_reporter
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tformer.data.sources.pairs import PairRow
+    from tformer.data.sources.tables import PairRow
     from tformer.loading import Loaded
 
 BATCH_TOKENS = 4096

@@ -14,8 +14,6 @@ from tformer.cli.report import console, emit, progress_reporter
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tformer.data.shards.labelled_tokens import LabelledTokens
     from tformer.data.sources.images import ImageSet
     from tformer.loading import Loaded
@@ -62,8 +60,7 @@ def show_labelled(result: dict[str, Any]) -> None:
 def read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[LabelledTokens, str, bool]:
     """The examples, what they are called, and whether they are pairs."""
     from tformer.data.shards.labelled_tokens import tokenise_labelled
-    from tformer.data.sources.labelled import open_labelled
-    from tformer.data.sources.labels import LabelIndex
+    from tformer.data.sources.labelled import LabelIndex, open_labelled
     from tformer.recipe.sections import SourceSpec
 
     recipe, data = loaded.recipe, loaded.recipe.data
@@ -105,7 +102,8 @@ def read_texts(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Labell
     for note in tokens.notes:
         console.print(note, markup=False)
     if request.held_out(loaded):
-        tokens, name = tokens.subset(_held_out(loaded, tokens)), f"{data.valid_fraction:.0%} of {name}, held out"
+        _, tokens = tokens.split(fraction=data.valid_fraction, how=data.valid_split)
+        name = f"{data.valid_fraction:.0%} of {name}, held out"
     return tokens, name, sources[0].has_text2
 
 
@@ -131,14 +129,7 @@ def read_images(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[Image
         console.print(note, markup=False)
     name = images.name
     if request.held_out(loaded):
-        images, name = images.subset(_held_out(loaded, images)), f"{data.valid_fraction:.0%} of {name}, held out"
+        _, images = images.split(fraction=data.valid_fraction, how=data.valid_split)
+        name = f"{data.valid_fraction:.0%} of {name}, held out"
     images.seq_len = loaded.recipe.seq_len
     return images, name
-
-
-def _held_out(loaded: Loaded, samples: Any) -> np.ndarray:
-    """The examples that training set aside, which are always the same."""
-    from tformer.data.shards.labelled_tokens import hold_out
-
-    data = loaded.recipe.data
-    return hold_out(samples.labels, fraction=data.valid_fraction, split=data.valid_split, name=samples.name)[1]

@@ -107,10 +107,7 @@ def _most_new_tokens(loaded: Loaded, request: Request) -> int | None:
 
 def read_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTokens, str]:
     """What is evaluated, and its name. Of `--score` no target may be cut: raises InputError for one too long."""
-    from tformer.data.shards.pair_tokens import (
-        join_pairs,
-        split_pairs,
-    )
+    from tformer.data.shards.pair_tokens import join_pairs
     from tformer.evaluation.paired import paired_tokens
 
     data, held_out = loaded.recipe.data, request.held_out(loaded)
@@ -129,15 +126,15 @@ def read_pairs(loaded: Loaded, request: Request, flag: StopFlag) -> tuple[PairTo
             )
         for note in (*source.notes, *pairs.notes):
             console.print(note, markup=False)
-        parts.append(pairs.subset(split_pairs(pairs, fraction=data.valid_fraction)[1]) if held_out else pairs)
+        parts.append(pairs.split(fraction=data.valid_fraction)[1] if held_out else pairs)
     name = ", ".join(source.name for source in sources)
     return join_pairs(parts), f"{data.valid_fraction:.0%} of {name}, held out" if held_out else name
 
 
 def _open(loaded: Loaded, request: Request) -> list[PairSource]:
     """The run's own data with its columns; of named data those only where a table has them."""
+    from tformer.data.sources.columns import parse_column
     from tformer.data.sources.pairs import open_pairs
-    from tformer.data.sources.tables import parse_column
     from tformer.recipe.sections import Columns
 
     specs, columns, errors = request.specs(loaded), request.columns(loaded), request.errors(loaded)

@@ -61,7 +61,7 @@ class Request:
 
         Raises InputError for a run that was trained on standard input.
         """
-        from tformer.data.sources.text import STANDARD_INPUT
+        from tformer.data.sources.files import STANDARD_INPUT
         from tformer.decoding.prompts import task_prefix
         from tformer.recipe.sections import SourceSpec
 
@@ -112,7 +112,7 @@ class Request:
 
     def columns(self, loaded: Loaded) -> Columns:
         """The columns named on the command line over those of the run."""
-        from tformer.data.sources.tables import parse_column
+        from tformer.data.sources.columns import parse_column
 
         given = {
             "text": self.text_column,

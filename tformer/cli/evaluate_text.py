@@ -32,7 +32,7 @@ def evaluate_text(loaded: Loaded, request: Request, flag: StopFlag) -> dict[str,
 
 def read_corpora(loaded: Loaded, request: Request, flag: StopFlag) -> list[tuple[str, TokenCorpus]]:
     """The tokens of `--data`, or else those that validated the run, by the name of each text."""
-    from tformer.data.shards.corpus import split_corpus, token_corpus
+    from tformer.data.shards.corpus import token_corpus
     from tformer.data.sources.text import open_sources
 
     recipe = loaded.recipe.data
@@ -45,7 +45,7 @@ def read_corpora(loaded: Loaded, request: Request, flag: StopFlag) -> list[tuple
             console.print(note, markup=False)
         name = source.name
         if request.held_out(loaded):
-            _, corpus = split_corpus(corpus, fraction=recipe.valid_fraction)
+            _, corpus = corpus.split(fraction=recipe.valid_fraction)
             name = f"the last {recipe.valid_fraction:.0%} of {source.name}"
         corpora.append((name, corpus))
     return corpora

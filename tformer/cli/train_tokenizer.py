@@ -118,7 +118,7 @@ def train_tokenizer(
         raise InputError(f"--{str(error).replace('_', '-', str(error).split(' ')[0].count('_'))}") from error
     _check_output(out, options, force=force)
 
-    from tformer.data.sources.tables import parse_column
+    from tformer.data.sources.columns import parse_column
     from tformer.data.sources.text import open_sources
     from tformer.tokenizer.report import tokenizer_report
     from tformer.tokenizer.train import train_with_facts

@@ -22,7 +22,7 @@ from tformer.data.sources.images import (
     ImageSet,
     open_images,
 )
-from tformer.data.sources.labelled_tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
 from tformer.loading import Loaded

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.batching.windows import Example, MaskedWindows
-from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.batching.windows import MaskedWindows
+from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.shards.template import single_template
 from tformer.evaluation.predict import Samples
 from tformer.recipe.recipe import Recipe

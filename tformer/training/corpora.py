@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tformer.data.shards.corpus import (
     TokenCorpus,
-    split_corpus,
     token_corpus,
 )
 from tformer.data.sources.text import (
@@ -63,7 +62,7 @@ def prepare_corpora(
     corpora = [tokenise(source) for source in train]
     held_out = [tokenise(source) for source in valid]
     if not held_out:
-        pairs = [split_corpus(corpus, fraction=recipe.data.valid_fraction) for corpus in corpora]
+        pairs = [corpus.split(fraction=recipe.data.valid_fraction) for corpus in corpora]
         corpora = [part for part, _ in pairs]
         held_out = [rest for _, rest in pairs]
     return Corpora(

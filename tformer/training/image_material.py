@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.shards.labelled_tokens import hold_out
 from tformer.data.sources.images import (
     ImageSet,
     channel_statistics,
@@ -87,11 +86,7 @@ def _only(specs: tuple[Any, ...], read: Any, names: tuple[str, ...]) -> ImageSet
 
 
 def _hold_out(recipe: Recipe, images: ImageSet) -> tuple[ImageSet, ImageSet]:
-    assert images.labels is not None
-    kept, held_out = hold_out(
-        images.labels, fraction=recipe.data.valid_fraction, split=recipe.data.valid_split, name=images.name
-    )
-    return images.subset(kept), images.subset(held_out)
+    return images.split(fraction=recipe.data.valid_fraction, how=recipe.data.valid_split)
 
 
 def _validate(

@@ -11,16 +11,13 @@ import numpy as np
 
 from tformer.data.shards.labelled_tokens import (
     LabelledTokens,
-    hold_out,
     tokenise_labelled,
 )
 from tformer.data.sources.labelled import (
-    LabelledSource,
-    open_labelled,
-)
-from tformer.data.sources.labels import (
     LabelIndex,
+    LabelledSource,
     collect_labels,
+    open_labelled,
 )
 from tformer.errors import InputError
 from tformer.evaluation.reports import evaluate_labelled
@@ -150,11 +147,7 @@ def _tokenise(
 
 
 def _hold_out(recipe: Recipe, rows: LabelledTokens) -> tuple[LabelledTokens, LabelledTokens]:
-    assert rows.labels is not None
-    kept, held_out = hold_out(
-        rows.labels, fraction=recipe.data.valid_fraction, split=recipe.data.valid_split, name=rows.name
-    )
-    return rows.subset(kept), rows.subset(held_out)
+    return rows.split(fraction=recipe.data.valid_fraction, how=recipe.data.valid_split)
 
 
 def _decided(recipe: Recipe, index: LabelIndex | None, first: LabelledSource, *, with_pairs: bool) -> Recipe:

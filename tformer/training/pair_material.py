@@ -11,7 +11,6 @@ from tformer.data.shards.pair_tokens import (
     PairTokens,
     RowSource,
     join_pairs,
-    split_pairs,
 )
 from tformer.data.sources.pairs import (
     PairSource,
@@ -167,6 +166,5 @@ def _mixed(parts: list[PairTokens], specs: Sequence[SourceSpec], *, seed: int) -
 
 def _hold_out(recipe: Recipe, parts: list[PairTokens]) -> tuple[list[PairTokens], PairTokens]:
     """What is left of every set, and what is held out of all."""
-    cuts = [split_pairs(part, fraction=recipe.data.valid_fraction) for part in parts]
-    kept = [part.subset(indices) for part, (indices, _) in zip(parts, cuts, strict=True)]
-    return kept, join_pairs([part.subset(rest) for part, (_, rest) in zip(parts, cuts, strict=True)])
+    cuts = [part.split(fraction=recipe.data.valid_fraction) for part in parts]
+    return [kept for kept, _ in cuts], join_pairs([rest for _, rest in cuts])

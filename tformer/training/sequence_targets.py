@@ -21,7 +21,7 @@ from typing import IO
 import torch
 
 from tformer.data.shards.pair_tokens import PairTokens
-from tformer.data.sources.pair_tables import PairRow
+from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import (
     cast_matrices,
     inference_dtype,

@@ -11,11 +11,8 @@ import numpy as np
 from torch import nn
 
 from tformer.cost.flops import attention_flops_per_token, matmul_parameters
-from tformer.data.batching.windows import (
-    Example,
-    document_ids,
-)
-from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.batching.windows import document_ids
+from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.evaluation.lm import windows
 from tformer.evaluation.predict import evaluate_objective
 from tformer.evaluation.reports import (

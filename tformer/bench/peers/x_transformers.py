@@ -1,4 +1,9 @@
-"""A plain training loop around x-transformers' decoder: learned positions, pre-norm, PyTorch's fused attention."""
+"""x-transformers as a peer: a training loop around its decoder, and its attention.
+
+The decoder has learned positions and pre-norm; attention is PyTorch's fused one (`flash=True`).
+
+Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_dim.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tformer.bench.peers.plain_training import PlainTraining
+from tformer.bench.peers.transformers import TrainingLoop
 from tformer.bench.workloads import Task
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
+from tformer.nn.attention import AttentionSizes, Mechanism
+from tformer.nn.attention.mechanism import Call
 
 
-def make(task: Task, precision: str) -> PlainTraining:
-    return PlainTraining("x-transformers", task, precision, LanguageModel)
+class Training(TrainingLoop):
+    name = "x-transformers"
+
+    def build(self) -> nn.Module:
+        return LanguageModel(self.task)
 
 
 class LanguageModel(nn.Module):
@@ -53,3 +63,17 @@ class LanguageModel(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
         return SimpleNamespace(loss=self.wrapped(input_ids))
+
+
+class Attention(Mechanism):
+    """`Attend`, which the library's layers go through."""
+
+    def __init__(self, sizes: AttentionSizes, implementation: str) -> None:
+        super().__init__()
+        from x_transformers.attend import Attend
+
+        self._attend = Attend(causal=sizes.causal, heads=sizes.num_heads, flash=True)
+
+    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+        out_BHTh, _ = self._attend(q_BHTh, k_BKTh, v_BKTh)
+        return out_BHTh, None
