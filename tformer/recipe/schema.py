@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from tformer.options import Option
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import KeyPath
 
@@ -185,16 +186,19 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     for section in all_sections():
         definition = schema if section is Recipe else definitions[section.__name__]
-        for name, comment in field_comments(section):
+        for name, description in field_descriptions(section):
             field = definition["properties"].get(name)
             if field is not None:
-                field.setdefault("description", comment)
+                field.setdefault("description", description)
     described = {"title": "tformer recipe", "description": "Everything that defines a run of tformer."}
     return {"$schema": DIALECT, **schema, **described}
 
 
-def field_comments(section: type) -> Iterator[tuple[str, str]]:
-    """The name of each field of a class that has a comment at the end of its line, and that comment."""
+def field_descriptions(section: type) -> Iterator[tuple[str, str]]:
+    """(name, description) of the fields that have one: the help text of an option, or the comment beside the field."""
+    hints = get_type_hints(section, include_extras=True)
+    for name, hint in hints.items():
+        yield from ((name, fact.help) for fact in getattr(hint, "__metadata__", ()) if isinstance(fact, Option))
     source = textwrap.dedent(inspect.getsource(section))
     comments = {
         token.start[0]: token.string.lstrip("# ")
