@@ -183,10 +183,10 @@ def test_an_interruption_keeps_what_was_translated(
     pairs: tuple[object, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tformer.decoding.loaded import translator_of
-    from tformer.training import sequence_targets
+    from tformer.tasks import sequence_teacher
 
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sequence_targets, "SENTENCES", 10)
+    monkeypatch.setattr(sequence_teacher, "SENTENCES", 10)
     flags = (*pairs, "--teacher", tmp_path / "teacher", "--distil", "sequence", "--out", tmp_path / "student")
     translate, calls = translator_of, []
 
@@ -203,7 +203,7 @@ def test_an_interruption_keeps_what_was_translated(
         translator.translate = spy  # type: ignore[method-assign]
         return translator
 
-    monkeypatch.setattr(sequence_targets, "translator_of", interrupted)
+    monkeypatch.setattr(sequence_teacher, "translator_of", interrupted)
     outcome = cli(*flags)
     assert outcome.code == 130 and "20 of 54 sentences are kept" in outcome.err
     assert not (tmp_path / "student").exists()
