@@ -147,8 +147,8 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
         section, stack = getattr(model, side), getattr(built, side)
         if section.positions.module.per_head:
             raise InputError(
-                f"--heads: model.{side}.positions.kind is {section.positions.kind}, whose slopes or biases belong to heads that all "
-                "layers share",
+                f"--heads: model.{side}.positions.kind is {section.positions.kind}, whose slopes or biases belong to "
+                "heads that all layers share",
                 hint="prune layers instead",
             )
         for block in stack.layers:
