@@ -54,7 +54,7 @@ def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
                 text = f"found {spec.target_path}, but {kinds} does not read pairs: expected null"
                 yield Problem((*path, "target_path"), text, hint)
             if spec.prefix:
-                text = f"found {spec.prefix!r}, but {kinds} puts nothing before its texts: expected none"
+                text = f"found {spec.prefix!r}, but {kinds} has no prefixes: expected none"
                 yield Problem((*path, "prefix"), text, hint)
 
 
@@ -165,7 +165,7 @@ def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _layers(recipe: Recipe) -> Iterator[tuple[str, Stack]]:
-    """Every layer's own section, with the name of its stack."""
+    """The section of every layer, with the name of its stack."""
     for side in ("encoder", "decoder"):
         stack = getattr(recipe.model, side)
         if stack is not None:
@@ -194,12 +194,12 @@ def notes(recipe: Recipe) -> Iterator[str]:
     if schedule.warmup_steps > training.max_steps:
         yield (
             f"schedule.warmup_steps ({schedule.warmup_steps}) is more than training.max_steps ({training.max_steps}): "
-            "the learning rate never reaches its peak"
+            "the learning rate never reaches its maximum"
         )
     elif schedule.decay_steps is not None and schedule.warmup_steps >= schedule.decay_steps:
         yield (
-            f"schedule.warmup_steps ({schedule.warmup_steps}) leaves nothing of schedule.decay_steps "
-            f"({schedule.decay_steps}) to decay in"
+            f"schedule.warmup_steps ({schedule.warmup_steps}) is not below schedule.decay_steps "
+            f"({schedule.decay_steps}): the learning rate never decays"
         )
     needs_validation = "training.early_stopping" if training.early_stopping else ""
     if schedule.kind in READS_VALIDATION_LOSS:
