@@ -21,9 +21,9 @@ from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_locked
 from tformer.errors import InputError
 from tformer.loading import TARGET_TABLE, TOKEN_TABLE
+from tformer.metrics import HIGHER_IS_BETTER
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.training.loop import HIGHER_IS_BETTER
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 MAX_RECIPE_BYTES = 1 << 20

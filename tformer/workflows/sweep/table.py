@@ -15,7 +15,7 @@ from typing import Any
 
 from tformer.checkpoint.files import write_text
 from tformer.formatting import finite_or_none
-from tformer.training.loop import HIGHER_IS_BETTER
+from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import (
     DONE,
