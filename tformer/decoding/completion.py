@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
 from tformer.errors import InputError
-from tformer.tokenizer import StreamDecoder, Tokenizer
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.decoding import StreamDecoder
 
 PRIMING_TOKENS = 32
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from tformer.tokenizer.options import TokenizerOptions
 from tformer.tokenizer.pipeline import BYTE_TOKENS
-from tformer.tokenizer.probes import probe_losslessness
 from tformer.tokenizer.special import TEMPLATES
 from tformer.tokenizer.tokenizer import Tokenizer
-from tformer.tokenizer.train import TrainingFacts, utf8_length
+from tformer.tokenizer.train import TrainingFacts, probe_losslessness, utf8_length
 
 SHOWN_FAILURES = 3
 PERCENTILES = (50, 90, 95, 99, 100)
