@@ -292,7 +292,7 @@ def _check_lossless(tokenizer: Tokenizer, feed: Feed) -> None:
         if failures:
             raise TformerError(
                 f"the byte-bpe tokenizer is not lossless: {', '.join(f.probe for f in failures)}; "
-                f"{failures[0].text!r} came back as {failures[0].decoded!r}"
+                f"{failures[0].text!r} is decoded as {failures[0].decoded!r}"
             )
     if tokenizer.kind == "char":
         for text in feed.trained.texts:
