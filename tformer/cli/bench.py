@@ -138,8 +138,8 @@ def _measure_speed(options: SpeedOptions) -> None:
         from tformer.bench.machine import environment_line
         from tformer.bench.report import FAIRNESS, document, lines, report, tables
         from tformer.bench.speed import resolve, run_speed
-        from tformer.checkpoint.environment import describe_environment
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable
+        from tformer.checkpoint.logs import describe_environment
 
         bench, notes = resolve(options)
         if options.out is not None:
@@ -198,8 +198,8 @@ def attention(options: AttentionOptions) -> None:
         from tformer.bench.attention import resolve_attention, run_attention
         from tformer.bench.attention_report import document, lines, notes, settings_line, tables, write_report
         from tformer.bench.machine import environment_line
-        from tformer.checkpoint.environment import describe_environment
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable
+        from tformer.checkpoint.logs import describe_environment
         from tformer.formatting import binary_bytes, short_seconds
 
         bench, decided = resolve_attention(options)
@@ -254,7 +254,7 @@ def quality(options: QualityOptions) -> None:
 
         from tformer.bench.machine import environment_line
         from tformer.bench.quality import quality_document, quality_table, resolve_quality, run_quality
-        from tformer.checkpoint.environment import describe_environment
+        from tformer.checkpoint.logs import describe_environment
 
         bench = resolve_quality(options)
         line = environment_line(torch.device(bench.device), dtype=f"{bench.arch}/{bench.preset}")
@@ -294,7 +294,7 @@ def all_(options: AllOptions) -> None:
 
         from tformer.bench.quality import check
         from tformer.bench.suite import Progress, cases_for, quality_for, run_all
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable
         from tformer.device import resolve_device
 
         device = resolve_device(options.device)
@@ -349,7 +349,7 @@ def _show_tables(tables: Sequence[Table]) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    from tformer.checkpoint.atomic import write_text
+    from tformer.checkpoint.files import write_text
     from tformer.checkpoint.run import make_folders
 
     make_folders(out.parent)

@@ -210,8 +210,8 @@ def _content(
         colour = colour_support(sys.stdout) if chosen.path is None else "none"
         width = FILE_WIDTH if chosen.path is not None else shutil.get_terminal_size((FILE_WIDTH, 24)).columns
         return draw_text(panels, title=title or "", x_label=label, width=width, colour=colour, log_x=log_x, log_y=log_y)
-    from tformer.viz.figure import draw_figure
+    from tformer.viz.figure import draw_panels
 
     kind: Literal["png", "svg"] = "png" if chosen.format == "png" else "svg"
     heading = title if title is not None else (runs[0].name if len(runs) == 1 else "")
-    return draw_figure(panels, kind, title=heading, x_label=label, log_x=log_x, log_y=log_y)
+    return draw_panels(panels, kind, title=heading, x_label=label, log_x=log_x, log_y=log_y)

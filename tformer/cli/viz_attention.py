@@ -21,9 +21,9 @@ from tformer.output_files import refuse_to_replace
 if TYPE_CHECKING:
     from tformer.loading import Loaded
     from tformer.viz.attention.scene import Scene
-    from tformer.viz.attention.text import Colour
     from tformer.viz.attention.weights import Changes, Chosen
     from tformer.viz.output import Output
+    from tformer.viz.terminal import Colour
 
 
 KINDS = ("encoder", "decoder", "cross")

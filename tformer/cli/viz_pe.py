@@ -16,8 +16,8 @@ from tformer.errors import InputError
 
 if TYPE_CHECKING:
     from tformer.viz.output import Output
+    from tformer.viz.pe.learned import Table
     from tformer.viz.pe.settings import Settings
-    from tformer.viz.pe.tables import Table
 
 WHAT, SIZES, RESULT = "What to show", "Sizes", "Result"
 NAMES = "sinusoidal, learned, rope, alibi, t5_bias, shaw or patch2d"
@@ -170,10 +170,10 @@ def viz_pe(
     where = choose_output(output, format_, stem=stem)
     check_settings(settings)
     with uncollected():
-        import_module("tformer.viz.pe.views")  # with torch
+        import_module("tformer.viz.pe.selection")  # with torch
     table = None
     if run is not None:
-        from tformer.viz.pe.tables import read_run
+        from tformer.viz.pe.selection import read_run
 
         if encoding is not None:
             check_encoding(encoding)
@@ -194,7 +194,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _write(where: Output, settings: Settings, view: str | None, table: Table | None) -> None:
     from tformer.viz.output import write_output
-    from tformer.viz.pe.views import plots_of, subject
+    from tformer.viz.pe.selection import plots_of, subject
 
     content: str | bytes
     if where.format == "html":
@@ -257,7 +257,7 @@ def _json(settings: Settings, view: str, table: Table | None, plots: Any) -> str
     import json
     from dataclasses import asdict
 
-    from tformer.viz.pe.views import subject
+    from tformer.viz.pe.selection import subject
     from tformer.viz.plots import plots_to_json
 
     document = {

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
-from tformer.nn.heads import NextSentenceHeadOptions, Output
+from tformer.data.shards.corpus import Example
+from tformer.nn.classification_heads import NextSentenceHeadOptions
+from tformer.nn.heads import Output
 from tformer.nn.options import require_positive
 from tformer.objectives.base import LossResult, Objective, Term, class_soft_loss
 from tformer.objectives.collate import pad_samples
