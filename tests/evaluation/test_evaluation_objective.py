@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.evaluation.lm import pseudo_perplexity
 from tformer.evaluation.predict import evaluate_objective

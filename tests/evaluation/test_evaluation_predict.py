@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
 from tformer.evaluation.predict import length_sorted_batches, predict_scores
 from tformer.objectives import build_objective

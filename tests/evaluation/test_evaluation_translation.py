@@ -13,7 +13,7 @@ from tformer.data.shards.pair_tokens import (
     join_pairs,
     tokenise_pairs,
 )
-from tformer.data.sources.pair_tables import PairRow
+from tformer.data.sources.tables import PairRow
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translation, Translator
 from tformer.errors import InputError

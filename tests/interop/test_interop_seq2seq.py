@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from tests.interop.parity import assert_agree, assert_parity, padding, tokens
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.labelled import Classification, ClassificationOptions
 from tformer.tokenizer.special import DecoderTokens, SpecialIds

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import OBJECTIVES, CausalLmOptions, ObjectiveOptions, build_objective
 from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, total_loss

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
 from tformer.errors import InputError
 from tformer.objectives import build_objective

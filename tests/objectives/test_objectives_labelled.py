@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss

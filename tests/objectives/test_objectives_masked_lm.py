@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead

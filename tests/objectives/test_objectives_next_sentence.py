@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives import CausalLmOptions, build_objective

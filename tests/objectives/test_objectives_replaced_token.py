@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
 from tformer.nn.losses import IGNORED_LABEL

@@ -30,10 +30,8 @@ from tformer.bench.report import (
     markdown,
 )
 from tformer.checkpoint.logs import read_metrics
-from tformer.data.sources.text import (
-    STANDARD_INPUT,
-    open_sources,
-)
+from tformer.data.sources.files import STANDARD_INPUT
+from tformer.data.sources.text import open_sources
 from tformer.errors import InputError
 from tformer.formatting import binary_bytes
 from tformer.recipe import load_recipe

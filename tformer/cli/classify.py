@@ -158,7 +158,7 @@ class ClassifyOptions:
 
     def columns(self, trained: Columns) -> Columns:
         """The columns named on the command line, over those that the model was trained on."""
-        from tformer.data.sources.tables import parse_column
+        from tformer.data.sources.columns import parse_column
 
         named = {"text": self.text_column, "text2": self.text2_column}
         updates = {name: parse_column(column) for name, column in named.items() if column is not None}
@@ -276,7 +276,7 @@ class _Session:
 
 def _is_image_set(path: Path) -> bool:
     """Whether a path holds images itself: a folder, a zip or an IDX file. Any other file names one a line."""
-    from tformer.data.sources.idx import is_idx
+    from tformer.data.sources.image_files import is_idx
 
     return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
 

@@ -16,7 +16,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+)
 from tformer.errors import InputError
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
 

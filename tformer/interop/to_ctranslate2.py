@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint import Checkpoint, atomic, files, probe
+from tformer.checkpoint import Checkpoint, files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
@@ -97,17 +97,17 @@ def export_ctranslate2(
             should_stop=should_stop,
         )
         _convert(between, made, report, recipe, choice.model, tokenizers, QUANTIZATION[quantization])
-        atomic.remove_tree(between)
+        files.remove_tree(between)
         for path in sorted(made.iterdir()):
             files.rename(path, folder / path.name)
         files.rmdir(made)
         _write_tokenizers(folder, tokenizers)
         reports.append(report)
 
-    probe.require_writable(target)
+    files.require_writable(target)
     with files.storage_errors(target):
         make_folders(target.absolute().parent)
-        atomic.publish_directory(target, fill)
+        files.publish_directory(target, fill)
     report = reports[0]
     return ExportReport(
         **{
@@ -221,7 +221,7 @@ def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
         sides = {"tokenizer.source.json": tokenizers.source, "tokenizer.target.json": tokenizers.target}
     for name, tokenizer in sides.items():
         if tokenizer is not None:
-            atomic.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
+            files.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
     for path in folder.iterdir():  # what CTranslate2 wrote is on disk before the folder appears
         descriptor = os.open(path, os.O_RDONLY)
         try:

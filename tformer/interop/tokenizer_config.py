@@ -13,7 +13,10 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+)
 from tformer.errors import InputError
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.bounded_json import read_bounded
+from tformer.checkpoint.files import read_bounded
 from tformer.errors import InputError
 from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
 from tformer.interop.tokenizer_config import (

@@ -25,7 +25,7 @@ from tformer.data.batching.batch import (
     Batch,
     pad_layout,
 )
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.nn.heads import LmHeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability

@@ -25,10 +25,8 @@ from tformer.data.batching.batch import (
     PadLayout,
     pad_layout,
 )
-from tformer.data.batching.windows import (
-    Example,
-    restarting_positions,
-)
+from tformer.data.batching.windows import restarting_positions
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.objectives.base import ObjectiveContext
 from tformer.tokenizer.special import SpecialIds

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import ClassifierHeadOptions, Output, RegressionHeadOptions
 from tformer.nn.options import require, require_positive, require_probability

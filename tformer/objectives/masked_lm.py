@@ -28,7 +28,7 @@ from torch import Tensor
 from tformer.data.batching.batch import (
     Batch,
 )
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.nn.heads import MaskedLmHeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive, require_probability

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.nn.heads import NextSentenceHeadOptions, Output
 from tformer.nn.options import require_positive
 from tformer.objectives.base import LossResult, Objective, Term, class_soft_loss

@@ -26,7 +26,7 @@ from tformer.data.batching.batch import (
     Batch,
     pad_layout,
 )
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import LmHeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.options import require, require_positive, require_probability
 from tformer.objectives.base import Objective, ObjectiveContext

@@ -16,9 +16,6 @@ from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, Teacher
 from tformer.recipe.yaml_text import KeyPath
 
-SCORED_POSITIONS = ("alibi", "t5_bias", "shaw")
-"""Kinds that change the score of a query and a key, or what its value adds."""
-
 
 def check_recipe(recipe: Recipe) -> list[str]:
     """The notes on a recipe; `InputError` if its keys contradict one another."""
@@ -55,7 +52,7 @@ def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
                 text = f"found {spec.target_path}, but {kinds} does not read pairs: expected null"
                 yield Problem((*path, "target_path"), text, hint)
             if spec.prefix:
-                text = f"found {spec.prefix!r}, but {kinds} puts nothing before its texts: expected none"
+                text = f"found {spec.prefix!r}, but {kinds} has no prefixes: expected none"
                 yield Problem((*path, "prefix"), text, hint)
 
 
@@ -159,14 +156,14 @@ def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
             continue
         text, kind = f"found flex, expected auto or blocks with model.{side}", layer.positions.kind
         unfit = f"attention_dropout {layer.attention_dropout:g}" if layer.attention_dropout else ""
-        unfit = f"positions.kind {kind}" if kind in SCORED_POSITIONS else unfit
+        unfit = f"positions.kind {kind}" if layer.positions.module.changes_scores else unfit
         if unfit:
             yield Problem(("model", side, "attention", "implementation"), f"{text}.{unfit}")
             return
 
 
 def _layers(recipe: Recipe) -> Iterator[tuple[str, Stack]]:
-    """Every layer's own section, with the name of its stack."""
+    """The section of every layer, with the name of its stack."""
     for side in ("encoder", "decoder"):
         stack = getattr(recipe.model, side)
         if stack is not None:
@@ -195,12 +192,12 @@ def notes(recipe: Recipe) -> Iterator[str]:
     if schedule.warmup_steps > training.max_steps:
         yield (
             f"schedule.warmup_steps ({schedule.warmup_steps}) is more than training.max_steps ({training.max_steps}): "
-            "the learning rate never reaches its peak"
+            "the learning rate never reaches its maximum"
         )
     elif schedule.decay_steps is not None and schedule.warmup_steps >= schedule.decay_steps:
         yield (
-            f"schedule.warmup_steps ({schedule.warmup_steps}) leaves nothing of schedule.decay_steps "
-            f"({schedule.decay_steps}) to decay in"
+            f"schedule.warmup_steps ({schedule.warmup_steps}) is not below schedule.decay_steps "
+            f"({schedule.decay_steps}): the learning rate never decays"
         )
     needs_validation = "training.early_stopping" if training.early_stopping else ""
     if schedule.kind == "plateau":

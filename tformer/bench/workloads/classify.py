@@ -30,7 +30,7 @@ from tformer.bench.workloads.train import (
     random_ids,
 )
 from tformer.cost.flops import attention_flops_per_token, product_shape
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
 from tformer.objectives import build_objective

@@ -20,7 +20,7 @@ from tformer.bench.workloads import (
     Task,
     Work,
 )
-from tformer.data.shards.tokenise import safe_chunks
+from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import open_sources
 from tformer.errors import InputError
