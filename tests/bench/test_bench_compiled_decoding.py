@@ -41,7 +41,7 @@ def task(work: str, **changes: Any) -> Task:
 def test_compiled_steps_write_what_a_round_writes(work: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "compile_decoding", partial(compile_decoding, backend="eager"))
     WORKS[work].check(task(work))
-    ours: Any = WORKS[work].make(task(work), "fp32")
+    ours: Any = WORKS[work].contender(task(work), "fp32")
     ours.prepare()
     assert isinstance(ours._model.compiled_decoder, CompiledDecoder)
     assert ours.run() == ours.run() == tokens

@@ -46,7 +46,7 @@ def test_an_assumed_vocabulary_is_said() -> None:
 
 @pytest.mark.usefixtures("int8")
 def test_ours_comes_first_and_then_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, ("generate", "here"), Peer("none", ("json",)))
+    monkeypatch.setitem(PEERS, ("generate", "here"), Peer("none", "Generation", ("json",)))
     bench = settled("generate", peers=["here"], quantize=["none", "int8"], options={"new_tokens": 4})
     assert bench.entries == (
         Entry("tformer", "fp32"), Entry("tformer", "int8"), Entry("here", "fp32"), Entry("here", "bf16"),
@@ -118,27 +118,28 @@ Make = Callable[..., SpeedBench]
 OURS, PLAIN, HALF = Entry("tformer", "bf16"), Entry("transformers", "fp32"), Entry("transformers", "bf16")
 
 
-BOUNDS = {"ceilings": {"bytes_per_second": 1.0}, "costs": [None, {"flops": 2.0}, None]}
+LIMITS = {"ceilings": {"bytes_per_second": 1.0}, "costs": [None, {"flops": 2.0}, None]}
 TIMED = {"median": 0.5, "minimum": 0.4, "spread": 0.1, "repeats": 3, "tokens": 64, "memory": {"peak_rss_bytes": 7}}
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]]]:
-    """`asked(bounds, row)`: what is measured, in order; `row(entry)` answers in the place of processes."""
+    """`asked(limits, row)`: what is measured, in order; `row(entry)` answers in the place of processes."""
 
-    def use(bounds: dict[str, Any] | None, row: Callable[[Entry], dict[str, Any] | None]) -> list[tuple[Any, ...]]:
+    def use(limits: dict[str, Any] | None, row: Callable[[Entry], dict[str, Any] | None]) -> list[tuple[Any, ...]]:
         calls: list[tuple[Any, ...]] = []
 
         def run(measurement: str, given: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
             calls.append((given["batch_size"], measurement))
-            if bounds is None or "failed" in bounds:
-                return bounds
+            if limits is None or "failed" in limits:
+                return limits
             count = len(SpeedBench.from_json(given["bench"]).entries)
-            return {**bounds, "costs": bounds["costs"][:count]}
+            return {**limits, "costs": limits["costs"][:count]}
 
-        def race(contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any] | None:
+        def race(measurement: str, contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any] | None:
             entries = [Entry(one["name"], one["precision"]) for one in contenders]
             calls.append((contenders[0]["batch_size"], *entries))
+            assert measurement == "speed"
             assert (rules["repeats"], rules["max_seconds"]) == (10, 600.0)
             rows = [row(entry) for entry in entries]
             return None if None in rows else rows
@@ -151,13 +152,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]
 
 
 def run(bench: SpeedBench) -> list[Row] | None:
-    return run_speed(bench, told=lambda _: None, should_stop=lambda: False)
+    return run_speed(bench, on_row=lambda _: None, should_stop=lambda: False)
 
 
 def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Make, asked: Any) -> None:
-    calls = asked(BOUNDS, lambda _: TIMED)
+    calls = asked(LIMITS, lambda _: TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN), batch_sizes=(4, 8)))
-    assert calls == [(4, "bounds"), (4, OURS, PLAIN), (8, "bounds"), (8, OURS, PLAIN)]
+    assert calls == [(4, "limits"), (4, OURS, PLAIN), (8, "limits"), (8, OURS, PLAIN)]
     assert rows is not None and [(row.entry, row.batch_size) for row in rows] == [
         (OURS, 4), (PLAIN, 4), (OURS, 8), (PLAIN, 8),
     ]  # fmt: skip
@@ -166,20 +167,20 @@ def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Mak
 
 
 def test_what_fails_is_said_and_the_rest_goes_on(make_speed_bench: Make, asked: Any) -> None:
-    asked(BOUNDS, lambda entry: {"failed": "out of memory"} if entry == PLAIN else TIMED)
+    asked(LIMITS, lambda entry: {"failed": "out of memory"} if entry == PLAIN else TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN, HALF)))
     assert rows is not None and [row.failed for row in rows] == [None, "out of memory", None]
 
 
 def test_without_ceilings_nothing_is_timed(make_speed_bench: Make, asked: Any) -> None:
     calls = asked({"failed": "over 3 s"}, lambda _: TIMED)
-    assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, failed="over 3 s (ceilings)")]
-    assert calls == [(2, "bounds")]
+    assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, 8, failed="over 3 s (ceilings)")]
+    assert calls == [(2, "limits")]
 
 
-@pytest.mark.parametrize("stopped", ["bounds", "race"])
+@pytest.mark.parametrize("stopped", ["limits", "race"])
 def test_a_stop_gives_nothing(make_speed_bench: Make, asked: Any, stopped: str) -> None:
-    asked(None if stopped == "bounds" else BOUNDS, lambda _: None)
+    asked(None if stopped == "limits" else LIMITS, lambda _: None)
     assert run(make_speed_bench()) is None
 
 

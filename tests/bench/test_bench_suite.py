@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.bench import suite as all_report
+from tformer.bench import suite
 from tformer.bench.peers import PEERS
 from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import (
@@ -23,14 +23,14 @@ from tformer.bench.suite import (
     CPU_CASES,
     GPU_CASES,
     Case,
-    Told,
+    Progress,
     cases_for,
     quality_for,
     run_all,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-SILENT = Told(case=lambda *_: None, row=lambda _: None, note=lambda _: None, seed=lambda _: None)
+SILENT = Progress(on_case=lambda *_: None, on_row=lambda _: None, on_note=lambda _: None, on_seed=lambda _: None)
 
 
 @pytest.mark.parametrize("case", [*CPU_CASES, *GPU_CASES], ids=lambda case: f"{case.request.work}: {case.title}")
@@ -81,13 +81,13 @@ def measured(bench: SpeedBench, **_: Any) -> list[Row]:
 
 @pytest.mark.usefixtures("int8")
 def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_report, "run_speed", measured)
+    monkeypatch.setattr(suite, "run_speed", measured)
     translate = next(case for case in CPU_CASES if case.request.work == "translate")
     usable = Case(translate.title, replace(translate.request, device="cpu", precision="fp32", peers=("transformers",)))
     broken = Case("Broken", SpeedRequest("train", arch="gpt", preset="no-such", peers=("no-such-library",)))
     notes: list[str] = []
-    told = replace(SILENT, note=notes.append)
-    report = run_all([usable, broken], CPU, told=told, should_stop=lambda: False)
+    progress = replace(SILENT, on_note=notes.append)
+    report = run_all([usable, broken], CPU, progress=progress, should_stop=lambda: False)
     assert report is not None and not report.nothing_measured
     page = report.markdown
     assert usable.command in page and "transformers fp32 2.00 x" in page and "int8, batch 64" in page
@@ -99,20 +99,20 @@ def test_the_report_has_commands_ratios_and_what_failed(monkeypatch: pytest.Monk
 
 
 def test_a_library_that_is_missing_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_report, "run_speed", measured)
+    monkeypatch.setattr(suite, "run_speed", measured)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     case = Case("One", replace(CPU_CASES[0].request, device="cpu", precision="fp32"))
-    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
     assert report is not None and "--peer transformers: transformers is not installed" in report.markdown
     assert {row["name"] for row in report.document["cases"][0]["rows"]} == {"tformer"}
 
 
 @pytest.mark.parametrize("int8", [False], indirect=True)
 def test_8_bits_are_left_out_and_said_where_there_are_none(int8: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_report, "run_speed", measured)
+    monkeypatch.setattr(suite, "run_speed", measured)
     case = next(case for case in CPU_CASES if case.request.work == "generate")
     case = Case("One", replace(case.request, device="cpu", precision="fp32", peers=()))
-    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
     assert report is not None and "--quantize int8 needs a CPU" in report.markdown
     assert [row["precision"] for row in report.document["cases"][0]["rows"]] == ["fp32"]
 
@@ -126,10 +126,10 @@ def test_peers_are_swept_where_the_shape_leaves_the_batch_free_and_else_it_is_sa
 
 
 def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_report, "run_speed", measured)
+    monkeypatch.setattr(suite, "run_speed", measured)
     case = CPU_CASES[0]
     case = replace(case, request=replace(case.request, device="cpu", precision="fp32", peers=()))
-    report = run_all([case], CPU, told=SILENT, should_stop=lambda: False)
+    report = run_all([case], CPU, progress=SILENT, should_stop=lambda: False)
     assert report is not None and f"- {case.note}" in report.markdown
     assert case.note in report.document["cases"][0]["notes"]
 
@@ -139,12 +139,12 @@ def test_time_to_quality_is_in_the_report(monkeypatch: pytest.MonkeyPatch, devic
     def reached(bench: QualityBench, **_: Any) -> list[QualityRow]:
         return [QualityRow(seed, seconds=10.0 + seed, loss=1.4, reached=True) for seed in bench.seeds]
 
-    monkeypatch.setattr(all_report, "run_quality", reached)
+    monkeypatch.setattr(suite, "run_quality", reached)
     benches = quality_for(device, data="train.txt", valid="val.txt", threads=2)
     presets = {"cpu": ["char-12s", "char-6m"], "cuda": ["char"]}[device.type]
     assert [bench.preset for bench in benches] == presets and benches[-1].target == 1.4697
     assert len(quality_for(device, data="a", valid="b", quick=True)) == 1
-    report = run_all([], CPU, told=SILENT, should_stop=lambda: False, qualities=benches)
+    report = run_all([], CPU, progress=SILENT, should_stop=lambda: False, qualities=benches)
     assert report is not None and not report.nothing_measured
     assert f"Time to quality, gpt/{presets[0]}" in report.markdown and "12.0 ± 1.0" in report.markdown
     assert "tformer bench quality --preset char" in report.markdown
@@ -152,5 +152,5 @@ def test_time_to_quality_is_in_the_report(monkeypatch: pytest.MonkeyPatch, devic
 
 
 def test_a_stop_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_report, "run_speed", lambda *_, **__: None)
-    assert run_all([CPU_CASES[0]], CPU, told=SILENT, should_stop=lambda: True) is None
+    monkeypatch.setattr(suite, "run_speed", lambda *_, **__: None)
+    assert run_all([CPU_CASES[0]], CPU, progress=SILENT, should_stop=lambda: True) is None

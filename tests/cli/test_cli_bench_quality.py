@@ -18,11 +18,11 @@ Cli = Callable[..., Any]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[QualityBench]:
     benches: list[QualityBench] = []
 
-    def run(bench: QualityBench, *, told: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
+    def run(bench: QualityBench, *, on_row: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
         benches.append(bench)
         rows = [QualityRow(seed, seconds=10.0 + seed, loss=1.4, reached=seed != 2) for seed in bench.seeds]
         for row in rows:
-            told(row)
+            on_row(row)
         return rows
 
     monkeypatch.setattr("tformer.bench.quality.run_quality", run)

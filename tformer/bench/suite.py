@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from typing import Any
@@ -23,17 +23,27 @@ from tformer.bench.quality import (
     quality_title,
     run_quality,
 )
-from tformer.bench.report import FAIRNESS, Table, best_rows, document, lines, markdown, row_ratio, share_of_peak, tables
+from tformer.bench.report import (
+    FAIRNESS,
+    Table,
+    best_rows,
+    bullets,
+    document,
+    lines,
+    markdown,
+    peak_bytes,
+    row_ratio,
+    tables,
+)
 from tformer.bench.speed import (
     LENGTH_OPTIONS,
     Row,
     SpeedBench,
     SpeedRequest,
-    peer_versions,
     resolve,
     run_speed,
 )
-from tformer.checkpoint.environment import describe_environment
+from tformer.checkpoint.logs import describe_environment
 from tformer.decoding.inference import require_quantize
 from tformer.device import resolve_device
 from tformer.errors import InputError, TformerError
@@ -49,7 +59,7 @@ QUICK_REPEATS, QUICK_SECONDS, QUICK_TEXTS = 3, 300.0, 1000
 
 @dataclass(frozen=True)
 class Case:
-    """title: what is measured, for people; note: what they should know of how."""
+    """One request of `bench all`. title: its heading; note: a remark on the request."""
 
     title: str
     request: SpeedRequest
@@ -70,7 +80,7 @@ def _training(title: str, preset: str, batch_sizes: tuple[int, ...], length: int
 
 
 def _fixed(batch_size: int) -> str:
-    return f"a batch of {batch_size} belongs to the shape that is measured: nobody's is swept, formats are"
+    return f"a batch of {batch_size} belongs to the shape that is measured: formats vary, batch sizes do not"
 
 
 def _generation(title: str, preset: str, batch_size: int, **fields: Any) -> Case:
@@ -181,7 +191,7 @@ def _with(case: Case, **changes: Any) -> Case:
 
 
 def command_of(request: SpeedRequest) -> str:
-    """The command that asks for the same; defaults are left out."""
+    """The command line of a request; defaults are left out."""
     words = ["tformer", "bench", request.work]
     for name in ("arch", "preset"):
         value = getattr(request, name)
@@ -192,7 +202,8 @@ def command_of(request: SpeedRequest) -> str:
         words += ["--batch-size", ",".join(map(str, request.batch_sizes))]
     if request.length is not None:
         words += [LENGTH_OPTIONS.get(request.work, "--length"), str(request.length)]
-    words += _options(request.options)
+    for name, value in request.options.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     if tuple(request.quantize) != _DEFAULTS["quantize"]:
         words += ["--quantize", ",".join(request.quantize)]
     for name in request.peers:
@@ -205,27 +216,23 @@ def command_of(request: SpeedRequest) -> str:
     return shlex.join(words)
 
 
-def _options(options: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
 _DEFAULTS = {field.name: field.default for field in fields(SpeedRequest)}
 
 
 @dataclass(frozen=True)
-class Told:
-    """Who is told of progress: of a case as it begins (title, command, its number, how many there are), of rows, of
-    notes, of seeds."""
+class Progress:
+    """Called as `bench all` goes on: when a case begins (title, command, its number, how many there are), with each
+    row, with each note on what cannot be measured, and with each seed of a time to quality."""
 
-    case: Callable[[str, str, int, int], None]
-    row: Callable[[Row], None]
-    note: Callable[[str], None]
-    seed: Callable[[QualityRow], None]
+    on_case: Callable[[str, str, int, int], None]
+    on_row: Callable[[Row], None]
+    on_note: Callable[[str], None]
+    on_seed: Callable[[QualityRow], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case, as it was measured: without libraries that are missing. bench: None where nothing could be asked."""
+    """A case as measured, without libraries that are missing. bench: None where its request was refused."""
 
     case: Case
     bench: SpeedBench | None
@@ -234,11 +241,11 @@ class Outcome:
 
 
 Quality = tuple[QualityBench, tuple[QualityRow, ...]]
-"""A time to quality, as it was measured."""
+"""A time to quality as measured."""
 
 
 @dataclass(frozen=True)
-class AllReport:
+class SuiteReport:
     markdown: str
     document: dict[str, Any]
     nothing_measured: bool
@@ -248,78 +255,82 @@ def run_all(
     cases: Sequence[Case],
     device: torch.device,
     *,
-    told: Told,
+    progress: Progress,
     should_stop: Callable[[], bool],
     qualities: Sequence[QualityBench] = (),
-) -> AllReport | None:
-    """Every case, and then every time to quality; None when stopped."""
+) -> SuiteReport | None:
+    """Measure every case, and then every time to quality; None when stopped.
+
+    Libraries that are not installed are left out of their cases; what cannot be measured is reported as such.
+    """
     outcomes: list[Outcome] = []
     machine, total = machine_line(device), len(cases) + len(qualities)
     for number, case in enumerate(cases, start=1):
-        told.case(case.title, case.command, number, total)
-        outcome = _measure(case, told, should_stop)
+        progress.on_case(case.title, case.command, number, total)
+        outcome = _measure(case, progress, should_stop)
         if outcome is None:
             return None
         outcomes.append(outcome)
     reached: list[Quality] = []
     for number, bench in enumerate(qualities, start=len(cases) + 1):
-        told.case(quality_title(bench), quality_command(bench), number, total)
-        rows = run_quality(bench, told=told.seed, should_stop=should_stop)
+        progress.on_case(quality_title(bench), quality_command(bench), number, total)
+        rows = run_quality(bench, on_row=progress.on_seed, should_stop=should_stop)
         if rows is None:
             return None
         reached.append((bench, tuple(rows)))
     return report_of(outcomes, device, machine=machine, qualities=reached)
 
 
-def _measure(case: Case, told: Told, should_stop: Callable[[], bool]) -> Outcome | None:
-    request, missing = _with_what_is_there(case.request)
+def _measure(case: Case, progress: Progress, should_stop: Callable[[], bool]) -> Outcome | None:
+    request, missing = _with_what_is_available(case.request)
     notes = [*([case.note] if case.note else []), *missing]
     case = replace(case, request=request)
     try:
         bench, decided = resolve(request)
     except TformerError as error:
-        told.note(error.message)
+        progress.on_note(error.message)
         return Outcome(case, None, (), (*notes, f"not measured: {error.message}"))
     for note in missing:
-        told.note(note)
-    rows = run_speed(bench, told=told.row, should_stop=should_stop)
+        progress.on_note(note)
+    rows = run_speed(bench, on_row=progress.on_row, should_stop=should_stop)
     return None if rows is None else Outcome(case, bench, tuple(rows), (*notes, *decided))
 
 
-def _with_what_is_there(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]:
-    """The request without libraries and formats that cannot take part, and why each cannot."""
-    kept, formats, notes, device = [], [], [], resolve_device(request.device)
-    for kind in request.quantize:
-        try:
-            require_quantize(kind, device)
-        except InputError as error:
-            notes.append(error.message)
-        else:
-            formats.append(kind)
-    for name in request.peers:
-        try:
-            choose_peers(request.work, [name], None, device=device)
-        except InputError as error:
-            notes.append(error.message)
-        else:
-            kept.append(name)
-    return replace(request, peers=tuple(kept), quantize=tuple(formats)), notes
+def _with_what_is_available(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]:
+    """The request without libraries and formats that this machine lacks, and a note for each."""
+    notes: list[str] = []
+
+    def usable(names: Sequence[str], require: Callable[[str], object]) -> tuple[str, ...]:
+        found = []
+        for name in names:
+            try:
+                require(name)
+            except InputError as error:
+                notes.append(error.message)
+            else:
+                found.append(name)
+        return tuple(found)
+
+    device = resolve_device(request.device)
+    formats = usable(request.quantize, lambda kind: require_quantize(kind, device))
+    peers = usable(request.peers, lambda name: choose_peers(request.work, [name], None, device=device))
+    return replace(request, peers=peers, quantize=formats), notes
 
 
 def machine_line(device: torch.device) -> str:
-    """PyTorch, processor and threads or GPU, memory."""
-    line = environment_line(device, dtype="formats as told")
+    """PyTorch, processor and threads or GPU, and memory, in one line."""
+    line = environment_line(device, dtype="formats as named")
     return f"{line}, {binary_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
 
 
 def report_of(
     outcomes: Sequence[Outcome], device: torch.device, *, machine: str, qualities: Sequence[Quality] = ()
-) -> AllReport:
-    """The page and the document of what was measured."""
+) -> SuiteReport:
+    """The Markdown page and the JSON document of what was measured."""
     environment = describe_environment(device=str(device), data_fingerprint=None)
     versions: dict[str, str] = {}
     for outcome in outcomes:
-        versions |= {} if outcome.bench is None else peer_versions(outcome.bench)
+        versions |= {} if outcome.bench is None else outcome.bench.peer_versions
     environment |= {"line": machine, "peers": versions}
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none"
     head = [
@@ -335,7 +346,7 @@ def report_of(
     timed = [quality_document(bench, rows, environment={}, command=quality_command(bench)) for bench, rows in qualities]
     failures = [row.failed for outcome in outcomes for row in outcome.rows]
     failures += [row.failed for _, rows in qualities for row in rows]
-    return AllReport(
+    return SuiteReport(
         markdown="\n\n".join([*head, *sections]) + "\n",
         document={"environment": environment, "cases": documents, "quality": [_without_environment(d) for d in timed]},
         nothing_measured=all(failed is not None for failed in failures),
@@ -343,7 +354,7 @@ def report_of(
 
 
 def summary(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each case and format of ours: the best batch size, and how much faster than each other's best."""
+    """A line for each case and format of ours: the best batch size, and the speed against each peer's best."""
     headings = ("", "tokens/s", "share of peak", "peak memory", "times as fast as")
     made: list[tuple[str, ...]] = []
     for outcome in outcomes:
@@ -352,14 +363,13 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
         if not ours:
             made.append((outcome.case.title, "not measured", "", "", ""))
         for row in ours:
-            share = share_of_peak(row)
             against = [f"{other.entry.label} {ratio(row_ratio(row, other))}" for other in best if not other.is_ours]
             made.append(
                 (
                     f"{outcome.case.title}: {row.entry.precision}, batch {row.batch_size}",
                     f"{row.tokens_per_second:,.0f}",
-                    "" if share is None else f"{share:.0%}",
-                    binary_bytes(row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])),
+                    "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
+                    binary_bytes(peak_bytes(row)),
                     ", ".join(against),
                 )
             )
@@ -367,14 +377,13 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 
 def section(outcome: Outcome) -> str:
-    """A case: its command, tables and lines."""
+    """One case as Markdown: its command, tables and lines."""
     parts = [f"## {outcome.case.title}", f"    {outcome.case.command}"]
-    told = list(outcome.notes)
+    below = list(outcome.notes)
     if outcome.bench is not None:
         parts += map(markdown, tables(outcome.bench, outcome.rows))
-        told += lines(outcome.rows)
-    parts.append("\n".join(f"- {line}" for line in told))
-    return "\n\n".join(part for part in parts if part)
+        below += lines(outcome.rows)
+    return "\n\n".join(part for part in [*parts, bullets(below)] if part)
 
 
 def _document(outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
@@ -386,5 +395,5 @@ def _document(outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_environment(document: dict[str, Any]) -> dict[str, Any]:
-    """It is the whole report's."""
+    """The whole report has one environment."""
     return {name: value for name, value in document.items() if name != "environment"}

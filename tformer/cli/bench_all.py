@@ -67,13 +67,12 @@ def all_(
 
         from tformer.bench.quality import check
         from tformer.bench.suite import (
-            Told,
+            Progress,
             cases_for,
             quality_for,
             run_all,
         )
-        from tformer.checkpoint.atomic import write_text
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable, write_text
         from tformer.checkpoint.run import make_folders
         from tformer.device import resolve_device
 
@@ -87,8 +86,8 @@ def all_(
             qualities = quality_for(where, data=data, valid=valid, quick=quick, threads=torch.get_num_threads())
         for quality in qualities:
             check(quality)
-        told = Told(case=_tell_case, row=_tell_row, note=_tell_note, seed=tell_seed)
-        report = run_all(cases, where, told=told, should_stop=flag.should_stop, qualities=qualities)
+        progress = Progress(on_case=_tell_case, on_row=_tell_row, on_note=_tell_note, on_seed=tell_seed)
+        report = run_all(cases, where, progress=progress, should_stop=flag.should_stop, qualities=qualities)
         if report is None:
             raise flag.interrupted("interrupted: nothing was written")
         make_folders(out.parent)

@@ -25,7 +25,8 @@ from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, did_you_mean, visible
 
 if TYPE_CHECKING:
-    from tformer.bench.attention import AttentionBench, Cell
+    from tformer.bench.speed import Row
+    from tformer.bench.workloads.attention import AttentionBench
 
 WHAT, HOW, RESULT = "What is measured", "How", "Result"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -125,21 +126,20 @@ def attention(
         import torch
 
         from tformer.bench.attention import (
-            AttentionBench,
             attention_of,
-            bench_attention,
             check,
             choose_kinds,
-            measure_attention_ceilings,
             read_settings,
+            run_attention,
             split_settings,
         )
-        from tformer.bench.attention_peers import choose_attention_peers
         from tformer.bench.attention_report import document, notes, settings_line, write_report
         from tformer.bench.machine import environment_line
+        from tformer.bench.peers import choose_peers
         from tformer.bench.speed import recipe_of
-        from tformer.checkpoint.environment import describe_environment
-        from tformer.checkpoint.probe import require_writable
+        from tformer.bench.workloads.attention import AttentionBench, peer_name
+        from tformer.checkpoint.files import require_writable
+        from tformer.checkpoint.logs import describe_environment
         from tformer.device import resolve_device
 
         format_ = _number_format(precision, dtype)
@@ -154,7 +154,7 @@ def attention(
             named = [own.kind] if named is None else named
         causal = causal or (own is not None and own.causal)
         chosen, told = choose_kinds(named, causal=causal)
-        peers = choose_attention_peers(peer or ())
+        peers = [peer_name(*found) for found in choose_peers("attention", peer or (), None)]
         options = read_settings(of_kinds, chosen)
         many = own is not None and heads is None and own.kv_heads != own.heads
         bench = AttentionBench(
@@ -181,25 +181,23 @@ def attention(
             console.print(f"note: {note}", markup=False)
         console.print(visible(f"{line}; {settings_line(bench)}"), markup=False)
         torch.set_num_threads(1)  # this process only waits
-        ceilings = measure_attention_ceilings(bench, should_stop=flag.should_stop)
-        cells = None
-        if ceilings is not None:
-            cells = bench_attention(bench, measured=_tell, should_stop=flag.should_stop)
-        if cells is None:
+        measured = run_attention(bench, on_row=_tell, should_stop=flag.should_stop)
+        if measured is None:
             raise flag.interrupted("interrupted: nothing was written")
+        ceilings, rows = measured
         described = describe_environment(device=str(where), data_fingerprint=None)
         environment = {"line": line, "ceilings": ceilings, **described}
         if out is not None:
-            write_report(bench, cells, out, environment=environment)
-    for note in notes(bench, cells):
+            write_report(bench, rows, out, environment=environment)
+    for note in notes(bench, rows):
         console.print(f"note: {visible(note)}", markup=False)
     if as_json:
-        emit_json(document(bench, cells, environment=environment))
+        emit_json(document(bench, rows, environment=environment))
     else:
-        _show(bench, cells, ceilings)
+        _show(bench, rows, ceilings)
     if out is not None:
         console.print(f"written to {out}", markup=False)
-    if all(cell.failed is not None for cell in cells):
+    if all(row.failed is not None for row in rows):
         raise typer.Exit(1)
 
 
@@ -225,22 +223,19 @@ def _lengths(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _show(bench: AttentionBench, cells: list[Cell], ceilings: dict[str, Any] | None) -> None:
+def _show(bench: AttentionBench, rows: list[Row], ceilings: dict[str, Any]) -> None:
     """Tables, and the lines under them."""
     from tformer.bench.attention_report import lines, tables
 
-    show_tables(tables(bench, cells))
+    show_tables(tables(bench, rows))
     emit("")
-    for told in lines(bench, cells, ceilings):
+    for told in lines(bench, rows, ceilings):
         emit(f"- {visible(told)}")
 
 
-def _tell(cell: Cell, number: int, total: int) -> None:
+def _tell(row: Row, number: int, total: int) -> None:
     """A line for each cell as it ends."""
     from tformer.formatting import binary_bytes, short_seconds
 
-    if cell.median is None or cell.peak_bytes is None:
-        told = str(cell.failed)
-    else:
-        told = f"{short_seconds(cell.median)}, {binary_bytes(cell.peak_bytes)}"
-    console.print(f"{number} of {total}  {cell.kind} at {cell.length:,}: {visible(told)}", markup=False)
+    told = row.failed or f"{short_seconds(row.seconds)}, {binary_bytes(row.memory['peak_bytes'])}"
+    console.print(f"{number} of {total}  {row.entry.name} at {row.length:,}: {visible(told)}", markup=False)

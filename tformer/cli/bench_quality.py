@@ -86,7 +86,7 @@ def quality(
             quality_table,
             run_quality,
         )
-        from tformer.checkpoint.environment import describe_environment
+        from tformer.checkpoint.logs import describe_environment
         from tformer.device import resolve_device
 
         where = resolve_device(device)
@@ -106,7 +106,7 @@ def quality(
         line = environment_line(where, dtype=f"{arch}/{preset}")
         console.print(visible(line), markup=False)
         torch.set_num_threads(1)  # this process only waits
-        rows = run_quality(bench, told=tell_seed, should_stop=flag.should_stop)
+        rows = run_quality(bench, on_row=tell_seed, should_stop=flag.should_stop)
         if rows is None:
             raise flag.interrupted("interrupted")
         environment = {"line": line, **describe_environment(device=str(where), data_fingerprint=None)}

@@ -36,25 +36,23 @@ def run_bench(asked: Mapping[str, Any], *, out: Path | None, as_json: bool) -> N
         )
         from tformer.bench.speed import (
             SpeedRequest,
-            peer_versions,
             resolve,
             run_speed,
         )
-        from tformer.checkpoint.atomic import write_text
-        from tformer.checkpoint.environment import describe_environment
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable, write_text
+        from tformer.checkpoint.logs import describe_environment
         from tformer.checkpoint.run import make_folders
 
         bench, decided = resolve(SpeedRequest(**asked))
         if out is not None:
             require_writable(out.parent)
-        versions = peer_versions(bench)
+        versions = bench.peer_versions
         line = environment_line(torch.device(bench.device), dtype=bench.precision or "text")
         line = ", ".join([line, *(f"{name} {version}" for name, version in versions.items())])
         for note in [*decided, line]:
             console.print(visible(note), markup=False)
         torch.set_num_threads(1)  # this process only waits
-        rows = run_speed(bench, told=_tell, should_stop=flag.should_stop)
+        rows = run_speed(bench, on_row=_tell, should_stop=flag.should_stop)
         if rows is None:
             raise flag.interrupted("interrupted: nothing was written")
         command = shlex.join(["tformer", *sys.argv[1:]])

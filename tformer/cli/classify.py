@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tformer.decoding.lines import Text
-    from tformer.evaluation.classifier import Classifier, Kind
+    from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
+    from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 
 INPUT, ANSWER = panel("What to classify"), panel("The answer")
@@ -157,7 +158,7 @@ class ClassifyOptions:
 
     def columns(self, trained: Columns) -> Columns:
         """The columns named on the command line, over those that the model was trained on."""
-        from tformer.data.sources.tables import parse_column
+        from tformer.data.sources.columns import parse_column
 
         named = {"text": self.text_column, "text2": self.text2_column}
         updates = {name: parse_column(column) for name, column in named.items() if column is not None}
@@ -275,7 +276,7 @@ class _Session:
 
 def _is_image_set(path: Path) -> bool:
     """Whether a path holds images itself: a folder, a zip or an IDX file. Any other file names one a line."""
-    from tformer.data.sources.idx import is_idx
+    from tformer.data.sources.image_files import is_idx
 
     return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
 
@@ -291,7 +292,7 @@ class AnswerFormat:
         threshold: a label of several is given above this probability.
     """
 
-    kind: Kind
+    kind: LabelKind
     names: tuple[str, ...]
     top: int | None = None
     threshold: float = 0.5

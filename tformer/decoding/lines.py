@@ -25,9 +25,8 @@ from tformer.data.sources.files import (
     read_bytes,
 )
 from tformer.data.sources.labelled import open_labelled
-from tformer.data.sources.locate import format_ending
 from tformer.data.sources.pairs import with_prefix
-from tformer.data.sources.tables import ROW_FORMATS
+from tformer.data.sources.tables import table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.errors import InputError
 from tformer.recipe.sections import (
@@ -115,7 +114,7 @@ def text_blocks(
         InputError: a file that cannot be read, invalid UTF-8 when strict, one text where two are needed or two where
             one is (file and line).
     """
-    if by_column or (path != STANDARD_INPUT and _is_table(path)):
+    if by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None):
         rows = _table_texts(path, pairs=pairs, columns=columns, errors=errors, on_note=on_note)
         yield from blocks(rows, BLOCK_LINES)
         return
@@ -126,11 +125,6 @@ def text_blocks(
         else:
             yield [(line, None) for line in lines]
         number += len(lines)
-
-
-def _is_table(path: str) -> bool:
-    ending = format_ending(Path(path))
-    return ending in ROW_FORMATS or ending == ".parquet"
 
 
 def _table_texts(

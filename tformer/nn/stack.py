@@ -19,9 +19,9 @@ from tformer.nn.cache import (
     CrossCache,
     LayerState,
 )
+from tformer.nn.dropout import dropout, outside_graphs
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.fixed_cache import AnyCache, FixedLayer
-from tformer.nn.fused import dropout, outside_graphs
 from tformer.nn.norm import BatchNorm, frozen_statistics
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import (

@@ -23,7 +23,7 @@ from tformer.nn.attention.block_sparse.pattern import (
 )
 from tformer.nn.attention.context import MASKED_SCORE
 from tformer.nn.attention.mechanism import Call, Reach
-from tformer.nn.fused import outside_graphs
+from tformer.nn.dropout import outside_graphs
 
 SeesFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(example, query slot, key slot), index tensors -> bool."""
