@@ -11,6 +11,8 @@ from operator import attrgetter
 from tformer.nn.attention import ONE_DOCUMENT
 from tformer.objectives import check_combination, unused_keys
 from tformer.objectives.base import Objective
+from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import Stack, layer_sections
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, Teacher
@@ -200,14 +202,14 @@ def notes(recipe: Recipe) -> Iterator[str]:
             f"({schedule.decay_steps}): the learning rate never decays"
         )
     needs_validation = "training.early_stopping" if training.early_stopping else ""
-    if schedule.kind == "plateau":
-        needs_validation = "schedule.kind plateau"
+    if schedule.kind in READS_VALIDATION_LOSS:
+        needs_validation = f"schedule.kind {schedule.kind}"
     if needs_validation and training.eval_every is not None and training.eval_every >= training.max_steps:
         yield (
             f"{needs_validation} does nothing: training.eval_every ({training.eval_every}) is not below "
             f"training.max_steps ({training.max_steps})"
         )
-    if optimizer.adam_lr is not None and optimizer.kind != "muon":
+    if optimizer.adam_lr is not None and not OPTIMIZERS[optimizer.kind].hidden_only:
         yield f"optimizer.adam_lr does nothing: it belongs to muon, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"

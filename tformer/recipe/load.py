@@ -15,7 +15,8 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from tformer.errors import InputError
-from tformer.nn.heads import ClassifierHeadOptions, HeadOptions
+from tformer.nn.classification_heads import ClassifierHeadOptions
+from tformer.nn.heads import HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin

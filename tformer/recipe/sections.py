@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tformer.optim.optimizers import OptimizerName
+from tformer.optim.schedules import ScheduleName
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -79,7 +82,7 @@ class ParameterGroup(Section):
 class Optimizer(Section):
     """The optimizer; `lr` is the maximum rate, with `muon` that of the hidden matrices, `adam_lr` of all others."""
 
-    kind: Literal["adamw", "adam", "muon"] = "adamw"
+    kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4
     adam_lr: PositiveFloat | None = None  # muon only; null: lr
     betas: tuple[Probability, Probability] = (0.9, 0.95)
@@ -94,7 +97,7 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning-rate schedule, a factor on the optimizer's rates; every kind has `warmup_steps`."""
 
-    kind: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"] = "cosine"
+    kind: ScheduleName = "cosine"
     warmup_steps: NonNegative = 0
     warmup_ratio: Probability = 0.0  # of the steps, where warmup_steps is 0
     decay_steps: Positive | None = None  # null: training.max_steps
