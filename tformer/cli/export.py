@@ -129,7 +129,8 @@ def _lines(report: ExportReport) -> list[str]:
     """The report as text lines."""
     return [
         f"{report.class_name} (model_type {report.model_type}) of step {report.step}",
-        f"{report.num_tensors} tensors, {report.num_parameters:,} numbers in {report.dtype}, {report.num_bytes:,} bytes",
+        f"{report.num_tensors} tensors, {report.num_parameters:,} numbers in {report.dtype}, "
+        f"{report.num_bytes:,} bytes",
         f"files: {', '.join(report.files)}",
         *(f"note: {note}" for note in report.notes),
         f"load it: {report.how_to_load()}",
