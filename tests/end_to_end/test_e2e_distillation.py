@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_one_line_that_names_both_sides(
 
 def test_a_model_with_a_generator_has_no_teacher(labelled: Callable[..., tuple[object, ...]], cli: Cli) -> None:
     message = refusal(cli(*labelled("single", "--objective", "replaced_token", recipe=ENCODER + GENERATOR)))
-    assert "expected null with replaced_token, which learns from a generator" in message
+    assert "expected null with replaced_token, which has no soft targets" in message
 
 
 def test_other_labels_and_another_vocabulary_are_refused(

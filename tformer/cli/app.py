@@ -48,12 +48,12 @@ LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
 
 COMMANDS = {
     "train-tokenizer": Command(
-        TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report what it does to it."
+        TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
     ),
     "train": Command(
         TRAIN, "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."
     ),
-    "config": Command(TRAIN, "config", "Show, check and list recipes: what defines a run.", is_group=True),
+    "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
     "average": Command(
         TRAIN, "average", "Average the weights of checkpoints of one model: often better than each of them."
     ),

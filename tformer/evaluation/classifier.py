@@ -26,7 +26,8 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
 from tformer.loading import Loaded
-from tformer.nn.heads import HeadOptions, LabelKind
+from tformer.nn.classification_heads import LabelKind
+from tformer.nn.heads import HeadOptions
 from tformer.objectives import build_objective, labelled_options
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe

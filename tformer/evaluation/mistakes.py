@@ -19,7 +19,7 @@ import numpy as np
 
 from tformer.evaluation.classifier import Classifier
 from tformer.formatting import as_cell
-from tformer.nn.heads import LabelKind
+from tformer.nn.classification_heads import LabelKind
 from tformer.output_files import open_output
 
 THRESHOLD = 0.5

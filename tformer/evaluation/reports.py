@@ -37,7 +37,7 @@ from tformer.metrics.statistics import (
     pearson_rows,
     spearman_rows,
 )
-from tformer.nn.heads import LabelKind
+from tformer.nn.classification_heads import LabelKind
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 
