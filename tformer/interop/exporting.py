@@ -22,7 +22,7 @@ from tformer.interop.choose import Choice, choose_class, label_keys, without_lea
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.tokenizer_config import special_keys
-from tformer.interop.tokenizer_files import TARGET_FOLDER, overruled, tokenizer_documents
+from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, tokenizer_documents
 from tformer.interop.weight_files import (
     Outgoing,
     Shard,
@@ -186,7 +186,7 @@ def export_checkpoint(
             *(step.note for step in choice.steps),
             *_left_out(checkpoint),
             *left_unsaid(recipe),
-            *overruled(choice.architecture.model_type, tokenizers.source),
+            *own_rules_note(choice.architecture, tokenizers.source),
         ),
     )
 
