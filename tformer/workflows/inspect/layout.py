@@ -160,7 +160,7 @@ class _Drawing:
             embedding = self._add(group, f"{side}_embedding", "token embedding", f"{rows:,} × {width}", *wider)
         self._edge(given, embedding)
         kind = section.positions.kind
-        if kind in ("sinusoidal", "learned", "patch2d"):
+        if section.positions.module.has_embed:
             positions = self._add(group, f"{side}_positions", "positions", kind, kind="data")
             self._edge(positions, embedding, "added")
         return embedding
@@ -235,7 +235,7 @@ def _attention_lines(section: StackSection) -> list[str]:
         if value is not None:
             told += f", {key} {value}"
             break
-    inside = section.positions.kind in ("rope", "alibi", "t5_bias", "shaw")
+    inside = section.positions.module.acts_in_attention
     return [f"{told}, {section.positions.kind}" if inside else told]
 
 
