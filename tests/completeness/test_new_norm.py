@@ -39,8 +39,8 @@ layout = succeed("inspect", "run", "--layout", "mermaid")
 generated = succeed("generate", "run", "--prompt", "the", "--greedy", "--max-new-tokens", "4")
 groups = command(*train[:-2], "other", *norm, "--set", "model.decoder.norm.groups=2")[0]
 unknown = command(*train[:-2], "other", "--set", "model.decoder.norm.kind=none-such")[0]
-report({"loss": evaluated["loss"], "memory": inspected["memory"]["activations_bytes"], "layout": layout, "shapes": shapes,
-        "generated": generated, "codes": [groups, unknown]})
+report({"loss": evaluated["loss"], "memory": inspected["memory"]["activations_bytes"], "layout": layout,
+        "shapes": shapes, "generated": generated, "codes": [groups, unknown]})
 """
 
 
