@@ -28,6 +28,7 @@ import numpy as np
 
 from tformer.data.permutation import derive_key
 from tformer.data.shards.corpus import Example, TokenCorpus
+from tformer.data.shards.template import text_room
 from tformer.errors import InputError
 
 Packing = Literal["concat", "documents", "none"]
@@ -177,14 +178,7 @@ class MaskedWindows(Windows):
         seed: int = 0,
         document_mask: bool = False,
     ) -> None:
-        num_special = len(prefix) + len(suffix)
-        room = seq_len - num_special
-        if room < 1:
-            raise InputError(
-                f"data.seq_len: {seq_len} tokens leave no room for text beside the template's {num_special} special "
-                f"tokens",
-                hint=f"set it to at least {num_special + 1}",
-            )
+        room = text_room(seq_len, len(prefix) + len(suffix))
         super().__init__(
             corpus,
             seq_len,
