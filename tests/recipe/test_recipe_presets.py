@@ -54,7 +54,7 @@ CONTRADICTIONS = {
     ("transformer", "tokenizer.path=a", "tokenizer.source_path=b", "tokenizer.target_path=c"): "tokenizer.path: excl",
     ("t5", BOTH): "data.train.0.target_path: found b, but span_corruption does not read pairs: expected null",
     ("bert", "data.valid=[{path: a, target_path: b}]"): "data.valid.0.target_path: found b, but masked_lm",
-    ("gpt", "data.train=[{path: a, prefix: x}]"): "data.train.0.prefix: found 'x', but causal_lm puts nothing",
+    ("gpt", "data.train=[{path: a, prefix: x}]"): "data.train.0.prefix: found 'x', but causal_lm has no prefixes",
 }
 
 

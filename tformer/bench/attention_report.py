@@ -24,7 +24,7 @@ from tformer.bench.report import (
 )
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
-from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.files import write_text
 from tformer.checkpoint.run import make_folders
 from tformer.formatting import binary_bytes, finite_or_none, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves

@@ -43,7 +43,7 @@ from tformer.bench.speed import (
     resolve,
     run_speed,
 )
-from tformer.checkpoint.environment import describe_environment
+from tformer.checkpoint.logs import describe_environment
 from tformer.decoding.inference import require_quantize
 from tformer.device import resolve_device
 from tformer.errors import InputError, TformerError

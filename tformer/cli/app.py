@@ -48,7 +48,7 @@ LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
 
 COMMANDS = {
     "train-tokenizer": Command(
-        TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report what it does to it."
+        TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
     ),
     "train": Command(
         TRAIN, "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."

@@ -72,8 +72,7 @@ def all_(
             quality_for,
             run_all,
         )
-        from tformer.checkpoint.atomic import write_text
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable, write_text
         from tformer.checkpoint.run import make_folders
         from tformer.device import resolve_device
 

@@ -138,8 +138,8 @@ def attention(
         from tformer.bench.peers import choose_peers
         from tformer.bench.speed import recipe_of
         from tformer.bench.workloads.attention import AttentionBench, peer_name
-        from tformer.checkpoint.environment import describe_environment
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable
+        from tformer.checkpoint.logs import describe_environment
         from tformer.device import resolve_device
 
         format_ = _number_format(precision, dtype)

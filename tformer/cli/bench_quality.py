@@ -86,7 +86,7 @@ def quality(
             quality_table,
             run_quality,
         )
-        from tformer.checkpoint.environment import describe_environment
+        from tformer.checkpoint.logs import describe_environment
         from tformer.device import resolve_device
 
         where = resolve_device(device)

@@ -39,9 +39,8 @@ def run_bench(asked: Mapping[str, Any], *, out: Path | None, as_json: bool) -> N
             resolve,
             run_speed,
         )
-        from tformer.checkpoint.atomic import write_text
-        from tformer.checkpoint.environment import describe_environment
-        from tformer.checkpoint.probe import require_writable
+        from tformer.checkpoint.files import require_writable, write_text
+        from tformer.checkpoint.logs import describe_environment
         from tformer.checkpoint.run import make_folders
 
         bench, decided = resolve(SpeedRequest(**asked))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tformer.decoding.lines import Text
     from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
-    from tformer.nn.heads import LabelKind
+    from tformer.nn.classification_heads import LabelKind
     from tformer.recipe.sections import Columns
 
 INPUT, ANSWER = panel("What to classify"), panel("The answer")

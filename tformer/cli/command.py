@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from tformer.errors import InputError
 from tformer.options import Option
 
 Options = TypeVar("Options")
@@ -65,7 +66,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
 
 
 def _filled(options_type: Any, values: dict[str, Any]) -> Any:
-    """The dataclass with the values that Typer found on the command line."""
+    """The dataclass with the values from the command line; InputError, with the flag, for a ValueError of a field."""
     hints = get_type_hints(options_type)
     filled = {}
     for field in fields(options_type):
@@ -75,7 +76,11 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
         else:
             value = values[field.name]
             filled[field.name] = tuple(value or ()) if _is_tuple(hint) else value
-    return options_type(**filled)
+    try:
+        return options_type(**filled)
+    except ValueError as error:  # names a field; the user knows its flag
+        field_name, _, problem = str(error).partition(" ")
+        raise InputError(f"--{field_name.replace('_', '-')} {problem}") from error
 
 
 def _is_tuple(kind: Any) -> bool:

@@ -25,8 +25,9 @@ from tformer.data.batching.mixture import MixedPairs
 from tformer.data.shards.pair_tokens import PairTokens
 from tformer.model import Transformer
 from tformer.nn.attention import CROSS_ATTENTION, Mechanism
+from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding
-from tformer.nn.heads import MaskedLmHeadOptions, PooledHead, VocabularyHead
+from tformer.nn.heads import MaskedLmHeadOptions, VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.shaw import ShawPositions
 from tformer.recipe.model import Model, layer_sections

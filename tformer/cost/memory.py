@@ -37,10 +37,10 @@ from tformer.nn.attention.routes import (
 )
 from tformer.nn.cache import LayerCache
 from tformer.nn.losses import LOGIT_ELEMENTS
+from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.model import Model, Stack, layer_sections
 
 FP32_BYTES = 4
-MOMENTS = {"adamw": 2, "adam": 2, "muon": 1}  # muon keeps one, for the hidden matrices; the rest is little
 HELD_SHARE = 0.4  # of the activations, on a CPU under glibc: what its heap holds beyond what is in use
 CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the loss goes through them in small blocks
 WIDENED_NORMS = {"scalenorm": 2, "groupnorm": 2, "batchnorm": 1}  # fp32 copies that these save
@@ -123,7 +123,7 @@ def estimate_memory(
     return MemoryEstimate(
         weights=weights * (2 if ema else 1),
         gradients=weights,
-        optimizer=weights * MOMENTS[optimizer],
+        optimizer=weights * OPTIMIZERS[optimizer].moments,
         activations=activations,
         teacher=teacher_parameters * itemsize,
         copies=num_parameters * itemsize if itemsize < FP32_BYTES else 0,

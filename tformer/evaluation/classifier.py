@@ -26,7 +26,8 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
 from tformer.loading import Loaded
-from tformer.nn.heads import HeadOptions, LabelKind
+from tformer.nn.classification_heads import LabelKind
+from tformer.nn.heads import HeadOptions
 from tformer.objectives import build_objective, labelled_options
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
@@ -36,7 +37,7 @@ from tformer.tokenizer.special import SpecialIds
 HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
 
-def kind_of(recipe: Recipe) -> LabelKind:
+def head_label_kind(recipe: Recipe) -> LabelKind:
     """What the recipe's head predicts for an example."""
     return next(head.label_kind for head in recipe.model.heads if head.label_kind is not None)
 
@@ -55,7 +56,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         if recipe.model.patches is None
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
     )
-    return build_objective([labelled_options(kind_of(recipe))], context)
+    return build_objective([labelled_options(head_label_kind(recipe))], context)
 
 
 class Classifier:
@@ -69,7 +70,7 @@ class Classifier:
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
         self._objective = plain_objective(loaded)
-        self.kind = kind_of(loaded.recipe)
+        self.kind = head_label_kind(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
         self.reads_images = loaded.recipe.model.patches is not None

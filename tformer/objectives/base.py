@@ -28,7 +28,6 @@ from tformer.data.batching.batch import (
 )
 from tformer.errors import InputError
 from tformer.nn.heads import (
-    MASKED,
     HeadOptions,
     Output,
 )
@@ -320,7 +319,7 @@ def vocabulary_soft_loss(student: Output, teacher: Output, batch: Batch, head: s
     assert batch.labels is not None
     counted_N = batch.labels.flatten() != IGNORED_LABEL
     # Leaving positions out means counting them, which stalls a GPU; for masked LM, with few labels, it is still faster.
-    selected_N = counted_N if counted_N.device.type == "cpu" or head == MASKED else slice(None)
+    selected_N = counted_N if counted_N.device.type == "cpu" or student.heads[head].labels_are_few else slice(None)
     sides = []
     for output in (student, teacher):
         module: Any = output.heads[head]

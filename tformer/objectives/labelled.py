@@ -35,7 +35,8 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
-from tformer.nn.heads import ClassifierHeadOptions, Output, RegressionHeadOptions
+from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
+from tformer.nn.heads import Output
 from tformer.nn.options import require, require_positive, require_probability
 from tformer.nn.soft_targets import soft_binary_cross_entropy
 from tformer.objectives.base import (

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
-from tformer.nn.heads import NextSentenceHeadOptions, Output
+from tformer.nn.classification_heads import NextSentenceHeadOptions
+from tformer.nn.heads import Output
 from tformer.nn.options import require_positive
 from tformer.objectives.base import LossResult, Objective, Term, class_soft_loss
 from tformer.objectives.collate import pad_samples

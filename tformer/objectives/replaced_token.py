@@ -28,7 +28,8 @@ from tformer.data.batching.batch import (
     Batch,
 )
 from tformer.data.shards.corpus import Example
-from tformer.nn.heads import MaskedLmHeadOptions, ReplacedTokenHeadOptions
+from tformer.nn.classification_heads import ReplacedTokenHeadOptions
+from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
 from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, count_labels

@@ -11,13 +11,12 @@ from operator import attrgetter
 from tformer.nn.attention import ONE_DOCUMENT
 from tformer.objectives import check_combination, unused_keys
 from tformer.objectives.base import Objective
+from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import Stack, layer_sections
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, Teacher
 from tformer.recipe.yaml_text import KeyPath
-
-SCORED_POSITIONS = ("alibi", "t5_bias", "shaw")
-"""Kinds that change the score of a query and a key, or what its value adds."""
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -55,7 +54,7 @@ def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
                 text = f"found {spec.target_path}, but {kinds} does not read pairs: expected null"
                 yield Problem((*path, "target_path"), text, hint)
             if spec.prefix:
-                text = f"found {spec.prefix!r}, but {kinds} puts nothing before its texts: expected none"
+                text = f"found {spec.prefix!r}, but {kinds} has no prefixes: expected none"
                 yield Problem((*path, "prefix"), text, hint)
 
 
@@ -159,14 +158,14 @@ def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
             continue
         text, kind = f"found flex, expected auto or blocks with model.{side}", layer.positions.kind
         unfit = f"attention_dropout {layer.attention_dropout:g}" if layer.attention_dropout else ""
-        unfit = f"positions.kind {kind}" if kind in SCORED_POSITIONS else unfit
+        unfit = f"positions.kind {kind}" if layer.positions.module.changes_scores else unfit
         if unfit:
             yield Problem(("model", side, "attention", "implementation"), f"{text}.{unfit}")
             return
 
 
 def _layers(recipe: Recipe) -> Iterator[tuple[str, Stack]]:
-    """Every layer's own section, with the name of its stack."""
+    """The section of every layer, with the name of its stack."""
     for side in ("encoder", "decoder"):
         stack = getattr(recipe.model, side)
         if stack is not None:
@@ -195,22 +194,22 @@ def notes(recipe: Recipe) -> Iterator[str]:
     if schedule.warmup_steps > training.max_steps:
         yield (
             f"schedule.warmup_steps ({schedule.warmup_steps}) is more than training.max_steps ({training.max_steps}): "
-            "the learning rate never reaches its peak"
+            "the learning rate never reaches its maximum"
         )
     elif schedule.decay_steps is not None and schedule.warmup_steps >= schedule.decay_steps:
         yield (
-            f"schedule.warmup_steps ({schedule.warmup_steps}) leaves nothing of schedule.decay_steps "
-            f"({schedule.decay_steps}) to decay in"
+            f"schedule.warmup_steps ({schedule.warmup_steps}) is not below schedule.decay_steps "
+            f"({schedule.decay_steps}): the learning rate never decays"
         )
     needs_validation = "training.early_stopping" if training.early_stopping else ""
-    if schedule.kind == "plateau":
-        needs_validation = "schedule.kind plateau"
+    if schedule.kind in READS_VALIDATION_LOSS:
+        needs_validation = f"schedule.kind {schedule.kind}"
     if needs_validation and training.eval_every is not None and training.eval_every >= training.max_steps:
         yield (
             f"{needs_validation} does nothing: training.eval_every ({training.eval_every}) is not below "
             f"training.max_steps ({training.max_steps})"
         )
-    if optimizer.adam_lr is not None and optimizer.kind != "muon":
+    if optimizer.adam_lr is not None and not OPTIMIZERS[optimizer.kind].hidden_only:
         yield f"optimizer.adam_lr does nothing: it belongs to muon, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"

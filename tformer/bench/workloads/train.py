@@ -27,7 +27,7 @@ from tformer.cost.memory import estimate_memory
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.device import DTYPES, LossScaler
+from tformer.device import DTYPES
 from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
@@ -35,7 +35,7 @@ from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
-from tformer.training.state import TrainerState
+from tformer.training.state import LossScaler, TrainerState
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
 FIRST_WORD = 5  # ids from here on stand for words

@@ -24,8 +24,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tformer.checkpoint.atomic import write_text
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+    write_text,
+)
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.formatting import finite_or_none

@@ -32,7 +32,7 @@ from tformer.errors import InputError, Interrupted, cannot_write
 from tformer.loading import Loaded
 from tformer.metrics import bleu
 from tformer.model import Transformer
-from tformer.training.material import Progress, ShouldStop
+from tformer.tasks.base import Work
 
 SENTENCES = 512
 """Decoded between two writes: sorted by length inside, and what an interruption costs at most."""
@@ -64,9 +64,7 @@ def translate_sources(
     *,
     weights: str,
     device: torch.device,
-    cache_dir: Path | None,
-    progress: Progress,
-    should_stop: ShouldStop,
+    work: Work,
 ) -> Translated:
     """The sources of `originals` with the teacher's translations, from the cache or made now.
 
@@ -82,13 +80,13 @@ def translate_sources(
     texts = [originals.texts(index) for index in range(len(originals))]
     parts = (weights, dtype, repr(recipe.generation), teacher.decoder_tokens, [source for source, _ in texts])
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-    path = (default_cache_dir() if cache_dir is None else cache_dir) / f"translations-{key}.jsonl"
+    path = (work.cache_dir or default_cache_dir()) / f"translations-{key}.jsonl"
     with _opened(path) as file:
         outputs = _whole_lines(file, [source for source, _ in texts])
         if len(outputs) < len(texts):
             cast_matrices(model, dtype)
             model.to(device)
-            _translate_rest(file, texts, outputs, teacher, name=originals.name, progress=progress, stop=should_stop)
+            _translate_rest(file, texts, outputs, teacher, name=originals.name, work=work)
             model.to("cpu")  # its memory is the student's now
     score = bleu(outputs, [target for _, target in texts]).score
     task = originals.tasks[int(originals.examples(0, [0])[0].task)]
@@ -110,20 +108,22 @@ def _translate_rest(
     teacher: Loaded,
     *,
     name: str,
-    progress: Progress,
-    stop: ShouldStop,
+    work: Work,
 ) -> None:
     """Append to `outputs`, and to the file, what is missing there."""
     translator = translator_of(teacher, too_long="cut")
-    with progress(f"translating {name}", total=len(texts)) as report:
+    with work.progress(f"translating {name}", total=len(texts)) as report:
         while len(outputs) < len(texts):
             done = len(outputs)
             sources = [source for source, _ in texts[done : done + SENTENCES]]
             seen = iter(range(done + 1, done + len(sources) + 1))
             found = translator.translate(
-                sources, should_stop=stop, first_row=done, on_text=lambda *_, seen=seen: report(next(seen), len(texts))
+                sources,
+                should_stop=work.should_stop,
+                first_row=done,
+                on_text=lambda *_, seen=seen: report(next(seen), len(texts)),
             )
-            if stop():
+            if work.should_stop():
                 raise Interrupted(
                     f"interrupted while the teacher translates: {done:,} of {len(texts):,} sentences are kept",
                     signal_number=signal.SIGINT,
