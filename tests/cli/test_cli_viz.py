@@ -60,7 +60,7 @@ def test_a_run_without_metrics_is_one_line(home: Path, cli: Cli) -> None:
     alone = cli("plot", "runs/empty")
     assert alone.code == 2 and "runs/empty has no metrics" in alone.err and len(alone.err.splitlines()) == 2
     beside = cli("plot", "runs/empty", "runs/new", "--format", "csv")
-    assert beside.code == 0 and "left out: runs/empty" in beside.err and beside.out.startswith("run,split,")
+    assert beside.code == 0 and "omitted: runs/empty" in beside.err and beside.out.startswith("run,split,")
 
 
 def test_a_metric_that_only_some_runs_have_is_noted(home: Path, cli: Cli, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_is_no_number_is_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to look at"),
+        ([], "there is no input"),
         (["--text", "a", "--attention", "encodr"], "--attention encodr: unknown"),
         (["--text", "a", "--view", "neuron"], "--view neuron: unknown"),
         (["--text", "a", "--scale", "cube"], "--scale cube: unknown"),

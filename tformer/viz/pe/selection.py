@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tformer.viz.pe.fixed import table_plot
 from tformer.viz.pe.learned import Table
 from tformer.viz.pe.settings import ENCODINGS, OPTIONS, Settings, View
 from tformer.viz.pe.views import VIEWS
-from tformer.viz.plots import Heat, Numbers, Plot
+from tformer.viz.plots import Heat, Numbers, Plot, plots_to_json
 
 # --- the positions of a run ------------------------------------------------------------------------------------------
 
@@ -227,3 +228,38 @@ def check_dims(settings: Settings) -> None:
     for dim in settings.dims:
         if not low <= dim <= high:
             raise InputError(f"--dims {dim}: there is no such {word}, expected {low} to {high}")
+
+
+# --- headings and numbers --------------------------------------------------------------------------------------------
+
+SIZES: dict[str, Callable[[Settings], str]] = {
+    "sinusoidal": lambda s: f"d_model {s.d_model}, base {s.base:g}, {s.layout_used}",
+    "learned": lambda s: "",
+    "rope": lambda s: f"head width {s.head_dim}, base {s.base:g}",
+    "alibi": lambda s: f"{s.heads} heads",
+    "t5_bias": lambda s: f"{s.buckets} buckets, maximum distance {s.max_distance}",
+    "shaw": lambda s: f"k = {s.clip}",
+    "patch2d": lambda s: f"{s.grid} × {s.grid} patches, d_model {s.d_model}, base {s.base:g}",
+    "compare": lambda s: f"d_model {s.d_model}, {s.heads} heads, base {s.base:g}",
+}
+"""The sizes that matter for each kind of views."""
+
+
+def heading(settings: Settings, table: Table | None) -> str:
+    """The title of a picture: the kind, its sizes, and the run."""
+    kind = subject(settings)
+    sizes = SIZES[kind](settings) if kind in SIZES else f"d_model {settings.d_model}, {settings.heads} heads"
+    parts = [f"{kind} positions" if kind != "compare" else "Positions compared", sizes]
+    return " · ".join(part for part in (*parts, table.note if table is not None else "") if part)
+
+
+def as_json(settings: Settings, view: str, table: Table | None, plots: Sequence[Plot]) -> str:
+    """One document: the kind, the view, the settings, the run, and the numbers of each plot."""
+    document = {
+        "encoding": subject(settings),
+        "view": view,
+        "settings": asdict(settings),
+        "run": None if table is None else {"name": table.name, "trained": table.trained},
+        "plots": plots_to_json(plots),
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
