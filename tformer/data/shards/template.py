@@ -122,7 +122,7 @@ def text_room(seq_len: int, num_special: int, *, texts: int = 1, key: str = "dat
     return seq_len - num_special
 
 
-def fitting_sizes(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+def fitting_sizes(first: np.ndarray | int, second: np.ndarray | int, room: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that are kept of two texts of these sizes: the closed form of BERT's trimming, token by token.
 
     The longer text is trimmed, the second if both are equal.
