@@ -11,19 +11,21 @@ collating is short, so a thread hides it without the copies that processes would
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute
 from tformer.errors import InputError
 
-TOKEN_WINDOW = 8192  # samples per window when batches are cut by tokens and nothing is sorted
+TOKEN_WINDOW = 8192  # samples per window if batches are cut by tokens and not sorted
+END = object()  # of the items of a source
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -196,86 +198,38 @@ def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:
     return cuts
 
 
-Item = TypeVar("Item")
-
-
-class _Channel(Generic[Item]):
-    """State shared by both threads, without a reference to the Prefetcher, whose deletion then ends the thread."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.items: deque[Item] = deque()
-        self.changed = threading.Condition()
-        self.closed = False  # by the reader
-        self.finished = False  # the source is exhausted
-        self.error: BaseException | None = None
-
-
-def _produce(source: Iterable[Item], channel: _Channel[Item]) -> None:
-    try:
-        for item in source:
-            with channel.changed:
-                channel.changed.wait_for(lambda: channel.closed or len(channel.items) < channel.depth)
-                if channel.closed:
-                    break
-                channel.items.append(item)
-                channel.changed.notify_all()
-    except BaseException as error:  # re-raised in the reader's thread
-        channel.error = error
-    finally:
-        close = getattr(source, "close", None)
-        if close is not None:  # a generator's cleanup belongs to the thread that ran it
-            close()
-        with channel.changed:
-            channel.finished = True
-            channel.changed.notify_all()
-
-
 class Prefetcher(Iterator[Item]):
-    """Iterates over `source` in a thread, in order, at most `depth` items ahead.
+    """Iterates over `source` in a thread, in order, at most `depth` finished items ahead.
 
     An exception of the source is raised by the `next` that would have returned the failed item. `close()`, also at the
-    end of a `with` block, stops and joins the thread; items not yet taken are dropped.
+    end of a `with` block, stops the thread after its current item; items not yet taken are dropped.
     """
 
     def __init__(self, source: Iterable[Item], *, depth: int = 2) -> None:
-        self._channel: _Channel[Item] = _Channel(depth)
-        self._thread = threading.Thread(target=_produce, args=(source, self._channel), name="prefetch", daemon=True)
-        self._thread.start()
+        self._source = iter(source)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._pending = deque(self._prepare() for _ in range(depth + 1))  # the last one is in preparation
+
+    def _prepare(self) -> Future[Any]:
+        return self._pool.submit(next, self._source, END)
 
     def __next__(self) -> Item:
-        channel = self._channel
-        with channel.changed:
-            channel.changed.wait_for(lambda: channel.items or channel.finished or channel.closed)
-            if channel.items and not channel.closed:
-                item = channel.items.popleft()
-                channel.changed.notify_all()
-                return item
-            error, channel.error = channel.error, None
-        if error is not None:
-            raise error
-        raise StopIteration
+        item: Any = self._pending.popleft().result() if self._pending else END
+        if item is END:
+            self._pending.clear()
+            raise StopIteration
+        self._pending.append(self._prepare())
+        return item
 
     def close(self) -> None:
-        """Stops the thread after its current item. Safe to call twice."""
-        with self._channel.changed:
-            self._channel.closed = True
-            self._channel.items.clear()
-            self._channel.changed.notify_all()
-        self._thread.join()
+        """Stops the thread and the source. Safe to call twice."""
+        self._pending.clear()
+        self._pool.shutdown(cancel_futures=True)
+        if isinstance(self._source, Generator):
+            self._source.close()
 
     def __enter__(self) -> Prefetcher[Item]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        channel = getattr(self, "_channel", None)
-        if channel is not None:
-            channel.closed = True
-            if channel.changed.acquire(blocking=False):  # the garbage collector must not wait
-                channel.changed.notify_all()
-                channel.changed.release()

@@ -146,7 +146,7 @@ def open_images(
             f"{path}: no such file or directory", hint=None if place.is_absolute() else f"looked in {Path.cwd()}"
         )
     if channels not in MODES:
-        raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), the model asks for {channels}")
+        raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), found a model with {channels}")
     from_idx = place.is_file() and is_idx(place)
     found = (_find_in_idx if from_idx else _find_in_files)(place, size=size, channels=channels, needs_label=needs_label)
     labels, names = None, tuple(label_names)

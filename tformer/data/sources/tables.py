@@ -134,7 +134,7 @@ class Table:
             elif len(cells) != self.width:
                 raise InputError(
                     f"{place}: expected {self.width} fields, found {len(cells)}",
-                    hint='a field with a comma or a line break stands in "quotes"' if self.format == ".csv" else None,
+                    hint='put a field with a comma or a line break in "quotes"' if self.format == ".csv" else None,
                 )
             else:
                 yield place, {role: _joined([cells[column] for column in numbers]) for role, numbers in columns}
@@ -172,7 +172,7 @@ def open_table(content: Content, layout: Layout, *, columns: object, preferred: 
         columns: what the user named: an attribute for each role.
         preferred: columns to use for other roles, in a table that has them.
 
-    Raises InputError for what is no table, has no rows, or has a column that is missing or ambiguous.
+    Raises InputError for a file without a table or without rows, and for a column that is missing or ambiguous.
     """
     named = layout.named(columns)
     wished = {role: column for role, column in layout.named(preferred).items() if column not in named.values()}
