@@ -270,6 +270,7 @@ def test_a_terminal_sees_a_stream_without_control_characters_until_an_interrupt(
     assert b"interrupted" in err and b"Traceback" not in err
 
 
+@pytest.mark.slow
 def test_escapes_are_spelled_out_on_a_terminal_and_kept_in_a_pipe(cli, random_run):
     arguments = ("generate", random_run, "--prompt", "a\x1b[2Jb", "--max-new-tokens", "1", "--top-k", "1")
     process, terminal = on_a_terminal(*arguments)
