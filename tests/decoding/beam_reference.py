@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.decoding.sampling import NgramBlocker
 from tformer.decoding.settings import (
     BeamSettings,
     Hypothesis,
@@ -19,6 +18,15 @@ from tformer.decoding.settings import (
 
 NEVER = float("-inf")
 Rule = Callable[[tuple[int, ...]], Sequence[float]]  # new tokens so far -> log-probabilities [V]
+
+
+def slow_repeated_ngrams(tokens: Sequence[int], n: int) -> list[int]:
+    """The tokens that would complete an n-gram among `tokens`, one place after the other."""
+    tail = tuple(tokens[len(tokens) - (n - 1) :])
+    if len(tail) < n - 1:
+        return []
+    ngrams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+    return sorted({ngram[-1] for ngram in ngrams if ngram[:-1] == tail})
 
 
 class ScriptedStepper:
@@ -181,7 +189,7 @@ def _candidates(
             repeated = {token for token in seen if token != settings.eos_id}
             scores = [value * factor if token in repeated else value for token, value in enumerate(scores)]
         if settings.no_repeat_ngram:
-            banned = set(NgramBlocker(settings.no_repeat_ngram, seen).banned()) - {settings.eos_id}
+            banned = set(slow_repeated_ngrams(seen, settings.no_repeat_ngram)) - {settings.eos_id}
             left = [NEVER if token in banned else value for token, value in enumerate(scores)]
             scores = left if max(left) > NEVER else scores
         if settings.forced_eos is not None and length + 1 == limit:

@@ -11,10 +11,11 @@ import torch
 
 from tests.decoding.uncached import uncached_generate
 from tformer.build import build_model
-from tformer.decoding.generate import generate, inference
+from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
     QUANTIZE,
     cast_matrices,
+    inference,
     inference_dtype,
     prepare_inference,
 )

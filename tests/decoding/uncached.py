@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tformer.decoding.generate import collect, inference, start_completions
+from tformer.decoding.generate import collect, start_completions
+from tformer.decoding.inference import inference
 from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.model import Transformer
