@@ -14,10 +14,11 @@ command-line library, so the dataclass may stand in the package that does the wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from tformer.errors import InputError
 
@@ -63,6 +64,29 @@ def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
     given = [flag for flag, value in options if value is not None]
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]} exclude each other")
+
+
+def flag_of(options_type: type[Any], name: str) -> str:
+    """The flag of a field."""
+    metadata = get_type_hints(options_type, include_extras=True)[name].__metadata__
+    [declared] = [fact for fact in metadata if isinstance(fact, Option)]
+    return declared.flags[0]
+
+
+def command_line(words: Sequence[str], options: Any) -> str:
+    """The command line `words` with the flags of these options; defaults are left out."""
+    return shlex.join([*words, *_flag_words(options)])
+
+
+def _flag_words(options: Any) -> Iterator[str]:
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if is_dataclass(value):
+            yield from _flag_words(value)
+        elif value != field.default:
+            flag = flag_of(type(options), field.name)
+            for item in value if isinstance(value, tuple) else (value,):
+                yield from (flag,) if item is True else (flag, f"{item:g}" if isinstance(item, float) else str(item))
 
 
 # --- shared options ---------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_json_is_one_document(cli: Cli, asked: list[QualityBench], text_file: Pa
         (("--valid", "x"), "--data: found none"),
         (("--data", "x"), "--valid: found none"),
         (("--data", "x", "--valid", "x", "--seeds", "one"), "--seeds: found 'one'"),
-        (("--data", "x", "--valid", "x", "--seeds", ","), "--seeds: found ','"),
+        (("--data", "x", "--valid", "x", "--seeds", ","), "--seeds: found none"),
         (("--data", "x", "--valid", "x", "--target", "nan"), "--target: found nan"),
         (("--data", "x", "--valid", "x", "--target", "-1"), "--target: found -1.0"),
         (("--data", "x", "--valid", "x", "--max-seconds", "0"), "--max-seconds: found 0"),

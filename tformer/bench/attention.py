@@ -23,8 +23,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from tformer.bench.machine import measure_ceilings
+from tformer.bench.options import AttentionOptions, words_of
+from tformer.bench.peers import choose_peers
 from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG, RacedRow, race, run_isolated
-from tformer.bench.speed import Entry, Row
+from tformer.bench.speed import Entry, Row, recipe_of
 from tformer.bench.workloads import Cost
 from tformer.bench.workloads.attention import (
     ATTENTION_PEERS,
@@ -33,16 +35,21 @@ from tformer.bench.workloads.attention import (
     KINDS,
     AttentionBench,
     make_options,
+    peer_name,
 )
 from tformer.build import layer_sizes
 from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops
-from tformer.device import DTYPES
+from tformer.device import DTYPES, resolve_device
 from tformer.errors import InputError, did_you_mean
 from tformer.nn.attention import ENCODER_ONLY, ProjectionOptions
 from tformer.recipe.model import layer_sections
 from tformer.recipe.problems import EXPECTED
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import describe, parse_value
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+HEADS, HEAD_DIM, DTYPE = 4, 64, "fp32"
+"""Defaults without a model."""
 
 MOST_ROWS = 8192  # of the product whose rate is the ceiling
 NOT_TRIED = "not tried"
@@ -174,6 +181,50 @@ def attention_of(recipe: Recipe) -> ModelAttention:
         max_length=recipe.seq_len,
         notes=tuple(notes),
     )
+
+
+def resolve_attention(options: AttentionOptions) -> tuple[AttentionBench, list[str]]:
+    """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
+    options.check()
+    dtype = _number_format(options)
+    device = resolve_device(options.device)
+    kind_sets, own = list(options.sets), None
+    kinds = None if options.kinds is None else list(words_of("--kinds", options.kinds))
+    name: str | None = None
+    if options.model.is_given:
+        kind_sets, recipe_sets = split_settings(options.sets)
+        recipe, name = recipe_of(options.model, recipe_sets, device=device, bench="attention")
+        own = attention_of(recipe)
+        kinds = [own.kind] if kinds is None else kinds
+    causal = options.causal or (own is not None and own.causal)
+    chosen, notes = choose_kinds(kinds, causal=causal)
+    peers = [peer_name(*found) for found in choose_peers("attention", options.peer, None, device=device)]
+    settings = read_settings(kind_sets, chosen)
+    bench = AttentionBench(
+        kinds=(*chosen, *peers),
+        lengths=options.lengths_given or (LENGTHS if own is None else own.lengths(LENGTHS)),
+        options={**(settings if own is None else own.options_beside(settings)), **{peer: {} for peer in peers}},
+        batch_size=options.batch_size,
+        heads=options.heads or (HEADS if own is None else own.heads),
+        head_dim=options.head_dim or (HEAD_DIM if own is None else own.head_dim),
+        kv_heads=None if own is None or options.heads is not None or own.kv_heads == own.heads else own.kv_heads,
+        causal=causal,
+        dtype=dtype,
+        device=str(device),
+        repeats=options.repeats,
+        max_seconds=options.max_seconds,
+        model=name,
+        compile=options.compile,
+    )
+    check(bench)
+    return bench, [*notes, *(() if own is None else own.notes)]
+
+
+def _number_format(options: AttentionOptions) -> str:
+    flag, found = ("--dtype", options.dtype) if options.precision is None else ("--precision", options.precision)
+    if found is not None and found not in DTYPES:
+        raise InputError(f"{flag}: found '{found}'", hint=did_you_mean(found, DTYPES))
+    return found or DTYPE
 
 
 def check(bench: AttentionBench) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
 import signal
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tformer.bench.options import QualityOptions
 from tformer.bench.processes import over_limit
 from tformer.bench.report import (
     Table,
@@ -32,6 +32,7 @@ from tformer.bench.report import (
 from tformer.checkpoint.logs import read_metrics
 from tformer.data.sources.files import STANDARD_INPUT
 from tformer.data.sources.text import open_sources
+from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.formatting import binary_bytes
 from tformer.recipe import load_recipe
@@ -358,11 +359,14 @@ def quality_document(
 
 def quality_command(bench: QualityBench) -> str:
     """The command line of a benchmark; defaults are left out."""
-    words = ["tformer", "bench", "quality"]
-    usual = {field.name: field.default for field in fields(QualityBench)}
-    for name in ("arch", "preset", "data", "valid", "target", "seeds", "device", "threads", "max_seconds"):
-        value = getattr(bench, name)
-        if value != usual[name]:
-            shown = ",".join(map(str, value)) if name == "seeds" else f"{value:g}" if name == "target" else str(value)
-            words += [f"--{name.replace('_', '-')}", shown]
-    return shlex.join([*words, *(word for text in bench.sets for word in ("--set", text))])
+    seeds = ",".join(map(str, bench.seeds))
+    return QualityOptions(**{**bench.to_json(), "seeds": seeds}).command
+
+
+def resolve_quality(options: QualityOptions) -> QualityBench:
+    """The benchmark. Raises InputError before anything is trained."""
+    options.check()
+    asked = {field.name: getattr(options, field.name) for field in fields(QualityBench)}
+    bench = QualityBench(**{**asked, "seeds": options.seed_numbers, "device": str(resolve_device(options.device))})
+    check(bench)
+    return bench

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from tformer.bench.machine import Ceilings, Roofline, measure_ceilings, roofline
+from tformer.bench.options import ModelOptions, SpeedOptions, words_of
 from tformer.bench.peers import PEERS, choose_peers
 from tformer.bench.processes import RacedRow, race, run_isolated
 from tformer.bench.workloads import OURS, Contender, Task, Work
@@ -37,7 +37,6 @@ WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLAT
 CHARACTERS = 65
 """Assumed size of a vocabulary of characters: tinyshakespeare's."""
 
-LENGTH_OPTIONS = {"generate": "--prompt-length", "translate": "--source-length"}  # of the others: --length
 LABELS = ("0", "1")  # of a classifier whose recipe names none
 
 
@@ -50,33 +49,6 @@ class Entry(NamedTuple):
     @property
     def label(self) -> str:
         return f"{self.name} {self.precision}".strip()
-
-
-@dataclass(frozen=True)
-class SpeedRequest:
-    """The options of a command. `run`: a run, checkpoint or Hugging Face folder that gives sizes, not weights.
-
-    quantize: formats of our matrices to measure: `none` (the precision's) and `int8`.
-    """
-
-    work: str
-    arch: str | None = None
-    preset: str | None = None
-    config: Path | None = None
-    run: str | None = None
-    sets: Sequence[str] = ()
-    batch_sizes: Sequence[int] = ()
-    length: int | None = None
-    precision: str = "auto"
-    compile: bool = False
-    device: str = "auto"
-    threads: int | None = None
-    peers: Sequence[str] = ()
-    peer_precisions: Sequence[str] | None = None
-    quantize: Sequence[str] = ("none",)
-    repeats: int = 10
-    max_seconds: float = 600.0
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -223,65 +195,63 @@ class Row:
         )
 
 
-def resolve(request: SpeedRequest) -> tuple[SpeedBench, list[str]]:
+def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
     """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
-    work = WORKS[request.work]
-    if request.threads is not None:
-        torch.set_num_threads(request.threads)
-    device = resolve_device(request.device)
-    for kind in request.quantize:
-        require_quantize(kind, device, DTYPES.get(request.precision))
-        if request.compile and kind != "none":
+    options.check()
+    work, products = WORKS[options.work], options.products
+    formats = words_of("--quantize", options.quantize)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(products.device)
+    for kind in formats:
+        require_quantize(kind, device, DTYPES.get(products.precision))
+        if products.compile and kind != "none":
             raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
-    peers = choose_peers(request.work, request.peers, request.peer_precisions, device=device)
+    chosen = None if products.peer_precision is None else words_of("--peer-precision", products.peer_precision)
+    peers = choose_peers(options.work, options.peer, chosen, device=device)
     recipe, name = recipe_of(
-        arch=request.arch,
-        preset=request.preset,
-        config=request.config,
-        run=request.run,
-        sets=request.sets,
+        options.model,
+        options.sets,
         device=device,
         default_arch=work.arch,
         objective=work.objective,
         bench=work.name,
     )
     recipe, notes = _with_sizes(recipe, name)
-    length = request.length or work.length(recipe)
+    length = options.length or work.length(recipe)
     if length > recipe.model.max_seq_len:
-        option = LENGTH_OPTIONS.get(request.work, "--length")
-        raise InputError(f"{option}: found {length}, the model reads {recipe.model.max_seq_len} positions at most")
+        raise InputError(
+            f"{options.length_flag}: found {length}, the model reads {recipe.model.max_seq_len} positions at most"
+        )
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
     bench = SpeedBench(
         work=work.name,
         model=name,
         recipe_yaml=recipe_to_yaml(recipe),
         entries=(),
-        batch_sizes=tuple(request.batch_sizes or work.batch_sizes),
+        batch_sizes=options.batch_sizes or work.batch_sizes,
         length=length,
         precision="fp32",
         device=str(device),
-        compile=request.compile,
+        compile=products.compile,
         threads=torch.get_num_threads(),
-        repeats=request.repeats,
-        max_seconds=request.max_seconds,
-        options=dict(request.options),
+        repeats=options.repeats,
+        max_seconds=options.max_seconds,
+        options=options.own,
     )
     largest = bench.task(max(bench.batch_sizes))
     work.check(largest)
-    precision = _resolve_precision(request.precision, work, largest)
-    own = [Entry(OURS, precision if kind == "none" else kind) for kind in dict.fromkeys(request.quantize)]
+    precision = _resolve_precision(products.precision, work, largest)
+    own = [Entry(OURS, precision if kind == "none" else kind) for kind in formats]
     bench = replace(bench, precision=precision, entries=(*own, *(Entry(*peer) for peer in peers)))
     parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
     return bench, [*notes, f"model: {name}, {parameters:,} parameters"]
 
 
 def recipe_of(
-    *,
-    arch: str | None,
-    preset: str | None,
-    config: Path | None,
-    run: str | None,
+    model: ModelOptions,
     sets: Sequence[str],
+    *,
     device: torch.device,
     bench: str,
     default_arch: str = "gpt",
@@ -290,35 +260,34 @@ def recipe_of(
     """The recipe of a shipped preset, of a file or of a run, and its name.
 
     Args:
-        run: a run, checkpoint or Hugging Face folder that gives sizes, not weights.
         bench: the command, for messages.
         objective: the kind that replaces the recipe's where that differs; None: the recipe's stays.
 
     Raises:
         InputError: unknown names, two models at once, a model that cannot have the objective.
     """
-    if run is not None:
-        if any(value is not None for value in (arch, preset, config)):
+    if model.run is not None:
+        if model != ModelOptions(run=model.run):
             raise InputError("--run is a model already", hint="leave --arch, --preset and --config out")
-        checkpoint = open_checkpoint(run)
+        checkpoint = open_checkpoint(model.run)
         stored = load_recipe(
             base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets
         ).recipe
         objectives = [options.kind for options in stored.objectives]
         if objective is not None and objective not in objectives:
-            raise InputError(f"--run {run}: it was trained for {objectives[0]}, expected {objective}")
-        return stored, run
+            raise InputError(f"--run {model.run}: it was trained for {objectives[0]}, expected {objective}")
+        return stored, model.run
     named: dict[str, Any] = {
-        "arch": arch or (None if config or "/" in (preset or "") else default_arch),
-        "preset": preset,
-        "config": config,
+        "arch": model.arch or (None if model.config or "/" in (model.preset or "") else default_arch),
+        "preset": model.preset,
+        "config": model.config,
         "device": device.type,
     }
     if objective is not None:
         _require_parts(load_recipe(**named).recipe, objective, bench)
     flags = {} if objective is None else {"objectives": [{"kind": objective}]}
     recipe = load_recipe(**named, sets=sets, flags=flags).recipe
-    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(config or recipe.arch)
+    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(model.config or recipe.arch)
     return recipe, " ".join([name, *sets])
 
 

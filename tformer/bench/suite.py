@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -13,6 +12,16 @@ import torch
 
 from tformer import __version__
 from tformer.bench.machine import environment_line
+from tformer.bench.options import (
+    ClassifyOptions,
+    GenerateOptions,
+    ModelOptions,
+    ProductOptions,
+    SpeedOptions,
+    TrainOptions,
+    TranslateOptions,
+    words_of,
+)
 from tformer.bench.peers import choose_peers
 from tformer.bench.quality import (
     QualityBench,
@@ -35,14 +44,7 @@ from tformer.bench.report import (
     row_ratio,
     tables,
 )
-from tformer.bench.speed import (
-    LENGTH_OPTIONS,
-    Row,
-    SpeedBench,
-    SpeedRequest,
-    resolve,
-    run_speed,
-)
+from tformer.bench.speed import Row, SpeedBench, resolve, run_speed
 from tformer.checkpoint.logs import describe_environment
 from tformer.decoding.inference import require_quantize
 from tformer.device import resolve_device
@@ -53,87 +55,95 @@ TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "c
 NO_DROPOUT = tuple(
     f"model.{key}=0" for key in ("embedding.dropout", "decoder.dropout", "decoder.attention_dropout")
 )  # as nanoGPT's own bench has it
-BOTH = ("none", "int8")
 QUICK_REPEATS, QUICK_SECONDS, QUICK_TEXTS = 3, 300.0, 1000
 
 
 @dataclass(frozen=True)
 class Case:
-    """One request of `bench all`. title: its heading; note: a remark on the request."""
+    """One benchmark of `bench all`.
+
+    title: its heading; note: a remark on the options; options: `products` is among the fields.
+    """
 
     title: str
-    request: SpeedRequest
+    options: Any
     note: str = ""
 
-    @property
-    def command(self) -> str:
-        return command_of(self.request)
+
+def _case(title: str, options: SpeedOptions) -> Case:
+    sizes = options.batch_sizes
+    note = f"a batch of {sizes[0]} belongs to the shape that is measured: formats vary, batch sizes do not"
+    return Case(title, options, note if len(sizes) == 1 else "")
 
 
-def _case(title: str, work: str, arch: str, preset: str, **fields: Any) -> Case:
-    return Case(title, SpeedRequest(work, arch=arch, preset=preset, **fields))
-
-
-def _training(title: str, preset: str, batch_sizes: tuple[int, ...], length: int, **fields: Any) -> Case:
-    case = _case(title, "train", "gpt", preset, batch_sizes=batch_sizes, length=length, **fields)
-    return case if len(batch_sizes) > 1 else replace(case, note=_fixed(batch_sizes[0]))
-
-
-def _fixed(batch_size: int) -> str:
-    return f"a batch of {batch_size} belongs to the shape that is measured: formats vary, batch sizes do not"
-
-
-def _generation(title: str, preset: str, batch_size: int, **fields: Any) -> Case:
-    options = {"new_tokens": 128}
-    given = {"length": 16, "options": options, "peers": (TRANSFORMERS,), **fields}
-    case = _case(title, "generate", "gpt", preset, batch_sizes=(batch_size,), **given)
-    return replace(case, note=_fixed(batch_size))
+def _gpt(preset: str) -> ModelOptions:
+    return ModelOptions(arch="gpt", preset=preset)
 
 
 CPU_CASES = (
-    _training(
+    _case(
         "Training, 6 layers of width 384 (nanoGPT's baby shape)",
-        "char",
-        (16,),
-        256,
-        sets=NO_DROPOUT,
-        peers=(TRANSFORMERS, X_TRANSFORMERS),
+        TrainOptions(
+            model=_gpt("char"), sets=NO_DROPOUT, batch_size="16", length=256, peer=(TRANSFORMERS, X_TRANSFORMERS)
+        ),
     ),
-    _training("Training and its memory, GPT-2 of 124M", "small", (2,), 512, peers=(TRANSFORMERS,), repeats=5),
-    _generation("Generation, GPT-2 of 124M, one text", "small", 1, quantize=BOTH),
-    _generation("Generation, GPT-2 of 124M, eight texts", "small", 8, quantize=BOTH),
+    _case(
+        "Training and its memory, GPT-2 of 124M",
+        TrainOptions(model=_gpt("small"), batch_size="2", length=512, peer=(TRANSFORMERS,), repeats=5),
+    ),
+    _case(
+        "Generation, GPT-2 of 124M, one text",
+        GenerateOptions(model=_gpt("small"), batch_size="1", quantize="none,int8", peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Generation, GPT-2 of 124M, eight texts",
+        GenerateOptions(model=_gpt("small"), batch_size="8", quantize="none,int8", peer=(TRANSFORMERS,)),
+    ),
     _case(
         "Translation, 6 + 6 layers of width 512, beam 4",
-        "translate",
-        "transformer",
-        "base",
-        sets=("model.vocab_size=16000",),
-        batch_sizes=(8, 32, 64),
-        length=20,
-        options={"new_tokens": 30, "beam": 4, "sentences": 64},
-        quantize=BOTH,
-        peers=(CTRANSLATE2, TRANSFORMERS),
-        repeats=5,
+        TranslateOptions(
+            model=ModelOptions(arch="transformer", preset="base"),
+            sets=("model.vocab_size=16000",),
+            batch_size="8,32,64",
+            length=20,
+            quantize="none,int8",
+            peer=(CTRANSLATE2, TRANSFORMERS),
+            repeats=5,
+        ),
     ),
     _case(
         "Classification of 10,000 short texts, 4 layers of width 512",
-        "classify",
-        "bert",
-        "small",
-        batch_sizes=(16, 32, 64),
-        options={"texts": 10_000},
-        peers=(TRANSFORMERS,),
-        repeats=3,
-        max_seconds=1800.0,
+        ClassifyOptions(
+            model=ModelOptions(arch="bert", preset="small"),
+            batch_size="16,32,64",
+            peer=(TRANSFORMERS,),
+            repeats=3,
+            max_seconds=1800.0,
+        ),
     ),
 )
 
+COMPILED, BF16 = ProductOptions(compile=True), ProductOptions(precision="bf16")
 GPU_CASES = (
-    _training("Training, GPT-2 of 124M", "small", (16, 32, 64), 1024, compile=True, peers=(TRANSFORMERS,)),
-    _training("Training, GPT-2 of 350M", "medium", (8, 16, 32), 1024, compile=True, peers=(TRANSFORMERS,)),
-    _training("Training, GPT-2 of 1.5B", "xl", (4, 8, 16), 1024, compile=True),
-    _generation("Generation, GPT-2 of 124M, one text", "small", 1, precision="bf16"),
-    _generation("Generation, GPT-2 of 1.5B, one text", "xl", 1, precision="bf16"),
+    _case(
+        "Training, GPT-2 of 124M",
+        TrainOptions(model=_gpt("small"), batch_size="16,32,64", length=1024, products=COMPILED, peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Training, GPT-2 of 350M",
+        TrainOptions(model=_gpt("medium"), batch_size="8,16,32", length=1024, products=COMPILED, peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Training, GPT-2 of 1.5B", TrainOptions(model=_gpt("xl"), batch_size="4,8,16", length=1024, products=COMPILED)
+    ),
+    _case(
+        "Generation, GPT-2 of 124M, one text",
+        GenerateOptions(model=_gpt("small"), batch_size="1", products=BF16, peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Generation, GPT-2 of 1.5B, one text",
+        GenerateOptions(model=_gpt("xl"), batch_size="1", products=BF16, peer=(TRANSFORMERS,)),
+    ),
 )
 """The presets' own precision is what the device has: bf16."""
 
@@ -165,58 +175,29 @@ def quality_for(
 
 
 def cases_for(device: torch.device, *, quick: bool = False, threads: int | None = None) -> tuple[Case, ...]:
-    """The cases of a kind of device. quick: one batch size of a sweep, fewer rounds and texts."""
+    """The cases of a kind of device. quick: one batch size of several, fewer rounds and texts."""
     chosen = GPU_CASES if device.type == "cuda" else CPU_CASES
-    placed = [_with(case, device=str(device), threads=threads) for case in chosen]
+    placed = [
+        _with(case, products=replace(case.options.products, device=str(device)), threads=threads) for case in chosen
+    ]
     return tuple(_quick(case) if quick else case for case in placed)
 
 
 def _quick(case: Case) -> Case:
-    request = case.request
-    sizes = request.batch_sizes
-    options = dict(request.options)
-    if "texts" in options:
-        options["texts"] = QUICK_TEXTS
+    options = case.options
+    sizes = options.batch_sizes
+    fewer = {"texts": QUICK_TEXTS} if "texts" in options.own else {}
     return _with(
         case,
-        batch_sizes=(sizes[len(sizes) // 2],),
-        options=options,
-        repeats=min(request.repeats, QUICK_REPEATS),
-        max_seconds=min(request.max_seconds, QUICK_SECONDS),
+        batch_size=str(sizes[len(sizes) // 2]),
+        repeats=min(options.repeats, QUICK_REPEATS),
+        max_seconds=min(options.max_seconds, QUICK_SECONDS),
+        **fewer,
     )
 
 
 def _with(case: Case, **changes: Any) -> Case:
-    return replace(case, request=replace(case.request, **changes))
-
-
-def command_of(request: SpeedRequest) -> str:
-    """The command line of a request; defaults are left out."""
-    words = ["tformer", "bench", request.work]
-    for name in ("arch", "preset"):
-        value = getattr(request, name)
-        words += [] if value is None else [f"--{name}", value]
-    for text in request.sets:
-        words += ["--set", text]
-    if request.batch_sizes:
-        words += ["--batch-size", ",".join(map(str, request.batch_sizes))]
-    if request.length is not None:
-        words += [LENGTH_OPTIONS.get(request.work, "--length"), str(request.length)]
-    for name, value in request.options.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    if tuple(request.quantize) != _DEFAULTS["quantize"]:
-        words += ["--quantize", ",".join(request.quantize)]
-    for name in request.peers:
-        words += ["--peer", name]
-    words += ["--compile"] if request.compile else []
-    for name in ("precision", "repeats", "max_seconds", "threads", "device"):
-        value = getattr(request, name)
-        if value != _DEFAULTS[name]:
-            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
-
-
-_DEFAULTS = {field.name: field.default for field in fields(SpeedRequest)}
+    return replace(case, options=replace(case.options, **changes))
 
 
 @dataclass(frozen=True)
@@ -266,7 +247,7 @@ def run_all(
     outcomes: list[Outcome] = []
     machine, total = machine_line(device), len(cases) + len(qualities)
     for number, case in enumerate(cases, start=1):
-        progress.on_case(case.title, case.command, number, total)
+        progress.on_case(case.title, case.options.command, number, total)
         outcome = _measure(case, progress, should_stop)
         if outcome is None:
             return None
@@ -282,11 +263,10 @@ def run_all(
 
 
 def _measure(case: Case, progress: Progress, should_stop: Callable[[], bool]) -> Outcome | None:
-    request, missing = _with_what_is_available(case.request)
+    case, missing = _with_what_is_available(case)
     notes = [*([case.note] if case.note else []), *missing]
-    case = replace(case, request=request)
     try:
-        bench, decided = resolve(request)
+        bench, decided = resolve(case.options)
     except TformerError as error:
         progress.on_note(error.message)
         return Outcome(case, None, (), (*notes, f"not measured: {error.message}"))
@@ -296,9 +276,9 @@ def _measure(case: Case, progress: Progress, should_stop: Callable[[], bool]) ->
     return None if rows is None else Outcome(case, bench, tuple(rows), (*notes, *decided))
 
 
-def _with_what_is_available(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]:
-    """The request without libraries and formats that this machine lacks, and a note for each."""
-    notes: list[str] = []
+def _with_what_is_available(case: Case) -> tuple[Case, list[str]]:
+    """The case without libraries and formats that this machine lacks, and a note for each."""
+    options, notes = case.options, []
 
     def usable(names: Sequence[str], require: Callable[[str], object]) -> tuple[str, ...]:
         found = []
@@ -311,10 +291,11 @@ def _with_what_is_available(request: SpeedRequest) -> tuple[SpeedRequest, list[s
                 found.append(name)
         return tuple(found)
 
-    device = resolve_device(request.device)
-    formats = usable(request.quantize, lambda kind: require_quantize(kind, device))
-    peers = usable(request.peers, lambda name: choose_peers(request.work, [name], None, device=device))
-    return replace(request, peers=peers, quantize=formats), notes
+    device = resolve_device(options.products.device)
+    formats = usable(words_of("--quantize", options.quantize), lambda kind: require_quantize(kind, device))
+    peers = usable(options.peer, lambda name: choose_peers(options.work, [name], None, device=device))
+    changes = {"quantize": ",".join(formats)} if options.quantize != "none" else {}
+    return _with(case, peer=peers, **changes), notes
 
 
 def machine_line(device: torch.device) -> str:
@@ -378,7 +359,7 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 def section(outcome: Outcome) -> str:
     """One case as Markdown: its command, tables and lines."""
-    parts = [f"## {outcome.case.title}", f"    {outcome.case.command}"]
+    parts = [f"## {outcome.case.title}", f"    {outcome.case.options.command}"]
     below = list(outcome.notes)
     if outcome.bench is not None:
         parts += map(markdown, tables(outcome.bench, outcome.rows))
@@ -387,10 +368,10 @@ def section(outcome: Outcome) -> str:
 
 
 def _document(outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
-    named = {"title": outcome.case.title, "command": outcome.case.command, "notes": list(outcome.notes)}
+    named = {"title": outcome.case.title, "command": outcome.case.options.command, "notes": list(outcome.notes)}
     if outcome.bench is None:
         return {**named, "rows": []}
-    found = document(outcome.bench, outcome.rows, environment=environment, command=outcome.case.command)
+    found = document(outcome.bench, outcome.rows, environment=environment, command=outcome.case.options.command)
     return {**_without_environment(found), **named}
 
 

@@ -53,7 +53,7 @@ COMMANDS = {
     "train": Command(
         TRAIN, "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."
     ),
-    "config": Command(TRAIN, "config", "Show, check and list recipes: what defines a run.", is_group=True),
+    "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
     "average": Command(
         TRAIN, "average", "Average the weights of checkpoints of one model: often better than each of them."
     ),
