@@ -111,7 +111,7 @@ def matmul_flops_per_second(
 
 
 def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: int, d_ff: int) -> Precision:
-    """The number format of a training; `auto` measures both formats on the product [rows, d_model] x [d_model, d_ff]."""
+    """The number format of a training; `auto` measures both on the product [rows, d_model] x [d_model, d_ff]."""
     if name == "fp32":
         return Precision("fp32", "as asked")
     if name == "bf16":

@@ -1,4 +1,4 @@
-"""Validation during training, `evaluate` without --data, `prune` and `sweep` measure a model on the same held-out examples."""
+"""Validation during training, `evaluate` without --data, `prune` and `sweep` use the same held-out examples."""
 
 from __future__ import annotations
 
