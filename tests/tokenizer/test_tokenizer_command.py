@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from tformer.cli import train_tokenizer as command
 from tformer.errors import TformerError
-from tformer.tokenizer import Tokenizer, TokenizerOptions, tokenizer_report, train_with_facts
-from tformer.tokenizer.report import measure
+from tformer.tokenizer import Tokenizer, TokenizerOptions
+from tformer.tokenizer.report import measure, tokenizer_report
+from tformer.tokenizer.train import train_with_facts
 
 app = typer.Typer()
 app.command("train-tokenizer", epilog=command.EPILOG)(command.train_tokenizer)

@@ -53,7 +53,7 @@ COMMANDS = {
     "train": Command(
         TRAIN, "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."
     ),
-    "config": Command(TRAIN, "config", "Show, check and list recipes: what defines a run.", is_group=True),
+    "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
     "average": Command(
         TRAIN, "average", "Average the weights of checkpoints of one model: often better than each of them."
     ),
@@ -87,7 +87,7 @@ COMMANDS = {
     "viz-attention": Command(
         LOOK_INSIDE,
         "viz_attention",
-        "Show which token looks at which: every layer and head, for any model that is trained here or imported.",
+        "Show attention weights: every layer and head of any model that was trained here or imported.",
     ),
     "import": Command(EXCHANGE, "import_", "Make a checkpoint of a Hugging Face folder, exactly or not at all."),
     "export": Command(
@@ -95,7 +95,7 @@ COMMANDS = {
         "export",
         "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
     ),
-    "evaluate": Command(MEASURE, "evaluate", "How good a model is, on the run's validation data or on --data."),
+    "evaluate": Command(MEASURE, "evaluate", "Metrics of a model on the run's validation data or on --data."),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 

@@ -155,7 +155,7 @@ def _remarks(report: dict[str, Any]) -> Iterator[str]:
     yield "special tokens: " + " ".join(f"{token}={i}" for token, i in report["special_ids"].items())
     yield f"round trip: {report['round_trip']}"
     if report["probe_failures"]:
-        yield "probes that do not come back: " + ", ".join(failure["probe"] for failure in report["probe_failures"])
+        yield "probes that are not restored: " + ", ".join(failure["probe"] for failure in report["probe_failures"])
     for failure in report["trained_text"]["round_trip_failures"]:
-        yield f"  {failure['text']!r} came back as {failure['decoded']!r}"
+        yield f"  {failure['text']!r} is decoded as {failure['decoded']!r}"
     yield f"sha256 {report['sha256']}"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from tformer.decoding.settings import ContextPolicy, FinishReason, Generated, GenerationSettings
 from tformer.errors import InputError
-from tformer.tokenizer import StreamDecoder, Tokenizer
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.decoding import StreamDecoder
 
 PRIMING_TOKENS = 32
 
