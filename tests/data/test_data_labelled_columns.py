@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 
+from tests.data.fakes import Columns
 from tformer.data.sources.columns import LabelledLayout
 from tformer.errors import InputError
-
-
-@dataclass(frozen=True)
-class Columns:
-    text: str | int | None = None
-    text2: str | int | None = None
-    label: str | int | None = None
 
 
 class Roles(NamedTuple):
