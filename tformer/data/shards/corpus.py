@@ -136,8 +136,7 @@ class TokenCorpus:
 
     def subset(self, start: int, stop: int) -> TokenCorpus:
         """A view of tokens [start, stop)."""
-        if not 0 <= start < stop <= len(self):
-            raise ValueError(f"subset [{start}, {stop}) of a corpus of {len(self)} tokens")
+        assert 0 <= start < stop <= len(self), f"subset [{start}, {stop}) of a corpus of {len(self)} tokens"
         return replace(self, start=self.start + start, stop=self.start + stop)
 
     def split(self, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
