@@ -27,8 +27,8 @@ from tformer.nn.cache import (
     LayerState,
 )
 from tformer.nn.fixed_cache import FixedLayer
+from tformer.nn.layer_norm import rms_norm
 from tformer.nn.linear import Linear
-from tformer.nn.norm import rms_norm
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import DropHead
 
