@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-from tformer.nn.products import bring
+from tformer.nn.products import set_kernels
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
+
+# `--hypothesis-profile thorough` draws more examples; continuous integration runs the property tests with it again.
+settings.register_profile("quick", max_examples=30, deadline=None)
+settings.register_profile("thorough", max_examples=300, deadline=None)
+settings.load_profile("quick")
 
 TINY_RECIPE = """\
 arch: gpt
@@ -29,6 +35,13 @@ schedule: {kind: cosine, warmup_steps: 2}
 training: {max_steps: 12, batch_size: 4, eval_every: 6, save_every: 4, log_every: 3,
            precision: fp32, device: cpu, threads: 1}
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that hypothesis drives as `property`."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
 
 
 @dataclass
@@ -47,10 +60,10 @@ def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 
 @pytest.fixture(autouse=True)
-def _kernels_of_nobody() -> Iterator[None]:
-    """What a command brought for its process, the next test has not."""
+def _no_kernels_left_over() -> Iterator[None]:
+    """Kernels set by one test are not visible in the next."""
     yield
-    bring(None)
+    set_kernels(None)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ LAYERS = (
     ("loading",),
     ("interop",),
     ("checkpoint",),
+    ("cost",),
     ("build",),
     ("recipe",),
     ("objectives", "optim", "model"),

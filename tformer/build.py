@@ -21,8 +21,7 @@ from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import HeadContext, build_head
 from tformer.nn.init import NoDraws, initialise
 from tformer.nn.norm import build_norm
-from tformer.nn.positions import build_positions
-from tformer.nn.positions.base import Positions
+from tformer.nn.positions.base import Positions, PositionSizes
 from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import DropHead, LayerDrop
 from tformer.recipe.model import Model, layer_sections
@@ -218,10 +217,9 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
 def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: Positions, *, path: str) -> None:
     """Refuse what an attention kind has no place for, and make one what its layers have in common."""
     first_of_kind: dict[type[Mechanism], Mechanism] = {}
-    scored = positions.has_bias or positions.has_score or positions.has_mix
     for block, layer in zip(blocks, layers, strict=True):
         mechanism, kind = block.self_attention.mechanism, layer.attention.kind
-        if scored and not mechanism.takes_position_scores:
+        if positions.changes_scores and not mechanism.takes_position_scores:
             raise InputError(
                 f"{path}.positions.kind: found {layer.positions.kind}, which changes the score of a query and a key: "
                 f"{kind} attention has none",
@@ -252,21 +250,13 @@ def _positions_maker(model: Model, side: str, sizes: Sizes, patches: PatchEmbedd
     if patches is not None:
         rows = patches.image_size // patches.size
         grid, max_seq_len = (rows, rows, patches.cls is not None), patches.seq_len
-    elif section.positions.kind == "patch2d":
-        raise InputError(f"model.{side}.positions: patch2d needs model.patches")
+    sizes_of_stack = PositionSizes(
+        width, sizes.num_heads, sizes.head_dim, sizes.value_dim, max_seq_len, bidirectional=side == "encoder", grid=grid
+    )
 
     def make() -> Positions:
         try:
-            return build_positions(
-                section.positions,
-                d_model=width,
-                num_heads=sizes.num_heads,
-                head_dim=sizes.head_dim,
-                value_dim=sizes.value_dim,
-                max_seq_len=max_seq_len,
-                bidirectional=side == "encoder",
-                grid=grid,
-            )
+            return section.positions.build(sizes_of_stack)
         except ValueError as error:
             raise InputError(f"model.{side}.positions: {error}") from error
 

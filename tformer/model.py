@@ -23,7 +23,6 @@ from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
-from tformer.nn.positions.base import LearnedPositions
 from tformer.nn.stack import Sight, Stack
 
 
@@ -322,7 +321,7 @@ class Transformer(nn.Module):
         length, past = input_ids.shape[1], cache.length if cache is not None else 0
         # With a cache, positions that are given were counted by the caller: slots may be padding.
         counted_here = position_ids is None or cache is None
-        if isinstance(positions, LearnedPositions) and counted_here and past + length > self.max_seq_len:
+        if positions.max_positions is not None and counted_here and past + length > self.max_seq_len:
             raise ValueError(f"the model has {self.max_seq_len} learned positions, the input needs {past + length}")
         if position_ids is not None:
             return position_ids

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import multiprocessing
 import os
 import stat
@@ -17,7 +16,6 @@ import pytest
 
 from tests.checkpoint.conftest import Disk, save, tree, umask
 from tformer.checkpoint import RunDirectory, atomic, files, list_runs, read_checkpoint
-from tformer.checkpoint.logs import finite
 from tformer.errors import InputError, RunInUseError, StorageError
 
 
@@ -352,7 +350,3 @@ def test_recipe_and_tokenizer_lie_at_the_root(run: RunDirectory) -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, tformer; assert tformer.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_numbers_that_json_lacks_become_null_at_any_depth() -> None:
-    assert finite({"a": [1.5, math.inf], "b": {"c": (math.nan, 2)}}) == {"a": [1.5, None], "b": {"c": [None, 2]}}

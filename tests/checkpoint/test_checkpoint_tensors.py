@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.checkpoint import find_tied
@@ -63,7 +63,6 @@ def tensor_sets(draw: st.DrawFn) -> dict[str, torch.Tensor]:
     return result
 
 
-@settings(max_examples=60, deadline=None)
 @given(tensors=tensor_sets())
 def test_bytes_equal_the_reference_implementation(tensors: dict[str, torch.Tensor]) -> None:
     data = to_bytes(tensors)
@@ -71,7 +70,6 @@ def test_bytes_equal_the_reference_implementation(tensors: dict[str, torch.Tenso
     assert len(data) == file_bytes(tensors)
 
 
-@settings(max_examples=40, deadline=None)
 @given(tensors=tensor_sets())
 def test_round_trip_is_exact(tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("x") / "a.safetensors"

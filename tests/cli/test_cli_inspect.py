@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from tformer.workflows.inspect.text import (
-    amount,
-    report_lines,
-    trace_lines,
-)
+from tformer.formatting import amount
+from tformer.workflows.inspect.text import report_lines, trace_lines
 
 Cli = Callable[..., Any]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import (
@@ -102,7 +102,6 @@ def test_another_end_of_text_for_the_same_tokenizer_is_another_entry(rows: Path,
     assert ids_of(first).count(256) == ids_of(second).count(0) == 50
 
 
-@settings(max_examples=40)
 @given(
     documents=st.lists(st.text("ab \né", min_size=1, max_size=40), min_size=1, max_size=8).filter(
         lambda documents: any(not text.isspace() for text in documents)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoding.beam_reference import (
@@ -101,7 +101,6 @@ def test_exhaustive_stopping_finds_the_best_of_everything(kind: Any, alpha: floa
         assert found[0].score == pytest.approx(best.score, rel=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     options=searches(),
     seed=seeds,
@@ -124,7 +123,6 @@ def test_the_search_is_the_slow_search_of_each_sentence_alone(
         assert hypotheses == slow_beam_search(rule, options, limit=limit, history=history, never=never)
 
 
-@settings(max_examples=40, deadline=None)
 @given(options=searches(), seed=seeds, order=st.permutations(range(5)))
 def test_results_do_not_depend_on_the_batch_or_its_order(options: BeamSettings, seed: int, order: list[int]) -> None:
     rules = [random_rule(seed + place, vocab_size=7) for place in range(5)]
@@ -135,7 +133,6 @@ def test_results_do_not_depend_on_the_batch_or_its_order(options: BeamSettings, 
         assert beam_search(ScriptedStepper([rule]), options) == [hypotheses]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=seeds,
     beam=st.integers(1, 4),
@@ -161,7 +158,6 @@ def test_exhaustive_stopping_loses_nothing_and_is_never_worse(seed: int, beam: i
     assert {h.ids for h in quick if h.finish_reason == "eos"} <= {h.ids for h in exhaustive}
 
 
-@settings(max_examples=60, deadline=None)
 @given(options=searches(), seed=seeds)
 def test_sums_are_those_of_the_tokens_and_scores_those_of_the_sums(options: BeamSettings, seed: int) -> None:
     rule = random_rule(seed, vocab_size=8)
@@ -177,7 +173,6 @@ def test_sums_are_those_of_the_tokens_and_scores_those_of_the_sums(options: Beam
             assert hypothesis.score == hypothesis.logprob / penalty(options, len(hypothesis.ids))
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=seeds, limit=st.integers(1, 8), levels=st.sampled_from([None, 3]))
 def test_a_beam_of_one_is_greedy(seed: int, limit: int, levels: int | None) -> None:
     rule = random_rule(seed, vocab_size=6, levels=levels)

@@ -8,18 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.decoding.completion import (
     TextFollower,
     held_length,
 )
-from tformer.decoding.output import (
-    as_document,
-    as_one_line,
-    open_output,
-)
+from tformer.decoding.output import as_document, open_output
 from tformer.decoding.prompts import encode_prompt, read_lines, start_ids
 from tformer.decoding.sampling import (
     NgramBlocker,
@@ -35,6 +31,7 @@ from tformer.decoding.sampling import (
 )
 from tformer.decoding.settings import Generated
 from tformer.errors import InputError, Interrupted, visible
+from tformer.formatting import as_one_line
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 NEVER = float("-inf")
@@ -105,7 +102,6 @@ def test_a_tiny_temperature_neither_overflows_nor_changes_the_best_token():
     min_p=st.floats(0, 0.99),
     uniform=st.floats(0, 1, exclude_max=True),
 )
-@settings(max_examples=80, deadline=None)
 def test_every_setting_leaves_the_best_token_and_draws_only_what_is_left(
     logits, temperature, top_k, top_p, min_p, uniform
 ):
@@ -174,7 +170,6 @@ def test_a_stream_depends_on_seed_row_and_sample():
 
 
 @given(history=st.lists(st.integers(0, 3), max_size=30), n=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
 def test_ngram_blocker_bans_exactly_the_tokens_that_repeat_an_ngram(history, n):
     ngrams = {tuple(history[start : start + n]) for start in range(len(history) - n + 1)}
     tail = tuple(history[len(history) - n + 1 :]) if n > 1 else ()
@@ -202,7 +197,6 @@ class Pieces:
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
 )
-@settings(max_examples=300, deadline=None)
 def test_following_piece_by_piece_equals_searching_the_whole_text(pieces, stops):
     follower = TextFollower(Pieces(pieces), stops)
     shown, read = "", ""

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.build import build_model
-from tformer.data.batching.batch import IGNORED_LABEL
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.errors import InputError
 from tformer.evaluation.lm import batches, combine_validation, evaluate_lm, isolates_documents, load_batch, windows
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Data
 
@@ -111,7 +111,6 @@ def test_document_mask_hides_other_documents(model):
 
 
 @given(num_tokens=st.integers(2, 200), seq_len=st.integers(1, 40), data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_every_token_is_predicted_exactly_once(num_tokens, seq_len, data):
     stride = data.draw(st.integers(1, seq_len))
     batch_size = data.draw(st.integers(1, 5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -213,7 +213,6 @@ def test_the_largest_are_those_of_a_sort(kernels: Kernels, columns: int, k: int)
     assert torch.equal(values, expected.values[:, :k]) and torch.equal(indices, expected.indices[:, :k])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 12), st.integers(0, 10_000))
 def test_both_ways_agree_on_ties_and_on_what_is_no_number(columns: int, k: int, seed: int) -> None:
     found = find()

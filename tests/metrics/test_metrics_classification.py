@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -119,7 +119,6 @@ def test_a_calibrated_model_has_no_calibration_error() -> None:
 NUMBERS = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=2, max_size=20)
 
 
-@settings(max_examples=50)
 @given(NUMBERS)
 def test_correlations_match_loops(pairs: list[tuple[int, int]]) -> None:
     xs, ys = ([float(value) for value in side] for side in zip(*pairs, strict=True))

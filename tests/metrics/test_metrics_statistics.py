@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.metrics import bootstrap_interval, f1_macro, paired_difference, pearson, spearman
@@ -27,7 +27,6 @@ ROWS = st.integers(2, 20).flatmap(
 )
 
 
-@settings(max_examples=60)
 @given(ROWS)
 def test_statistics_of_resamples_are_those_of_each_alone(rows: list[tuple[list[int], list[int]]]) -> None:
     xs, ys = (np.array(side) for side in zip(*rows, strict=True))

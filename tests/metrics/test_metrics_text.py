@@ -12,10 +12,7 @@ import sacrebleu
 
 from tformer.errors import InputError
 from tformer.metrics import (
-    attention_flops,
     bits_per_byte,
-    flops_per_token,
-    forward_flops_per_token,
     perplexity,
 )
 from tformer.metrics.text import (
@@ -78,28 +75,6 @@ def test_chrf_is_sacrebleus_with_its_signature() -> None:
 def test_translation_metrics_need_one_reference_each(metric: object) -> None:
     with pytest.raises(ValueError, match="found 2 and 1"):
         metric(HYPOTHESES, REFERENCES[:1])  # type: ignore[operator]
-
-
-def test_flops_are_nanogpts_formula() -> None:
-    n, layers, width, length = 123_000_000, 12, 768, 1024
-    assert flops_per_token(n, layers, width, length) == 6 * n + 12 * layers * width * length
-
-
-def test_causal_flops_count_the_visible_keys_only() -> None:
-    n, layers, width, length = 1000, 2, 8, 16
-    visible = sum(query + 1 for query in range(length)) / length
-    assert flops_per_token(n, layers, width, length, causal=True) == 6 * n + 12 * layers * width * visible
-
-
-def test_training_costs_three_forward_passes() -> None:
-    assert flops_per_token(1000, 2, 8, 16) == 3 * forward_flops_per_token(1000, 2, 8, 16)
-
-
-def test_attention_of_equal_layers_is_the_formula_to_the_bit_and_of_others_a_sum() -> None:
-    layers, width, length = 7, 96, 100 / 3
-    assert attention_flops([(width, length)] * layers) == forward_flops_per_token(0, layers, width, length)
-    assert attention_flops([(8, 100), (8, 10), (16, 10)]) == 4 * (8 * 100 + 8 * 10 + 16 * 10)
-    assert attention_flops([]) == 0
 
 
 WORD_REFERENCES = ["The dog ran over the hill.", "A man, who is old, sleeps here!", "Two birds are in the sky."]

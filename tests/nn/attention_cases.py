@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.positions import build_positions
+from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.base import NoPositionsOptions
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
@@ -42,14 +42,15 @@ def naive(
 
 
 def positions_for(options: Any, layer: MultiHeadAttention, *, bidirectional: bool = False) -> Any:
-    module = build_positions(
-        options,
-        d_model=16,
-        num_heads=layer.num_heads,
-        head_dim=layer.head_dim,
-        value_dim=layer.value_dim,
-        max_seq_len=64,
-        bidirectional=bidirectional,
+    module = options.build(
+        PositionSizes(
+            d_model=16,
+            num_heads=layer.num_heads,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
+            max_seq_len=64,
+            bidirectional=bidirectional,
+        )
     )
     for parameter in module.parameters():
         nn.init.normal_(parameter)

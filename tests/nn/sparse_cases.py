@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, Mechanism, ProjectionOptions, build_mechanism
 from tformer.nn.attention.mechanism import Call
-from tformer.nn.positions import build_positions
+from tformer.nn.positions import PositionSizes
 
 WIDTH, HEADS, HEAD, SCALE = 24, 4, 6, 0.4
 REACHES = [(causal, side) for causal in (False, True) for side in ("none", "right", "left")]
@@ -56,8 +56,10 @@ def padding(length: int, side: str) -> Tensor | None:
 
 
 def hooks_of(kind: Any, *, causal: bool) -> Any:
-    hooks = build_positions(
-        kind, d_model=WIDTH, num_heads=HEADS, head_dim=HEAD, value_dim=HEAD, max_seq_len=64, bidirectional=not causal
+    hooks = kind.build(
+        PositionSizes(
+            d_model=WIDTH, num_heads=HEADS, head_dim=HEAD, value_dim=HEAD, max_seq_len=64, bidirectional=not causal
+        )
     )
     for parameter in hooks.parameters():
         nn.init.normal_(parameter)

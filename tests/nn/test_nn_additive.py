@@ -19,7 +19,7 @@ from tformer.nn.attention.context import make_mask
 from tformer.nn.attention.mechanism import Call
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache
-from tformer.nn.positions import build_positions
+from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.biases import AlibiOptions
 from tformer.nn.positions.shaw import ShawOptions
 
@@ -103,9 +103,15 @@ def test_scale_is_one_unless_it_is_given() -> None:
 
 
 def test_position_bias_joins_the_scores() -> None:
-    positions = build_positions(
-        AlibiOptions(), d_model=24, num_heads=4, head_dim=5, value_dim=3, max_seq_len=8, bidirectional=False, grid=None
-    ).double()
+    positions = (
+        AlibiOptions()
+        .build(
+            PositionSizes(
+                d_model=24, num_heads=4, head_dim=5, value_dim=3, max_seq_len=8, bidirectional=False, grid=None
+            )
+        )
+        .double()
+    )
     layer, qkv, pos = mechanism(), draw(), torch.arange(6).unsqueeze(0)
     bias = positions.bias(pos, pos)[0].double()
     expected = by_loops(layer, qkv, causal=True, key_mask=None, bias=bias)
@@ -114,16 +120,15 @@ def test_position_bias_joins_the_scores() -> None:
 
 
 def test_relative_positions_on_keys_and_values_train() -> None:
-    positions = build_positions(
-        ShawOptions(clip=2),
-        d_model=24,
-        num_heads=4,
-        head_dim=5,
-        value_dim=3,
-        max_seq_len=8,
-        bidirectional=True,
-        grid=None,
-    ).double()
+    positions = (
+        ShawOptions(clip=2)
+        .build(
+            PositionSizes(
+                d_model=24, num_heads=4, head_dim=5, value_dim=3, max_seq_len=8, bidirectional=True, grid=None
+            )
+        )
+        .double()
+    )
     layer, qkv = mechanism(), draw()
     out, _ = layer(*qkv, call(6, 6, hooks=positions))
     grads = torch.autograd.grad(out.sum(), list(positions.parameters()))

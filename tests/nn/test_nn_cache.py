@@ -21,12 +21,12 @@ from tformer.nn.cache import (
     quickest_dtype,
 )
 from tformer.nn.fixed_cache import FixedCache
-from tformer.nn.positions import build_positions
+from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.base import LearnedOptions, NoPositionsOptions
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
+from tformer.nn.positions.fixed import SinusoidalOptions
 from tformer.nn.positions.rope import RopeOptions, RopeScaling
 from tformer.nn.positions.shaw import ShawOptions
-from tformer.nn.positions.sinusoidal import SinusoidalOptions
 from tformer.recipe.model import Model
 
 KINDS = [
@@ -67,8 +67,8 @@ def attention() -> MultiHeadAttention:
 @pytest.mark.parametrize("steps", [[1] * 8, [5, 1, 1, 1], [4, 3, 1]], ids=str)
 def test_cached_equals_uncached_with_left_padding(options: Any, steps: list[int]) -> None:
     layer = attention()
-    module = build_positions(
-        options, d_model=16, num_heads=4, head_dim=6, value_dim=5, max_seq_len=8, bidirectional=False
+    module = options.build(
+        PositionSizes(d_model=16, num_heads=4, head_dim=6, value_dim=5, max_seq_len=8, bidirectional=False)
     )
     for parameter in module.parameters():
         nn.init.normal_(parameter)

@@ -10,7 +10,7 @@ import torch
 from tformer.build import build_model
 from tformer.errors import InputError
 from tformer.nn.init import InitOptions, initialise
-from tformer.nn.norm import NORMS, BatchNorm, NormOptions, build_norm, statistics_kept
+from tformer.nn.norm import NORMS, BatchNorm, NormOptions, build_norm, frozen_statistics
 from tformer.recipe.model import Model
 
 KINDS = sorted(NORMS)
@@ -173,7 +173,7 @@ def test_batchnorm_of_one_vector_has_no_variance_and_uses_the_running_statistics
 def test_kept_statistics_normalise_by_the_batch_without_taking_it_in() -> None:
     norm = build_norm(NormOptions(kind="batchnorm"), 6)
     x = torch.randn(8, 6) + 1
-    with statistics_kept(norm):
+    with frozen_statistics(norm):
         inside = norm(x)
     assert torch.equal(norm.running_mean, torch.zeros(6)) and torch.equal(norm.running_var, torch.ones(6))
     assert torch.equal(inside, norm(x)) and not torch.equal(norm.running_mean, torch.zeros(6))
@@ -184,7 +184,7 @@ def test_initialisation_resets_gains_and_statistics() -> None:
     norm(torch.randn(8, 6) + 1)
     holder = torch.nn.ModuleList([norm, randomised(build_norm(NormOptions(kind="groupnorm", groups=2), 6))])
     initialise(holder, InitOptions())
-    fresh = BatchNorm(6, eps=1e-5).state_dict()
+    fresh = BatchNorm(6, NormOptions()).state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in norm.state_dict().items())
     assert torch.equal(holder[1].weight, torch.ones(6)) and torch.equal(holder[1].bias, torch.zeros(6))
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.positions import POSITIONS, Positions, build_positions
-from tformer.nn.positions.base import MAX_ROWS, LearnedOptions, NoPositionsOptions
+from tformer.nn.positions import POSITIONS, Positions, PositionSizes
+from tformer.nn.positions.base import LearnedOptions, NoPositionsOptions
 from tformer.nn.positions.biases import (
     AlibiOptions,
     T5BiasOptions,
     alibi_slopes,
     t5_bucket,
 )
+from tformer.nn.positions.fixed import MAX_ROWS, Patch2dOptions, SinusoidalOptions, sinusoids
 from tformer.nn.positions.rope import RopeOptions, RopeScaling, scale_frequencies
 from tformer.nn.positions.shaw import ShawOptions
-from tformer.nn.positions.sinusoidal import Patch2dOptions, SinusoidalOptions, sinusoids
 
 SIZES: dict[str, Any] = {
     "d_model": 16,
@@ -39,7 +39,7 @@ ALL_OPTIONS = [
 
 
 def make(options: Any, **sizes: Any) -> Any:
-    return build_positions(options, **{**SIZES, **sizes})
+    return options.build(PositionSizes(**{**SIZES, **sizes}))
 
 
 def arange(length: int, start: int = 0) -> Tensor:

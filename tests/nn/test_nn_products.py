@@ -26,9 +26,9 @@ from tformer.nn.products import (
     Int8Product,
     PackedProduct,
     Quantize,
-    bring,
     int8_is_possible,
     prepare_product,
+    set_kernels,
 )
 
 CPU = torch.device("cpu")
@@ -249,22 +249,22 @@ def kernels() -> Kernels:
     found = find()
     if found is None:
         pytest.skip("no compiler for kernels here")
-    bring(found)
+    set_kernels(found)
     return found
 
 
 def both_ways(function: Callable[[], Tensor], kernels: Kernels) -> tuple[Tensor, Tensor]:
     """With the kernels, and without."""
     with torch.no_grad():
-        bring(kernels)
+        set_kernels(kernels)
         first = function()
-        bring(None)
+        set_kernels(None)
         return first, function()
 
 
 def test_a_cache_is_kept_as_it_is_computed(kernels: Kernels) -> None:
     assert quickest_dtype(torch.bfloat16, CPU, slots=1) == torch.bfloat16
-    bring(None)
+    set_kernels(None)
     assert quickest_dtype(torch.bfloat16, CPU, slots=FEW_SLOTS) == torch.float32
 
 
@@ -324,7 +324,7 @@ def test_which_product_is_prepared(
     if found is None:
         pytest.skip("no oneDNN for this here")
     assert type(found) is expected
-    bring(None)
+    set_kernels(None)
     assert not isinstance(prepare_product(weight, None, quantize, rows=rows), FewRowsProduct | FewRowsInt8Product)
 
 

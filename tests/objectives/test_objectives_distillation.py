@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.model import Transformer
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import LossResult, ObjectiveContext, total_loss
 from tformer.objectives.causal_lm import CausalLmOptions

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.build import build_model
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.masked_lm import MaskedLm, choose, corrupt, never_masked
@@ -109,7 +107,6 @@ def test_extreme_shares(mask_share: float, random_share: float) -> None:
         assert torch.equal(batch.input_ids, torch.from_numpy(text(62)[None]))
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 1000), st.floats(0.05, 0.6))
 def test_whole_words_are_hidden_together(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)

@@ -12,13 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.options import ReplacedTokenOptions

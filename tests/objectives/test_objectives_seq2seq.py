@@ -11,12 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.errors import InputError
 from tformer.model import Transformer
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
 from tformer.objectives.options import Seq2SeqOptions
 from tformer.objectives.seq2seq import Seq2Seq

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.data.batching.batch import IGNORED_LABEL
 from tformer.errors import InputError
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.collate import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.errors import InputError
@@ -185,7 +185,6 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=4) | st.dictionaries(TEXTS, v, max_size=4), max_leaves=20)
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4))
 def test_what_is_written_is_read_back_exactly(value: dict[str, Any]) -> None:
     text = to_yaml(value)
@@ -193,7 +192,6 @@ def test_what_is_written_is_read_back_exactly(value: dict[str, Any]) -> None:
     assert parse_yaml(to_yaml(value, comment=lambda path: "a note"), name="x").value == value
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), LEAVES, min_size=1, max_size=5))
 def test_what_is_written_means_the_same_to_other_yaml_readers(value: dict[str, Any]) -> None:
     expected = {f"key_{name}": item for name, item in value.items()}  # keys such as `on` are booleans in YAML 1.1

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers
@@ -197,7 +197,6 @@ MODELS = ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 
 
 @given(text=st.text(max_size=40), model=st.sampled_from(["byte-bpe", "bpe", "unigram"]))
-@settings(max_examples=150, deadline=None)
 def test_stream_equals_decode_and_never_shows_half_a_character(text, model):
     tokenizer = _tokenizer(model)
     ids = tokenizer.encode(text)
@@ -209,7 +208,6 @@ def test_stream_equals_decode_and_never_shows_half_a_character(text, model):
 
 
 @given(model=st.sampled_from(MODELS), data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_stream_equals_decode_for_any_ids(model, data):
     """Also for what an untrained model writes: broken bytes, special tokens, continuations without a start."""
     tokenizer = _tokenizer(model)

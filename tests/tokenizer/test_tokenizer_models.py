@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.errors import InputError
@@ -88,14 +88,12 @@ def test_byte_fallback_leaves_nothing_unknown(make, model):
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=150, deadline=None)
 def test_byte_bpe_round_trip_of_any_text(text):
     tokenizer = _small("byte-bpe")
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(text=st.text(max_size=60).filter(lambda text: "▁" not in text), model=st.sampled_from(["bpe", "unigram"]))
-@settings(max_examples=150, deadline=None)
 def test_byte_fallback_round_trip_of_any_text(text, model):
     tokenizer = _small(model)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -105,7 +103,6 @@ ALPHABET = "aé\n\t \r\x00日👩\u200d\u0301▁Ġ<>/s"
 
 
 @given(text=st.text(alphabet=ALPHABET + "Z", max_size=60))
-@settings(max_examples=100, deadline=None)
 def test_char_keeps_every_character_and_equals_the_library(text):
     tokenizer = _small("char")
     ids = tokenizer.encode(text)

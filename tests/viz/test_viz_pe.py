@@ -11,13 +11,13 @@ import torch
 
 from tformer.errors import InputError
 from tformer.nn.positions.biases import AlibiPositions
-from tformer.nn.positions.rope import RopeOptions, RopePositions
-from tformer.nn.positions.sinusoidal import (
+from tformer.nn.positions.fixed import (
     Patch2dOptions,
     Patch2dPositions,
     SinusoidalOptions,
     SinusoidalPositions,
 )
+from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.viz.pe import absolute, relative
 from tformer.viz.pe.settings import ALL, ENCODINGS, VIEWS, Settings, check_settings
 from tformer.viz.pe.tables import Table

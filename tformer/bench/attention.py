@@ -30,9 +30,9 @@ from tformer.bench.workloads.attention import (
     sizes_of,
 )
 from tformer.build import layer_sizes
+from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops
 from tformer.device import DTYPES
 from tformer.errors import InputError, did_you_mean
-from tformer.metrics import BACKWARD_AND_FORWARD, attention_flops
 from tformer.nn.attention import ENCODER_ONLY, ProjectionOptions
 from tformer.recipe.model import layer_sections
 from tformer.recipe.problems import EXPECTED

@@ -25,21 +25,14 @@ from tformer.bench.processes import (
     OUT_OF_MEMORY,
     TOO_LONG,
 )
-from tformer.bench.report import (
-    Table,
-    ceilings_words,
-    markdown,
-    show_bytes,
-    show_factor,
-    show_seconds,
-)
+from tformer.bench.report import Table, ceilings_words, markdown
 from tformer.bench.workloads.attention import (
     DENSE_MASKED,
     FULL,
 )
 from tformer.checkpoint.atomic import write_text
-from tformer.checkpoint.logs import finite
 from tformer.checkpoint.run import make_folders
+from tformer.formatting import binary_bytes, finite_or_none, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves
 
 LONG = 2048
@@ -192,8 +185,8 @@ def tables(bench: AttentionBench, cells: Sequence[Cell]) -> list[Table]:
         return Table(title, headings, tuple(rows))
 
     return [
-        table("Time of forward and backward, median", lambda cell: _why(cell) or show_seconds(_seconds(cell))),
-        table("Peak memory beyond the inputs", lambda cell: _why(cell) or show_bytes(_bytes(cell))),
+        table("Time of forward and backward, median", lambda cell: _why(cell) or short_seconds(_seconds(cell))),
+        table("Peak memory beyond the inputs", lambda cell: _why(cell) or binary_bytes(_bytes(cell))),
         _summary_table(bench, summarise(bench, cells)),
     ]
 
@@ -229,8 +222,8 @@ def _summary_table(bench: AttentionBench, summaries: Sequence[Summary]) -> Table
                 "" if one.time_slope is None else f"{one.time_slope:.2f} ({over})",
                 "" if one.memory_slope is None else f"{one.memory_slope:.2f}",
                 show_crossover(one, bench),
-                "" if one.speedup is None else show_factor(one.speedup) + at(one.compared_at),
-                "" if one.memory_share is None else show_factor(one.memory_share) + at(one.masked_at),
+                "" if one.speedup is None else ratio(one.speedup) + at(one.compared_at),
+                "" if one.memory_share is None else ratio(one.memory_share) + at(one.masked_at),
             )
         )
     return Table("Growth with length T, as an exponent: cost ~ T^slope", tuple(headings), tuple(rows))
@@ -303,7 +296,9 @@ def write_report(bench: AttentionBench, cells: Sequence[Cell], out: Path, *, env
     parts += ["\n".join(f"- {note}" for note in notes(bench, cells))]
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
     write_text(out / "table.csv", _csv(cells))
-    found = json.dumps(finite(document(bench, cells, environment=environment)), ensure_ascii=False, allow_nan=False)
+    found = json.dumps(
+        finite_or_none(document(bench, cells, environment=environment)), ensure_ascii=False, allow_nan=False
+    )
     write_text(out / "table.json", found + "\n")
     if any(cell.failed is None for cell in cells):
         _draw(bench, cells, out)

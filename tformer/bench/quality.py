@@ -20,17 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from tformer.bench.processes import too_long
-from tformer.bench.report import (
-    Table,
-    markdown,
-    show_bytes,
-)
+from tformer.bench.report import Table, markdown
 from tformer.checkpoint.logs import read_metrics
 from tformer.data.sources.text import (
     STANDARD_INPUT,
     open_sources,
 )
 from tformer.errors import InputError
+from tformer.formatting import binary_bytes
 from tformer.recipe import load_recipe
 
 POLL_SECONDS = 0.02
@@ -297,7 +294,7 @@ def _cells(row: QualityRow, width: int) -> tuple[str, ...]:
         _number(row.steps, 0),
         _number(row.training_seconds, 1),
         _number(row.tokens_per_second, 0),
-        "" if row.peak_rss_bytes is None else show_bytes(row.peak_rss_bytes),
+        "" if row.peak_rss_bytes is None else binary_bytes(row.peak_rss_bytes),
     )
 
 

@@ -13,6 +13,7 @@ from tformer.bench.machine import (
     roofline_line,
 )
 from tformer.bench.speed import WORKS, Entry, Row, SpeedBench
+from tformer.formatting import binary_bytes, ratio
 
 
 @dataclass(frozen=True)
@@ -32,28 +33,6 @@ def markdown(table: Table) -> str:
 
     rule = ["---", *["---:"] * (len(table.headings) - 1)]
     return "\n".join([table.title, "", *map(line, [table.headings, rule, *table.rows])])
-
-
-def show_seconds(seconds: float) -> str:
-    """Three digits: 0.812 ms, 12.3 ms, 4.56 s."""
-    value, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
-    return f"{_three_digits(value)} {unit}"
-
-
-def show_bytes(count: float) -> str:
-    """Three digits: 0.5 MiB, 34.1 MiB, 1.25 GiB."""
-    value, unit = (count / 2**30, "GiB") if count >= 2**30 else (count / 2**20, "MiB")
-    return f"{_three_digits(value)} {unit}"
-
-
-def show_factor(factor: float) -> str:
-    """Three digits: 0.081 x, 11.4 x."""
-    return f"{_three_digits(factor)} x"
-
-
-def _three_digits(value: float) -> str:
-    decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
-    return f"{value:,.{decimals}f}"
 
 
 UNSTEADY = 0.2
@@ -228,9 +207,9 @@ def _cells(row: Row, rows: Sequence[Row], width: int, *, ours: Entry, any_batch:
         f"{row.tokens_per_second:,.0f}",
         "" if steps is None else _milliseconds(1000 * row.seconds / steps),
         f"{row.spread:.0%}",
-        show_bytes(memory),
+        binary_bytes(memory),
         "" if share is None else f"{share:.0%}",
-        "" if our_row is None or row.entry == ours else show_factor(row_ratio(our_row, row)),
+        "" if our_row is None or row.entry == ours else ratio(row_ratio(our_row, row)),
     )
 
 
@@ -302,8 +281,8 @@ def _memory_line(row: Row) -> list[str]:
         return []
     parts = {name.removesuffix("_bytes"): count for name, count in row.cost["memory"].items()}
     total = parts.pop("total")
-    words = ", ".join(f"{name} {show_bytes(count)}" for name, count in parts.items())
-    return [f"memory that it should need: {show_bytes(total)} ({words}), and what Python and PyTorch take"]
+    words = ", ".join(f"{name} {binary_bytes(count)}" for name, count in parts.items())
+    return [f"memory that it should need: {binary_bytes(total)} ({words}), and what Python and PyTorch take"]
 
 
 def _one_each_batch(rows: Sequence[Row]) -> list[Row]:

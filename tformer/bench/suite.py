@@ -23,19 +23,7 @@ from tformer.bench.quality import (
     quality_title,
     run_quality,
 )
-from tformer.bench.report import (
-    FAIRNESS,
-    Table,
-    best_rows,
-    document,
-    lines,
-    markdown,
-    row_ratio,
-    share_of_peak,
-    show_bytes,
-    show_factor,
-    tables,
-)
+from tformer.bench.report import FAIRNESS, Table, best_rows, document, lines, markdown, row_ratio, share_of_peak, tables
 from tformer.bench.speed import (
     LENGTH_OPTIONS,
     Row,
@@ -49,6 +37,7 @@ from tformer.checkpoint.environment import describe_environment
 from tformer.decoding.inference import require_quantize
 from tformer.device import resolve_device
 from tformer.errors import InputError, TformerError
+from tformer.formatting import binary_bytes, ratio
 
 TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "ctranslate2"
 NO_DROPOUT = tuple(
@@ -320,7 +309,7 @@ def _with_what_is_there(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]
 def machine_line(device: torch.device) -> str:
     """PyTorch, processor and threads or GPU, memory."""
     line = environment_line(device, dtype="formats as told")
-    return f"{line}, {show_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
+    return f"{line}, {binary_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
 
 
 def report_of(
@@ -364,15 +353,13 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
             made.append((outcome.case.title, "not measured", "", "", ""))
         for row in ours:
             share = share_of_peak(row)
-            against = [
-                f"{other.entry.label} {show_factor(row_ratio(row, other))}" for other in best if not other.is_ours
-            ]
+            against = [f"{other.entry.label} {ratio(row_ratio(row, other))}" for other in best if not other.is_ours]
             made.append(
                 (
                     f"{outcome.case.title}: {row.entry.precision}, batch {row.batch_size}",
                     f"{row.tokens_per_second:,.0f}",
                     "" if share is None else f"{share:.0%}",
-                    show_bytes(row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])),
+                    binary_bytes(row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])),
                     ", ".join(against),
                 )
             )

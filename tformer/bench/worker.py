@@ -1,4 +1,4 @@
-"""`python -m tformer.bench.worker`: the measuring process. It reads JSON requests from stdin and writes JSON answers."""
+"""`python -m tformer.bench.worker`: the measuring process. Reads JSON requests from stdin, writes JSON answers."""
 
 from __future__ import annotations
 

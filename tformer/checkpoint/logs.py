@@ -6,7 +6,6 @@ A line is one write, so that a kill leaves at most one half line, which the cut 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 from tformer.checkpoint import atomic, files
 from tformer.checkpoint.bounded_json import open_regular
+from tformer.formatting import finite_or_none
 
 MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; anything longer is not ours
 _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
@@ -42,18 +42,7 @@ def append(path: Path, text: str) -> None:
 
 def metrics_line(values: dict[str, Any]) -> str:
     """One JSON object and a newline; NaN and infinity, which JSON lacks, become null."""
-    return json.dumps(finite(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """The same value for JSON, at any depth: NaN and infinity become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
+    return json.dumps(finite_or_none(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

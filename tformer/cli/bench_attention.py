@@ -241,13 +241,10 @@ def _show(bench: AttentionBench, cells: list[Cell], ceilings: dict[str, Any] | N
 
 def _tell(cell: Cell, number: int, total: int) -> None:
     """A line for each cell as it ends."""
-    from tformer.bench.report import (
-        show_bytes,
-        show_seconds,
-    )
+    from tformer.formatting import binary_bytes, short_seconds
 
     if cell.median is None or cell.peak_bytes is None:
         told = str(cell.failed)
     else:
-        told = f"{show_seconds(cell.median)}, {show_bytes(cell.peak_bytes)}"
+        told = f"{short_seconds(cell.median)}, {binary_bytes(cell.peak_bytes)}"
     console.print(f"{number} of {total}  {cell.kind} at {cell.length:,}: {visible(told)}", markup=False)

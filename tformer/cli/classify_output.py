@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from tformer.cli.report import as_cell
+from tformer.formatting import as_cell
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.report import as_cell
 from tformer.errors import InputError
+from tformer.formatting import as_cell
 
 if TYPE_CHECKING:
     import numpy as np

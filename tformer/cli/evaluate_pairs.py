@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tformer.cli.evaluate_request import Request, describe
 from tformer.cli.evaluate_text import require_finite
-from tformer.cli.report import (
-    StopFlag,
-    as_cell,
-    console,
-    emit,
-    progress_reporter,
-)
+from tformer.cli.report import StopFlag, console, emit, progress_reporter
 from tformer.errors import InputError
+from tformer.formatting import as_cell
 
 if TYPE_CHECKING:
     from tformer.data.shards.pair_tokens import PairTokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer.cli.report import as_cell
 from tformer.errors import visible
+from tformer.formatting import as_cell
 
 FIGURES = (
     *("accuracy", "f1", "f1_macro", "precision", "recall", "precision_macro", "recall_macro", "mcc", "ece"),

@@ -92,7 +92,7 @@ class MaskFiller:
 
 def in_lines(masks: list[list[Candidate]]) -> str:
     """A line per candidate: token, probability and text, parted by tabs; an empty line parts the masks."""
-    from tformer.decoding.output import as_one_line
+    from tformer.formatting import as_one_line
 
     return "\n".join(
         "".join(f"{as_one_line(c.token)}\t{c.probability:.4f}\t{as_one_line(c.text)}\n" for c in candidates)
@@ -102,7 +102,7 @@ def in_lines(masks: list[list[Candidate]]) -> str:
 
 def in_one_line(masks: list[list[Candidate]]) -> str:
     """The tokens and probabilities of all masks on one line, parted by tabs, with `|` between masks."""
-    from tformer.decoding.output import as_one_line
+    from tformer.formatting import as_one_line
 
     return (
         "\t|\t".join(

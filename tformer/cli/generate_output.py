@@ -14,8 +14,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tformer.cli.report import as_cell
 from tformer.errors import visible
+from tformer.formatting import as_cell
 
 if TYPE_CHECKING:
     from tformer.decoding.output import Write
@@ -34,15 +34,15 @@ class Printer:
 
     def show_document(self, document: dict[str, Any]) -> None:
         """One JSON document on a line; NaN and infinity become null."""
-        from tformer.checkpoint.logs import finite
+        from tformer.formatting import finite_or_none
 
         # ASCII alone on a terminal: JSON leaves some control characters as they are.
-        self.write(json.dumps(finite(document), ensure_ascii=self.on_terminal, allow_nan=False) + "\n")
+        self.write(json.dumps(finite_or_none(document), ensure_ascii=self.on_terminal, allow_nan=False) + "\n")
 
 
 def as_lines(index: int, answers: Sequence[Translation], *, n_best: bool, alignments: bool) -> str:
     """The lines of one input: its best text, or with `n_best` all of them with index and score."""
-    from tformer.decoding.output import as_one_line
+    from tformer.formatting import as_one_line
 
     lines = []
     for answer in answers if n_best else answers[:1]:

@@ -61,7 +61,7 @@ class Session:
 
     def continue_lines(self, path: str, errors: Errors, batch_size: int) -> None:
         """Each line of a file or of standard input: one line of output."""
-        from tformer.decoding.output import as_one_line
+        from tformer.formatting import as_one_line
 
         done = 0
         for prompts in line_blocks(path, errors=errors, size=batch_size):

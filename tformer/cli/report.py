@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import glob
 import json
-import math
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from tformer.errors import InputError, Interrupted, visible
+from tformer.formatting import finite_or_none
 
 Progress = Callable[..., None]
 
@@ -37,7 +37,7 @@ def emit(text: str) -> None:
 
 def emit_json(document: Any) -> None:
     """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
-    emit(json.dumps(_finite(document), ensure_ascii=False, allow_nan=False))
+    emit(json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False))
 
 
 def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
@@ -48,19 +48,6 @@ def report_result(lines: Iterable[str], path: Path, document: Any | None) -> Non
         emit(str(path))
     else:
         emit_json(document)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def as_cell(text: str) -> str:
-    r"""Text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
-    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer.cli.report import as_cell
+from tformer.formatting import as_cell, decimal_bytes, duration, short_count
 from tformer.workflows.runs import Comparison, RunDetail, RunSummary
 
 UNKNOWN = "-"
@@ -53,7 +53,7 @@ def _columns(run: RunSummary) -> dict[str, str]:
         "best": _best(run),
         "parameters": UNKNOWN if run.parameters is None else short_count(run.parameters),
         "time": UNKNOWN if run.seconds is None else duration(run.seconds),
-        "size": size(run.size_bytes),
+        "size": decimal_bytes(run.size_bytes),
     }
 
 
@@ -73,7 +73,7 @@ def show_lines(detail: RunDetail) -> Iterator[str]:
         "best": _best(run),
         "parameters": UNKNOWN if run.parameters is None else f"{run.parameters:,}",
         "time": _time(run),
-        "size": size(run.size_bytes),
+        "size": decimal_bytes(run.size_bytes),
         "updated": datetime.datetime.fromtimestamp(run.updated).isoformat(" ", "seconds") if run.updated else UNKNOWN,
     }
     yield from _aligned([[key, as_cell(value)] for key, value in facts.items()])
@@ -123,7 +123,7 @@ def _checkpoint_lines(detail: RunDetail) -> Iterator[str]:
             "",
             f"step {line.step:,}",
             "" if line.score is None else f"score {figure(line.score)}",
-            UNKNOWN if line.size_bytes is None else size(line.size_bytes),
+            UNKNOWN if line.size_bytes is None else decimal_bytes(line.size_bytes),
             ", ".join(word for word, holds in (("latest", line.is_latest), ("best", line.is_best)) if holds),
         ]
         for line in detail.checkpoints
@@ -146,7 +146,7 @@ def compare_lines(comparison: Comparison, *, width: int | None = None) -> Iterat
         ["parameters", *(UNKNOWN if run.parameters is None else f"{run.parameters:,}" for run in runs)],
         ["time", *(UNKNOWN if run.seconds is None else duration(run.seconds) for run in runs)],
         ["tokens/s", *(UNKNOWN if (rate := run.tokens_per_second) is None else f"{rate:,.0f}" for run in runs)],
-        ["size", *(size(run.size_bytes) for run in runs)],
+        ["size", *(decimal_bytes(run.size_bytes) for run in runs)],
     ]
     heading = ["", *map(as_cell, comparison.names)]
     unread = sum(run.recipe is None for run in runs)
@@ -199,31 +199,6 @@ def figure(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"
-
-
-def short_count(count: int) -> str:
-    """1,234,567 as 1.23M."""
-    for factor, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= factor:
-            return f"{count / factor:.3g}{unit}"
-    return str(count)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 4.2s, 3:05 or 2:03:05."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def size(number: int) -> str:
-    """Bytes in decimal units."""
-    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number} B"
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, right: set[str] | frozenset[str] = frozenset()) -> list[str]:

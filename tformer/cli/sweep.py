@@ -21,6 +21,7 @@ from tformer.cli.report import (
     examples,
 )
 from tformer.errors import InputError, TformerError, visible
+from tformer.formatting import minutes_and_seconds
 
 if TYPE_CHECKING:
     from tformer.workflows.sweep.cells import Result
@@ -119,7 +120,7 @@ class Reporter:
         for label, entry in result.evaluate.items():
             value = entry.get("value")
             told += f", {label} {show_metric(value, entry['metric']) if value is not None else entry.get('failure')}"
-        took = "finished before" if seconds is None else _clock(seconds)
+        took = "finished before" if seconds is None else minutes_and_seconds(seconds)
         console.print(visible(f"{number} of {total}  {result.cell}  {told}  {took}"), markup=False)
 
 
@@ -159,11 +160,6 @@ def _cells(table: Table, row: Row) -> list[str]:
         f"[bold]{escape(visible(text))}[/]" if text != other else escape(visible(text))
         for text, other in zip(plain, marked, strict=True)
     ]
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 EPILOG = examples(

@@ -25,7 +25,7 @@ from tformer.model import Transformer
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.products import Quantize, bring, int8_is_possible
+from tformer.nn.products import Quantize, int8_is_possible, set_kernels
 
 WORTH_A_BUILD = 2**22
 """Parameters of a model from which on kernels are compiled for it, if nobody has had them compiled before."""
@@ -71,7 +71,7 @@ def prepare_inference(
     kind = require_quantize(quantize, device, dtype)
     keep_freed_memory()
     if device.type == "cpu":
-        bring(find(may_build=sum(parameter.numel() for parameter in model.parameters()) >= WORTH_A_BUILD))
+        set_kernels(find(may_build=sum(parameter.numel() for parameter in model.parameters()) >= WORTH_A_BUILD))
     cast_matrices(model, dtype)
     for module in model.modules():
         if isinstance(module, Linear):

@@ -78,11 +78,6 @@ def _write_out(text: str) -> None:
     sys.stdout.flush()
 
 
-def as_one_line(text: str) -> str:
-    r"""The text on one line: newline and carriage return become `\n` and `\r`."""
-    return text.replace("\n", "\\n").replace("\r", "\\r")
-
-
 def as_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
     """The JSON of one prompt. `text`, `logprobs` and `finish_reason` are those of the first completion."""
     first = completions[0]

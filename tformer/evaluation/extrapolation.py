@@ -12,7 +12,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.loading import Loaded
-from tformer.nn.positions.base import LearnedPositions
+from tformer.nn.positions.base import Positions
 from tformer.recipe.model import layer_sections
 
 
@@ -39,7 +39,8 @@ def at_length(loaded: Loaded, seq_len: int) -> Loaded:
 
 
 def _require_reach(loaded: Loaded, seq_len: int) -> None:
-    learned = [module.max_seq_len for module in loaded.model.modules() if isinstance(module, LearnedPositions)]
+    positions = [module for module in loaded.model.modules() if isinstance(module, Positions)]
+    learned = [module.max_positions for module in positions if module.max_positions is not None]
     generator = loaded.recipe.generator  # which replaces tokens of the same sequences
     if generator is not None and generator.encoder is not None and generator.encoder.positions.kind == "learned":
         learned.append(generator.max_seq_len)

@@ -12,16 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-    pad_layout,
-)
+from tformer.data.batching.batch import Batch, pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.metrics import bits_per_byte, perplexity
 from tformer.model import Transformer
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.recipe.sections import Data
 from tformer.tokenizer.special import SpecialIds
 

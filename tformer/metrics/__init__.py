@@ -16,7 +16,6 @@ from tformer.metrics.classification import (
     per_label,
     subset_accuracy,
 )
-from tformer.metrics.cost import BACKWARD_AND_FORWARD, attention_flops, flops_per_token, forward_flops_per_token
 from tformer.metrics.statistics import (
     bootstrap_interval,
     paired_difference,
@@ -32,11 +31,9 @@ from tformer.metrics.text import (
 )
 
 __all__ = [
-    "BACKWARD_AND_FORWARD",
     "ClassScores",
     "CorpusScore",
     "accuracy",
-    "attention_flops",
     "bits_per_byte",
     "bleu",
     "bootstrap_interval",
@@ -45,8 +42,6 @@ __all__ = [
     "expected_calibration_error",
     "f1_binary",
     "f1_macro",
-    "flops_per_token",
-    "forward_flops_per_token",
     "mcc",
     "micro_scores",
     "multi_label_f1_macro",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.products import brought
+from tformer.nn.products import get_kernels
 
 FEW_SLOTS = 1024
 """Of all rows together: up to so many, a CPU's attention is bound by its overhead, not by reading the cache."""
@@ -23,7 +23,7 @@ def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> t
 
     PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.
     """
-    if brought() is not None:
+    if get_kernels() is not None:
         return dtype
     few_on_cpu = device.type == "cpu" and slots <= FEW_SLOTS
     return torch.float32 if few_on_cpu and dtype == torch.bfloat16 else dtype

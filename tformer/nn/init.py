@@ -17,9 +17,9 @@ from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm, ScaleNorm
+from tformer.nn.norm import Norm
 from tformer.nn.options import require, require_positive
-from tformer.nn.positions.base import LearnedPositions, Positions
+from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block, Stack
 from tformer.nn.structured_dropout import LayerDrop
 
@@ -79,7 +79,7 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
                 module.weight.mul_(0.0 if options.zero_out else residual[module] if options.residual_scale else 1.0)
             if module.bias is not None:
                 module.bias.zero_()
-        elif isinstance(module, LayerNorm | RMSNorm | ScaleNorm | GroupNorm | BatchNorm | LayerDrop):
+        elif isinstance(module, Norm | LayerDrop):
             module.reset_parameters()
         elif isinstance(module, TokenEmbedding):
             if module.fixnorm:
@@ -192,8 +192,9 @@ def _tables(model: nn.Module) -> dict[str, nn.Parameter]:
         if embedding.token_types is not None:
             tables["token types"] = embedding.token_types
     for module in model.modules():
-        if isinstance(module, LearnedPositions):
-            tables.setdefault("positions", module.weight)
+        if isinstance(module, Positions) and module.has_embed:
+            for name, table in module.named_parameters(recurse=False):
+                tables.setdefault(f"positions {name}", table)
     return tables
 
 

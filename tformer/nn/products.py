@@ -44,18 +44,18 @@ class Kernels(Protocol):
         ...
 
 
-_brought: Kernels | None = None
+_kernels: Kernels | None = None
 
 
-def bring(kernels: Kernels | None) -> None:
-    """From now on use these, in this process; None: PyTorch's alone."""
-    global _brought
-    _brought = kernels
+def set_kernels(kernels: Kernels | None) -> None:
+    """Use these C kernels from now on in this process; None: only PyTorch's operators."""
+    global _kernels
+    _kernels = kernels
 
 
-def brought() -> Kernels | None:
-    """The kernels there are."""
-    return _brought
+def get_kernels() -> Kernels | None:
+    """The C kernels in use, or None."""
+    return _kernels
 
 
 Quantize = Literal["none", "int8"]
@@ -104,7 +104,7 @@ class Int8Product:
     def __call__(self, x: Tensor) -> Tensor:
         dtype = self.out_dtype or x.dtype
         x_ND = x.reshape(-1, x.shape[-1])
-        kernels = brought()
+        kernels = get_kernels()
         unsigned_ND, scale_N = _unsigned_rows(x_ND) if kernels is None else kernels.round_rows(x_ND)
         out_NO = torch.ops.onednn.qlinear_pointwise(
             unsigned_ND, 1.0, ZERO_POINT, self.packed, self.scale_O, self.zero_O, None, 1.0, 0, dtype, "none", [], ""
@@ -196,7 +196,7 @@ def prepare_product(
             raise ValueError(f"8-bit products are made of weights in bf16 or fp32, found {weight_OD.dtype}")
     elif not (_has_onednn(weight_OD.device) and _packs(weight_OD.dtype)):
         return None
-    kernels = brought()
+    kernels = get_kernels()
     if kernels is not None and rows is not None and rows <= FEW_ROWS[quantize] and _fits_kernels(weight_OD, quantize):
         return FEW_ROWS_PRODUCTS[quantize](kernels, weight_OD, bias_O, out_dtype)
     return PRODUCTS[quantize](weight_OD, bias_O, out_dtype)

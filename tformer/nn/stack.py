@@ -30,7 +30,7 @@ from tformer.nn.cache import CrossCache, LayerState
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.fixed_cache import AnyCache, FixedLayer
 from tformer.nn.fused import dropout, outside_graphs
-from tformer.nn.norm import BatchNorm, statistics_kept
+from tformer.nn.norm import BatchNorm, frozen_statistics
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Draw, LayerDrop
 
@@ -213,4 +213,4 @@ class Stack(nn.Module):
 
 def _count_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Context managers of a checkpointed block's two forwards: BatchNorm updates its statistics in the first only."""
-    return nullcontext(), statistics_kept(block)
+    return nullcontext(), frozen_statistics(block)

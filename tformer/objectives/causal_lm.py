@@ -18,14 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-    PadTo,
-    Side,
-    pad_layout,
-)
+from tformer.data.batching.batch import Batch, PadTo, Side, pad_layout
 from tformer.data.batching.windows import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import LossResult, Term
 from tformer.objectives.collate import (

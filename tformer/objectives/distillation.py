@@ -28,14 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.nn.heads import (
     MASKED,
     Output,
 )
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_binary_cross_entropy, soft_cross_entropy
 from tformer.objectives.base import LossResult, SharedObjective, Term
 

@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.errors import InputError
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.collate import (
     NO_MASK,

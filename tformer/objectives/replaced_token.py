@@ -23,11 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.masked_lm import TERM as MASKED_LM
 from tformer.objectives.masked_lm import MaskedLm

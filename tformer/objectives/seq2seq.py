@@ -20,13 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    IGNORED_LABEL,
-    WIDTH_MULTIPLE,
-    Batch,
-    pad_layout,
-)
+from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, pad_layout
 from tformer.data.batching.windows import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import LossResult, ObjectiveContext, Term
 from tformer.objectives.collate import WordDropout
 from tformer.objectives.labelled import collate_texts

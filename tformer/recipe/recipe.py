@@ -1,4 +1,4 @@
-"""The recipe: everything that defines a run, in one strict, frozen value; and its special ids applied to a tokenizer."""
+"""The recipe: everything that defines a run, in one strict, frozen value; its special ids applied to a tokenizer."""
 
 from __future__ import annotations
 

@@ -22,10 +22,7 @@ from tformer.data.batching.plan import (
 from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.attention import Mechanism
-from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.init import block_matrices, tie_embeddings
-from tformer.nn.positions.base import Positions
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
@@ -233,17 +230,6 @@ def layer_of(name: str) -> int | None:
         return int(parts[2]) + 1
     is_input = parts[0] in ("embedding", "decoder_embedding") or (len(parts) > 1 and "positions" in parts[1])
     return 0 if is_input else None
-
-
-def matmul_parameters(model: Transformer) -> int:
-    """Parameters in matrix products: all matrices but lookup tables (but a tied one is the output's product).
-
-    Those of an attention kind are not among them: what they cost is in its `keys_per_query`.
-    """
-    heads = {id(parameter) for parameter in model.heads.parameters()}
-    no_products = TokenEmbedding | Positions | Mechanism
-    tables = {id(p) for m in model.modules() if isinstance(m, no_products) for p in m.parameters()}
-    return sum(p.numel() for p in model.parameters() if p.ndim >= 2 and (id(p) in heads or id(p) not in tables))
 
 
 def compiled(model: Transformer, *, wanted: bool, dynamic: bool = False) -> nn.Module:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from tformer.errors import visible
+from tformer.formatting import clock, short_rate
 
 PLAIN_INTERVAL_SECONDS = 2.0
 """In a pipe at most one training line per log interval, and not more often than this."""
@@ -105,21 +106,11 @@ class TrainingDisplay:
         loss = "n/a" if record["loss"] is None else f"{record['loss']:.4f}"
         rate = record["tokens_per_second"]
         terms = [f"{key.removesuffix('_loss')} {value:.4f}" for key, value in record.items() if key.endswith("_loss")]
-        parts = [f"loss {loss}", *terms, f"lr {record['lr']:.2e}", f"{_short(rate)} {self.unit}/s"]
+        parts = [f"loss {loss}", *terms, f"lr {record['lr']:.2e}", f"{short_rate(rate)} {self.unit}/s"]
         if record.get("peak_share"):
             parts.append(f"{100 * record['peak_share']:.0f} % of matmul peak")
         done = record["step"] - self._first_step
         elapsed = time.monotonic() - self._began
         if done > 0 and record["step"] < self.max_steps:
-            parts.append(f"ETA {_clock(elapsed / done * (self.max_steps - record['step']))}")
+            parts.append(f"ETA {clock(elapsed / done * (self.max_steps - record['step']))}")
         return "  ".join(parts)
-
-
-def _short(rate: float) -> str:
-    return f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

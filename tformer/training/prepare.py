@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from tformer.build import count_parameters, resolve_sizes
+from tformer.build import count_parameters
 from tformer.checkpoint.probe import require_writable
 from tformer.checkpoint.run import LOCK_NAME
+from tformer.cost.flops import product_shape
+from tformer.cost.memory import estimate_memory
 from tformer.device import (
     Precision,
     matmul_flops_per_second,
@@ -20,13 +22,10 @@ from tformer.device import (
     resolve_precision,
 )
 from tformer.errors import InputError
-from tformer.metrics import BACKWARD_AND_FORWARD
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import make_batches, make_objective, plan_of, vocabulary_size
-from tformer.training.estimate import estimate_memory
-from tformer.training.flops import attention_flops_per_token, mean_lengths
 from tformer.training.image_material import image_material
 from tformer.training.labelled_material import labelled_material
 from tformer.training.material import Material, Progress, Samples, Sources
@@ -172,39 +171,12 @@ def freeze(material: Material, device: torch.device) -> tuple[Recipe, Precision]
     return recipe.model_copy(update={"model": model, "generator": generator, "training": training}), precision
 
 
-def product_shape(recipe: Recipe, tokens_per_sample: int) -> tuple[int, int, int]:
-    """(rows, d_model, d_ff) of the model's largest ordinary matrix product, for measurements."""
-    side = "decoder" if recipe.model.decoder is not None else "encoder"
-    stack = recipe.model.decoder or recipe.model.encoder
-    assert stack is not None
-    d_model = resolve_sizes(recipe.model, side).d_model
-    rows = recipe.training.batch_tokens or (recipe.training.batch_size or 1) * tokens_per_sample
-    return rows, d_model, stack.feedforward.d_ff or 4 * d_model
-
-
 def measure_peak(prepared: Prepared) -> float:
     """FLOP/s of the model's own feed-forward product in its compute dtype: what throughput is compared with."""
     rows, d_model, d_ff = product_shape(prepared.recipe, prepared.material.tokens_per_sample)
     return matmul_flops_per_second(
         prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
     )
-
-
-def training_flops_per_token(prepared: Prepared, matmul_parameters: float) -> float:
-    """6 N + 12 (sum of d S over the layers): forward and backward of every matrix product and of attention.
-
-    `matmul_parameters`: those that a token meets (`flops.parameters_per_token`).
-    S is what each layer's kind of attention costs in keys, T for full attention, T being the mean length; of images,
-    operations per image: of all its patches. A token of a pair passes through the encoder or the decoder: half of the
-    products each.
-    """
-    model, material = prepared.recipe.model, prepared.material
-    source, target = mean_lengths(material)
-    if model.encoder is not None and model.decoder is not None:
-        matmul_parameters //= 2
-    attention = attention_flops_per_token(model, source_length=source, target_length=target)
-    flops = BACKWARD_AND_FORWARD * (2.0 * matmul_parameters + attention)
-    return flops * (source if model.patches is not None else 1)
 
 
 def describe(prepared: Prepared) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.probe import require_room
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
+from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
 from tformer.decoding.settings import GenerationSettings
 from tformer.device import LossScaler
 from tformer.errors import InputError, Interrupted
@@ -28,11 +29,10 @@ from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.training import assemble
 from tformer.training.assemble import make_batches
 from tformer.training.display import Console, TrainingDisplay
-from tformer.training.flops import mean_lengths, parameters_per_token
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.material import Progress
 from tformer.training.parallel import SingleProcess
-from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare, training_flops_per_token
+from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
 from tformer.training.request import RUNS, TrainRequest, find_start
 from tformer.training.samples import MAX_SAMPLE_TOKENS, write_sample
 from tformer.training.state import TrainerState
@@ -296,10 +296,10 @@ class Session:
         }
 
     def _flops_per_token(self) -> float:
-        length, _ = mean_lengths(self.prepared.material)
-        return training_flops_per_token(
-            self.prepared, parameters_per_token(self.model, self.prepared.recipe, length=length)
-        )
+        recipe, material = self.prepared.recipe, self.prepared.material
+        source, target = mean_lengths(material.samples, material.tokens_per_sample)
+        parameters = parameters_per_token(self.model, recipe, length=source)
+        return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
     # The loop's hooks.
 

@@ -12,7 +12,6 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -21,6 +20,7 @@ from typing import Any
 
 from tformer import __version__
 from tformer.errors import visible
+from tformer.formatting import finite_or_none
 from tformer.viz.plots import (
     COLOUR_MAPS,
     PALETTE,
@@ -133,14 +133,6 @@ def _json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(finite_or_none(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # A lone surrogate is no UTF-8: the file could not be written.
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -25,14 +25,13 @@ from tformer.bench.workloads.train import (
     objective_context,
     random_ids,
 )
+from tformer.cost.flops import attention_flops_per_token, product_shape
 from tformer.data.batching.windows import Example
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
 from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import compiled
-from tformer.training.flops import attention_flops_per_token
-from tformer.training.prepare import product_shape
 
 OBJECTIVE, HEAD = "classification", "classifier"
 MEDIAN_LENGTH, SPREAD = 18, 0.6  # of the logarithm

@@ -19,6 +19,7 @@ from tformer.bench.workloads.train import (
     random_ids,
 )
 from tformer.build import build_model, layer_sizes, resolve_sizes
+from tformer.cost.flops import attention_flops_per_token, head_parameters, matmul_parameters, product_shape
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
@@ -38,9 +39,6 @@ from tformer.nn.attention import Mechanism
 from tformer.nn.positions.base import Positions
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import decoder_tokens
-from tformer.training.assemble import matmul_parameters
-from tformer.training.flops import attention_flops_per_token, head_parameters
-from tformer.training.prepare import product_shape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Of a weight of a matrix; what quantised matrices need beside (scales) is left out."""

@@ -17,22 +17,20 @@ from tformer.bench.workloads import (
     synchronise,
 )
 from tformer.build import build_model
+from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops_per_token, parameters_per_token, product_shape
+from tformer.cost.memory import estimate_memory
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.windows import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.device import DTYPES, LossScaler
 from tformer.errors import InputError
-from tformer.metrics import BACKWARD_AND_FORWARD
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
-from tformer.training.estimate import estimate_memory
-from tformer.training.flops import attention_flops_per_token, parameters_per_token
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
-from tformer.training.prepare import product_shape
 from tformer.training.state import TrainerState
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)

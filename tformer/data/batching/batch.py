@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-IGNORED_LABEL = -100
 TARGETS = frozenset({"labels", "next_sentence_label"})  # what is to be predicted, which no model reads
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     input_ids: Tensor | None = None  # [B, T] long
-    labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; IGNORED_LABEL: nothing to predict
+    labels: Tensor | None = None  # [B, T], [B, U], [B], or [B, L] for many labels; below 0: nothing to predict
     attention_mask: Tensor | None = None  # [B, T] bool, True on real tokens; None: nothing is padded
     position_ids: Tensor | None = None  # [B, T] long
     document_ids: Tensor | None = None  # [B, T] long: tokens of different documents do not see each other
@@ -48,7 +47,7 @@ class Batch:
         labels = self.labels
         if self.num_labels is not None or labels is None or labels.is_floating_point() or labels.device.type != "cpu":
             return self
-        return dataclasses.replace(self, num_labels=int((labels != IGNORED_LABEL).sum()))
+        return dataclasses.replace(self, num_labels=int((labels >= 0).sum()))
 
     def model_inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""

@@ -22,7 +22,7 @@ from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_blocked, attend_chunked, attend_few
 from tformer.nn.cache import LayerState
 from tformer.nn.positions.base import Positions
-from tformer.nn.products import brought
+from tformer.nn.products import get_kernels
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def few_are_faster(q_BHTh: Tensor) -> bool:
 def _fits_few(inputs: AttentionInputs) -> bool:
     if inputs.context.is_causal or not few_are_faster(inputs.q_BHTh):
         return False
-    return not inputs.has_bias or (brought() is not None and not torch.is_grad_enabled())  # only C kernels add a bias
+    return not inputs.has_bias or (get_kernels() is not None and not torch.is_grad_enabled())  # only C kernels add a bias
 
 
 def _fits_blocked(inputs: AttentionInputs) -> bool:

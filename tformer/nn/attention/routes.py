@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted
 from tformer.nn.fused import dropout
-from tformer.nn.products import brought
+from tformer.nn.products import get_kernels
 
 CHUNK_ELEMENTS = 2**24  # scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 
@@ -253,7 +253,7 @@ def attend_few(
     A single query goes to the right, K q: products with one row on the left are slow. So is a softmax over rows that do
     not fill vector registers: scores are padded to a multiple of 16. `bias`: added to the scores, with the kernel only.
     """
-    kernels = brought()
+    kernels = get_kernels()
     if kernels is not None and not torch.is_grad_enabled():
         return kernels.attend(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
     assert bias is None

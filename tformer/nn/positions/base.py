@@ -1,8 +1,14 @@
-"""Position encodings: the hooks through which a kind acts, and the two simplest kinds, none and learned."""
+"""Position encodings: the hooks through which a kind acts on a model, and the two simplest kinds, none and learned.
+
+A kind overrides the hooks that it needs. All hooks work on position tensors, so left padding, caches and packed
+documents need no code of their own. Adding a kind: one file like this one, and one row in `positions/__init__.py`.
+
+Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim. Position tensors are long
+[B, T], or [1, T] when every row has the same positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,29 +19,71 @@ from torch import Tensor, nn
 from tformer.nn.options import require
 
 
-class Positions(nn.Module):
-    """No position information; the base of every kind. The `has_*` flags name the hooks that a kind overrides."""
+@dataclass(frozen=True)
+class PositionSizes:
+    """The sizes of a stack that a kind of positions may need. grid: (rows, columns, has a class token) of an image."""
 
-    per_layer: ClassVar[bool] = False  # True: each layer owns its tables; else one module serves the whole stack
+    d_model: int
+    num_heads: int
+    head_dim: int
+    value_dim: int
+    max_seq_len: int
+    bidirectional: bool
+    grid: tuple[int, int, bool] | None = None
+
+
+class Positions(nn.Module):
+    """Base class of every kind: hooks that change nothing, and facts about the kind.
+
+    The `has_*` flags are derived: each says whether the class overrides that hook.
+
+    Attributes:
+        kind: the name in recipes.
+        about: one sentence for pages and help.
+        per_layer: each layer has tables of its own; else one module serves the whole stack.
+        per_head: one bias for each head, so that all layers must have the same number of heads.
+        changes_scores: it adds to the scores of attention or to its output.
+        acts_in_attention: it changes scores, or turns queries and keys.
+        padding_position: the position of padding; None: the number of real tokens before it.
+        max_positions: number of positions that can be encoded; None: any number.
+    """
+
+    kind: ClassVar[str]
+    about: ClassVar[str]
+    per_layer: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
     has_embed: ClassVar[bool] = False
     has_rotate: ClassVar[bool] = False
     has_bias: ClassVar[bool] = False
     has_score: ClassVar[bool] = False
     has_mix: bool = False
-    padding_position: int | None = None  # where padding stands; None: where counting has come to
+    changes_scores: ClassVar[bool] = False
+    acts_in_attention: ClassVar[bool] = False
+    padding_position: int | None = None
+    max_positions: int | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.has_embed = cls.embed is not Positions.embed
+        cls.has_rotate = cls.rotate is not Positions.rotate
+        cls.has_bias = cls.bias is not Positions.bias
+        cls.has_score = cls.score is not Positions.score
+        cls.has_mix = cls.mix is not Positions.mix
+        cls.changes_scores = cls.has_bias or cls.has_score or cls.has_mix
+        cls.acts_in_attention = cls.changes_scores or cls.has_rotate
 
     def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
-        """The stack's input with positions added, in x's dtype."""
+        """The input of the stack with positions added, in x's dtype."""
         return x_BTD
 
     def prepare(self, x: Tensor, pos_BT: Tensor, *, heads: int) -> Any:
-        """What `rotate` makes of the positions alone, for tensors like `x`: made once, handed to every layer."""
+        """The part of `rotate` that depends on positions only, for tensors like `x`; computed once for all layers."""
         return None
 
     def rotate(
         self, q_BHTh: Tensor, k_BKTh: Tensor, q_pos_BT: Tensor, k_pos_BT: Tensor, prepared: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Queries and (new) keys turned by their positions; `prepared` holds both when they stand at the same."""
+        """Queries and new keys, rotated by their positions; `prepared` serves both when their positions are equal."""
         return q_BHTh, k_BKTh
 
     def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
@@ -47,94 +95,39 @@ class Positions(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no score term")
 
     def mix(self, weights_BHTS: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
-        """[B, H, T, value_dim], added to the attention's output."""
+        """[B, H, T, value_dim], added to the output of attention."""
         raise NotImplementedError(f"{type(self).__name__} has no value term")
 
+    def flops(self, *, num_heads: int, length: float) -> float:
+        """Forward operations of this module's own matrix products for `length` queries of one example.
 
-MAX_ROWS = 1 << 15  # of a table; positions beyond are computed when they come
-
-
-class TabledPositions(Positions):
-    """A kind whose numbers follow from a formula: a non-persistent fp32 table [rows, width] of its first positions.
-
-    It has `max_seq_len` rows, but at most MAX_ROWS: a context of a million tokens costs no memory until it is used.
-
-    The table is rebuilt, not converted, when the module moves: it stays fp32 in a bf16 model and is filled when a
-    meta module gets real storage. Subclasses define `formula` and call `build_table` at the end of `__init__`.
-    """
-
-    table: Tensor
-
-    def formula(self, pos: Tensor) -> Tensor:
-        """Positions [*] -> fp64 (fp32 where the device has no fp64) rows [*, width]."""
-        raise NotImplementedError
-
-    def build_table(self, max_seq_len: int) -> None:
-        self.num_rows = min(max_seq_len, MAX_ROWS)
-        device = torch.get_default_device()  # where a model is being built
-        with torch.device("cpu"):  # arithmetic on the meta device takes a second to load
-            table = self.formula(torch.arange(self.num_rows)).float()
-        table = torch.empty_like(table, device=device) if device.type == "meta" else table.to(device)
-        self.register_buffer("table", table, persistent=False)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TabledPositions:
-        super()._apply(fn, recurse)
-        if self.table.device.type != "meta":
-            with torch.device("cpu"):
-                table = self.formula(torch.arange(self.num_rows)).float()
-            self.table = table.to(self.table.device)
-        return self
-
-    def rows(self, pos_BT: Tensor) -> Tensor:
-        """The rows [B or 1, T, width] of the given positions, fp32; any position is valid.
-
-        Only eager code on a CPU can see for free that all positions lie in the table; elsewhere computing the formula
-        is cheaper than asking.
+        The products of `score` and `mix` with the rows of their tables: 2 per head, query and table element.
         """
-        on_cpu = pos_BT.device.type == self.table.device.type == "cpu"
-        if (
-            on_cpu
-            and not torch.compiler.is_compiling()
-            and (pos_BT.numel() == 0 or int(pos_BT.max()) < self.table.shape[0])
-        ):
-            return self.table[pos_BT]
-        return self.formula(pos_BT).float()
-
-
-def inverse_frequencies(count: int, denominator: float, base: float, device: torch.device) -> Tensor:
-    """base^(-i / denominator) for i < count, fp64 where the device has it."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return base ** (-torch.arange(count, device=device, dtype=dtype) / denominator)
-
-
-@dataclass(frozen=True)
-class NoPositionsOptions:
-    kind: Literal["none"] = "none"
+        if not (self.has_score or self.has_mix):
+            return 0.0
+        return 2.0 * num_heads * length * sum(table.numel() for table in self.parameters())
 
 
 class NoPositions(Positions):
-    """Every hook neutral."""
+    """No position information (NoPE): order follows from the causal mask alone (arXiv 2305.19466)."""
 
-
-@dataclass(frozen=True)
-class LearnedOptions:
-    kind: Literal["learned"] = "learned"
-    offset: int = 0
-    ids: Literal["arange", "nonpad_cumsum"] = "arange"
-
-    def __post_init__(self) -> None:
-        require(self.offset >= 0, f"offset must be at least 0, found {self.offset}")
+    kind = "none"
+    about = "No position information: order follows from the causal mask alone (arXiv 2305.19466)."
 
 
 class LearnedPositions(Positions):
-    """weight [max_seq_len + offset, D]. The caller refuses lengths past `max_seq_len`, on the host."""
+    """A learned vector per position, added to the embeddings (GPT, BERT, BART): weight [max_seq_len + offset, D].
 
-    has_embed = True
+    The caller refuses lengths above `max_seq_len` on the host.
+    """
+
+    kind = "learned"
+    about = "A learned vector per position, added to the embeddings (GPT, BERT, BART)."
 
     def __init__(self, options: LearnedOptions, *, d_model: int, max_seq_len: int) -> None:
         super().__init__()
         self.options = options
-        self.max_seq_len = max_seq_len
+        self.max_positions = max_seq_len
         if options.ids == "nonpad_cumsum":
             self.padding_position = max(-1, -options.offset)  # without an offset there is no row before the first
         self.weight = nn.Parameter(torch.empty(max_seq_len + options.offset, d_model))
@@ -142,3 +135,32 @@ class LearnedPositions(Positions):
 
     def embed(self, x_BTD: Tensor, pos_BT: Tensor) -> Tensor:
         return x_BTD + F.embedding(pos_BT + self.options.offset, self.weight).to(x_BTD.dtype)
+
+
+@dataclass(frozen=True)
+class NoPositionsOptions:
+    module: ClassVar = NoPositions
+    kind: Literal["none"] = "none"
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return NoPositions()
+
+
+@dataclass(frozen=True)
+class LearnedOptions:
+    """offset: rows at the start of the table without a position: 2 in BART and OPT, after the padding id in RoBERTa.
+
+    ids: the row of padding. arange: the row of the next position. nonpad_cumsum (RoBERTa, arXiv 1907.11692): the row
+    before the first position, so that row = cumsum(non-pad) · non-pad + offset − 1.
+    """
+
+    module: ClassVar = LearnedPositions
+    kind: Literal["learned"] = "learned"
+    offset: int = 0
+    ids: Literal["arange", "nonpad_cumsum"] = "arange"
+
+    def __post_init__(self) -> None:
+        require(self.offset >= 0, f"offset must be at least 0, found {self.offset}")
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return LearnedPositions(self, d_model=sizes.d_model, max_seq_len=sizes.max_seq_len)

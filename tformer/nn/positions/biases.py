@@ -1,22 +1,30 @@
-"""Position biases added to the attention scores, one per head: ALiBi (arXiv 2108.12409) and T5 (1910.10683)."""
+"""Position biases added to the scores of attention, one per head: ALiBi (fixed) and T5's buckets (learned).
+
+ALiBi (arXiv 2108.12409): each head subtracts a slope times the distance. Head n of H = 2^m has the slope 2^(-8n/H), n
+from 1. For other H the slopes of the power of two below come first, then every other slope of the power above. Before
+the diagonal, -slope |j - i| is the paper's slope (j - i); without a causal mask the distance counts both ways.
+
+T5 (arXiv 1910.10683, 2.1): a learned bias per head and bucket of relative distance. The first half of the buckets holds
+one distance each; the second half grows logarithmically up to `max_distance`, and the last one takes everything beyond.
+Bidirectional attention gives half of the buckets to keys after the query; causal attention counts every later key as
+distance 0. One table serves all layers of a stack.
+
+Shape legend: B batch, T queries, S keys, H heads.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.nn.options import require
-from tformer.nn.positions.base import Positions, TabledPositions
-
-
-@dataclass(frozen=True)
-class AlibiOptions:
-    kind: Literal["alibi"] = "alibi"
+from tformer.nn.positions.base import Positions, PositionSizes
+from tformer.nn.positions.fixed import TabledPositions
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -28,9 +36,11 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class AlibiPositions(TabledPositions):
-    """The table holds the slopes, [H]."""
+    """Subtracts slope · distance from the scores; the table holds the slopes [H]."""
 
-    has_bias = True
+    kind = "alibi"
+    about = "Each head subtracts a slope times the distance from its scores (arXiv 2108.12409)."
+    per_head = True
 
     def __init__(self, *, num_heads: int) -> None:
         super().__init__()
@@ -43,20 +53,6 @@ class AlibiPositions(TabledPositions):
     def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
         distance = (k_pos_BS.unsqueeze(1) - q_pos_BT.unsqueeze(2)).abs_()
         return distance.unsqueeze(1) * -self.table.view(1, -1, 1, 1)
-
-
-@dataclass(frozen=True)
-class T5BiasOptions:
-    kind: Literal["t5_bias"] = "t5_bias"
-    buckets: int = 32
-    max_distance: int = 128
-
-    def __post_init__(self) -> None:
-        require(self.buckets >= 4, f"buckets must be at least 4, found {self.buckets}")
-        require(
-            self.max_distance > self.buckets // 2,
-            f"max_distance {self.max_distance} must exceed half the buckets ({self.buckets // 2})",
-        )
 
 
 def t5_bucket(relative: Tensor, *, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
@@ -76,9 +72,11 @@ def t5_bucket(relative: Tensor, *, buckets: int, max_distance: int, bidirectiona
 
 
 class T5BiasPositions(Positions):
-    """weight [buckets, H]."""
+    """Adds a learned bias per bucket of distance to the scores: weight [buckets, H]."""
 
-    has_bias = True
+    kind = "t5_bias"
+    about = "A learned bias per head and bucket of relative distance, added to the scores (arXiv 1910.10683)."
+    per_head = True
 
     def __init__(self, options: T5BiasOptions, *, num_heads: int, bidirectional: bool) -> None:
         super().__init__()
@@ -94,3 +92,30 @@ class T5BiasPositions(Positions):
             bidirectional=self.bidirectional,
         )
         return F.embedding(bucket_BTS, self.weight).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class AlibiOptions:
+    module: ClassVar = AlibiPositions
+    kind: Literal["alibi"] = "alibi"
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return AlibiPositions(num_heads=sizes.num_heads)
+
+
+@dataclass(frozen=True)
+class T5BiasOptions:
+    module: ClassVar = T5BiasPositions
+    kind: Literal["t5_bias"] = "t5_bias"
+    buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        require(self.buckets >= 4, f"buckets must be at least 4, found {self.buckets}")
+        require(
+            self.max_distance > self.buckets // 2,
+            f"max_distance {self.max_distance} must exceed half the buckets ({self.buckets // 2})",
+        )
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return T5BiasPositions(self, num_heads=sizes.num_heads, bidirectional=sizes.bidirectional)

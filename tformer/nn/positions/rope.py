@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tformer.nn.fused import Rotation, prepare_rotation
 from tformer.nn.options import require, require_positive
-from tformer.nn.positions.base import TabledPositions, inverse_frequencies
+from tformer.nn.positions.base import Positions, PositionSizes
+from tformer.nn.positions.fixed import TabledPositions, inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,6 @@ class RopeScaling:
         )
 
 
-@dataclass(frozen=True)
-class RopeOptions:
-    kind: Literal["rope"] = "rope"
-    layout: Literal["halves", "interleaved"] = "halves"
-    base: float = 10000.0
-    scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        require_positive(base=self.base)
-
-
 def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
     turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)  # full turns over the original context
@@ -60,7 +50,8 @@ def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 class RopePositions(TabledPositions):
     """Turns queries and keys. ValueError when head_dim is odd."""
 
-    has_rotate = True
+    kind = "rope"
+    about = "Pairs of query and key coordinates turn by an angle that grows with the position (arXiv 2104.09864)."
 
     def __init__(self, options: RopeOptions, *, head_dim: int, max_seq_len: int) -> None:
         super().__init__()
@@ -96,3 +87,18 @@ class RopePositions(TabledPositions):
         q_turn = self.prepare(q_BHTh, q_pos_BT, heads=q_BHTh.shape[1])
         k_turn = q_turn if k_pos_BT is q_pos_BT else self.prepare(k_BKTh, k_pos_BT, heads=k_BKTh.shape[1])
         return q_turn.turn(q_BHTh), k_turn.turn(k_BKTh)
+
+
+@dataclass(frozen=True)
+class RopeOptions:
+    module: ClassVar = RopePositions
+    kind: Literal["rope"] = "rope"
+    layout: Literal["halves", "interleaved"] = "halves"
+    base: float = 10000.0
+    scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(base=self.base)
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return RopePositions(self, head_dim=sizes.head_dim, max_seq_len=sizes.max_seq_len)

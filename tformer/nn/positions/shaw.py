@@ -8,30 +8,21 @@ summed per row. Each layer owns its tables, shared by its heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tformer.nn.options import require_positive
-from tformer.nn.positions.base import Positions
-
-
-@dataclass(frozen=True)
-class ShawOptions:
-    kind: Literal["shaw"] = "shaw"
-    clip: int = 16
-    values: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive(clip=self.clip)
+from tformer.nn.positions.base import Positions, PositionSizes
 
 
 class ShawPositions(Positions):
     """keys [2 clip + 1, h] and, unless switched off, values [2 clip + 1, value_dim]."""
 
+    kind = "shaw"
+    about = "A learned vector per clipped distance, on keys and values (arXiv 1803.02155)."
     per_layer = True
-    has_score = True
 
     def __init__(self, options: ShawOptions, *, head_dim: int, value_dim: int) -> None:
         super().__init__()
@@ -60,3 +51,17 @@ class ShawPositions(Positions):
         wide = weights_BHTS if weights_BHTS.dtype == torch.float64 else weights_BHTS.float()
         per_row_BHTr = wide.new_zeros((*wide.shape[:3], self.values.shape[0])).scatter_add(-1, index, wide)
         return per_row_BHTr.to(weights_BHTS.dtype) @ self.values.to(weights_BHTS.dtype)
+
+
+@dataclass(frozen=True)
+class ShawOptions:
+    module: ClassVar = ShawPositions
+    kind: Literal["shaw"] = "shaw"
+    clip: int = 16
+    values: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(clip=self.clip)
+
+    def build(self, sizes: PositionSizes) -> Positions:
+        return ShawPositions(self, head_dim=sizes.head_dim, value_dim=sizes.value_dim)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tformer.nn.positions.sinusoidal import (
+from tformer.nn.positions.fixed import (
     Patch2dOptions,
     Patch2dPositions,
     SinusoidalOptions,

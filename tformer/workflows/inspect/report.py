@@ -6,67 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from tformer.build import layer_sizes
-from tformer.model import Transformer
+from tformer.cost.flops import Flops, example_flops, labelled_share, module_flops
+from tformer.cost.memory import CacheSize, MemoryEstimate, cache_size, estimate_memory
 from tformer.nn.attention.mechanism import Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.attention.performer import TABLE, PerformerState
-from tformer.nn.cache import LayerCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
 from tformer.recipe.model import Model
-from tformer.training.estimate import MemoryEstimate, estimate_memory
-from tformer.workflows.inspect.flops import Flops, flops_of, labelled_share, module_flops
 from tformer.workflows.inspect.subject import Subject, stack_sides
-
-FP32_BYTES = 4  # Performer's sums are never narrower
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """Bytes for one sequence. per_token: of a token written; constant: whatever the length; per_source_token: of the
-    encoder's positions."""
-
-    per_token: int
-    constant: int
-    per_source_token: int
-
-    def at(self, length: int, source_length: int) -> int:
-        """Bytes with `length` tokens written and a source of `source_length`."""
-        return self.per_token * length + self.constant + self.per_source_token * source_length
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "bytes_per_token": self.per_token,
-            "bytes_constant": self.constant,
-            "bytes_per_source_token": self.per_source_token,
-        }
-
-
-def cache_size(model: Transformer, dtype: torch.dtype) -> CacheSize | None:
-    """Of a model on any device, also meta; None for one that does not decode."""
-    if model.decoder is None:
-        return None
-    per_token = constant = per_source = 0
-    for block in model.decoder.layers:
-        attention = block.self_attention
-        state = attention.new_state(batch_size=1, capacity=1, device="meta", dtype=dtype)
-        if isinstance(state, LayerCache):
-            per_token += (state.keys.numel() + state.values.numel()) * dtype.itemsize
-        elif isinstance(state, PerformerState):
-            features = attention.mechanism.get_buffer(TABLE).shape[0]
-            numbers = attention.num_kv_heads * (features * (attention.value_dim + 1) + 1)
-            constant += numbers * max(FP32_BYTES, dtype.itemsize)
-        if block.cross_attention is not None:
-            cross = block.cross_attention
-            per_source += cross.num_kv_heads * (cross.head_dim + cross.value_dim) * dtype.itemsize
-    return CacheSize(per_token, constant, per_source)
 
 
 @dataclass(frozen=True)
@@ -287,7 +240,7 @@ def report_on(subject: Subject) -> Report:
         parameters=model.num_parameters(),
         generator_parameters=beside,
         heads=own,
-        flops=flops_of(subject),
+        flops=example_flops(recipe, model, subject.generator, **lengths),
         memory=_memory(subject, model.num_parameters() + beside),
         cache=cache_size(model, subject.dtype),
     )

@@ -22,7 +22,6 @@ from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
-from tformer.nn.positions.base import LearnedPositions
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
@@ -190,7 +189,7 @@ def _lengths(recipe: Recipe, model: Transformer, asked: int | None) -> tuple[int
     if recipe.model.patches is not None:
         raise InputError(f"--seq-len {asked}: an image of this model always has {source} positions")
     for stack in (model.encoder, model.decoder):
-        if stack is not None and isinstance(stack.positions_of(0), LearnedPositions) and asked > model.max_seq_len:
+        if stack is not None and stack.positions_of(0).max_positions is not None and asked > model.max_seq_len:
             raise InputError(
                 f"--seq-len {asked}: the model has {model.max_seq_len} learned positions",
                 hint=f"to ask what more would cost: --set model.max_seq_len={asked}",

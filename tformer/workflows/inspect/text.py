@@ -5,21 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from tformer.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
 from tformer.workflows.inspect.symbols import NAMES, shown
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns: with fewer, what a tensor means stands beneath it
 SCALE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-
-
-def amount(value: float, unit: str = "") -> str:
-    """Three digits and a power of ten: 1.23 GB, 875 M."""
-    power = 0
-    while value >= 999.5 and power < len(SCALE) - 1:
-        value, power = value / 1000, power + 1
-    digits = f"{value:.0f}" if power == 0 and value == int(value) else f"{value:.3g}"
-    return f"{digits} {SCALE[power]}{unit}".rstrip()
 
 
 def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[str]:

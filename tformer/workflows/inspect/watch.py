@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.heads import PooledHead, VocabularyHead
-from tformer.nn.positions.base import Positions, TabledPositions
+from tformer.nn.positions.base import Positions
+from tformer.nn.positions.fixed import TabledPositions
 
 Where = tuple[str, int | None, str]
 

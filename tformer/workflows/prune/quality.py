@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from tformer.cost.flops import attention_flops_per_token, matmul_parameters
 from tformer.data.batching.windows import (
     Example,
     document_ids,
@@ -25,8 +26,6 @@ from tformer.model import Transformer
 from tformer.nn.stack import Stack
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
-from tformer.training.assemble import matmul_parameters
-from tformer.training.flops import attention_flops_per_token
 from tformer.training.loop import HIGHER_IS_BETTER
 from tformer.workflows.prune.layers import Score
 

@@ -26,9 +26,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from tformer.checkpoint.atomic import write_text
 from tformer.checkpoint.bounded_json import parse_object, read_bounded
-from tformer.checkpoint.logs import finite
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError, RunInUseError, StorageError
+from tformer.formatting import finite_or_none
 from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.workflows.sweep.grid import (
@@ -151,7 +151,7 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        write_text(path, json.dumps(finite(asdict(self)), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+        write_text(path, json.dumps(finite_or_none(asdict(self)), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 STORED = TypeAdapter(Result)

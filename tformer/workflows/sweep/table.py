@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint.atomic import write_text
-from tformer.checkpoint.logs import finite
+from tformer.formatting import finite_or_none
 from tformer.training.loop import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import (
@@ -39,7 +39,7 @@ class Stat:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Stat | None:
-        """None for no values; values that are not finite give what is not finite."""
+        """None for no values; values that are not finite_or_none give what is not finite_or_none."""
         if not values:
             return None
         if len(values) == 1 or not all(map(math.isfinite, values)):
@@ -219,7 +219,7 @@ def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path)
     write_text(out / "table.md", markdown(table))
     write_text(out / "table.csv", _csv(_variant_rows(table)))
     write_text(out / "cells.csv", _csv(_cell_rows(table, results)))
-    text = json.dumps(finite(document(plan, table, results)), ensure_ascii=False, allow_nan=False, indent=1)
+    text = json.dumps(finite_or_none(document(plan, table, results)), ensure_ascii=False, allow_nan=False, indent=1)
     write_text(out / "table.json", text + "\n")
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tformer.build import build_model
+from tformer.cost.memory import MemoryEstimate, estimate_memory
 from tformer.recipe.model import Model
-from tformer.training.estimate import MemoryEstimate, estimate_memory
 
 ROWS, LENGTH, TARGET = 3, 24, 16
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4}

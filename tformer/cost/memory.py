@@ -1,0 +1,315 @@
+"""Memory in bytes: what training needs (weights, optimizer, activations), and the decoding cache.
+
+Optimizer state and gradients are fp32; `copies` are the weights in the compute dtype where it is narrower than fp32.
+Activations are the tensors that autograd saves until the backward pass, in the compute dtype, a token and layer:
+
+    norm            its input, in fp32 where the kind or the device widens it
+    projections     their inputs: the normed stream, the joined heads
+    attention       Q, K, V of one product; rotated or normalised Q and K beside them; the weights where a call is so
+                    small that they are not recomputed (`attend_chunked`, `attend_blocked`)
+    feed-forward    the inputs of the activation and of the last product: 2 d_ff, for relu d_ff, gated 4 d_ff
+    dropout         one number for each that it may drop
+
+Larger calls of attention recompute their scores in the backward pass. Beyond Q, K, V and the output Linformer saves the
+projected keys and values, Performer Q, K and V in fp32 where the compute dtype is narrower. The workspace is temporary:
+the largest step of a layer, or the loss. On a CPU the C library keeps freed memory between blocks in use (`held`): a
+measured share of the activations. Gradients fill up while activations are freed, so the sum is an upper bound.
+"""
+
+# Shapes: N tokens of a forward pass, B rows of T, S keys, H heads, K kv heads, W d_model.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tformer.build import Sizes, layer_sizes, resolve_sizes
+from tformer.model import Transformer
+from tformer.nn.attention import CROSS_ATTENTION
+from tformer.nn.attention.linformer import LinformerOptions
+from tformer.nn.attention.performer import TABLE, PerformerOptions, PerformerState
+from tformer.nn.attention.routes import (
+    CHUNK_ELEMENTS,
+    KEPT_ELEMENTS,
+    QUERY_BLOCK,
+)
+from tformer.nn.cache import LayerCache
+from tformer.nn.losses import LOGIT_ELEMENTS
+from tformer.recipe.model import Model, Stack, layer_sections
+
+FP32_BYTES = 4
+MOMENTS = {"adamw": 2, "adam": 2, "muon": 1}  # muon keeps one, for the hidden matrices; the rest is little
+HELD_SHARE = 0.4  # of the activations, on a CPU under glibc: what its heap holds beyond what is in use
+CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the loss goes through them in small blocks
+WIDENED_NORMS = {"scalenorm": 2, "groupnorm": 2, "batchnorm": 1}  # fp32 copies that these save
+SAVED_FF = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "silu": 2, "relu2": 2}  # d_ff numbers of a plain feed-forward
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by purpose."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    teacher: int = 0
+    copies: int = 0
+    workspace: int = 0
+    held: int = 0
+
+    @property
+    def total(self) -> int:
+        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.teacher, self.copies)
+        return sum(parts) + self.workspace + self.held
+
+    def to_json(self) -> dict[str, int]:
+        some = {"teacher": self.teacher, "copies": self.copies, "workspace": self.workspace, "held": self.held}
+        return {
+            "weights_bytes": self.weights,
+            "gradients_bytes": self.gradients,
+            "optimizer_bytes": self.optimizer,
+            "activations_bytes": self.activations,
+            **{f"{name}_bytes": count for name, count in some.items() if count},
+            "total_bytes": self.total,
+        }
+
+
+def estimate_memory(
+    model: Model,
+    *,
+    num_parameters: int,
+    optimizer: str,
+    tokens_per_micro_batch: int,
+    dtype: torch.dtype,
+    activation_checkpointing: bool,
+    ema: bool,
+    teacher_parameters: int = 0,
+    seq_len: int | None = None,
+    target_seq_len: int | None = None,
+    on_cpu: bool = False,
+    labelled_share: float = 1.0,
+) -> MemoryEstimate:
+    """Bytes that training allocates in one process at these sizes; of a teacher, its weights in `dtype` only.
+
+    Args:
+        tokens_per_micro_batch: positions of a forward pass in the encoder, or in the only stack.
+        seq_len: of a row; None: model.max_seq_len. target_seq_len: of the decoder beside an encoder; None: the same.
+        on_cpu: training on a CPU, where attention dropout, norms and the loss save other tensors.
+        labelled_share: share of the positions that a head over the vocabulary predicts.
+    """
+    length = min(seq_len or model.max_seq_len, tokens_per_micro_batch)
+    rows = max(1, tokens_per_micro_batch // length)
+    both = model.encoder is not None and model.decoder is not None
+    activations = workspace = 0
+    for side in ("encoder", "decoder"):
+        if getattr(model, side) is None:
+            continue
+        beside = both and side == "decoder"
+        shape = _Shape(rows, (target_seq_len or length) if beside else length, dtype, on_cpu)
+        source = length if beside else None
+        saved, temporary = _stack_bytes(model, side, shape, source, checkpointing=activation_checkpointing)
+        activations, workspace = activations + saved, max(workspace, temporary)
+        last = shape
+    width = resolve_sizes(model, "decoder" if model.decoder is not None else "encoder").d_model
+    head, head_workspace = _head_bytes(model, width, last, labelled_share)
+    activations += head
+    weights, itemsize = num_parameters * FP32_BYTES, dtype.itemsize
+    return MemoryEstimate(
+        weights=weights * (2 if ema else 1),
+        gradients=weights,
+        optimizer=weights * MOMENTS[optimizer],
+        activations=activations,
+        teacher=teacher_parameters * itemsize,
+        copies=num_parameters * itemsize if itemsize < FP32_BYTES else 0,
+        workspace=max(workspace, head_workspace),
+        held=int(HELD_SHARE * activations) if on_cpu else 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """One forward pass of a stack: `rows` sequences of `length` positions."""
+
+    rows: int
+    length: int
+    dtype: torch.dtype
+    on_cpu: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+
+def _stack_bytes(model: Model, side: str, shape: _Shape, source: int | None, *, checkpointing: bool) -> tuple[int, int]:
+    """(bytes saved by the embedding and the layers of a stack, workspace of its largest layer)."""
+    section: Stack = getattr(model, side)
+    layers = list(zip(layer_sections(section, path=f"model.{side}"), layer_sizes(model, side), strict=True))
+    each = [
+        _layer_bytes(layer, sizes, shape, max_seq_len=model.max_seq_len, causal=side == "decoder", source_length=source)
+        for layer, sizes in layers
+    ]
+    workspace = max(_layer_workspace(layer, sizes, shape, source_length=source) for layer, sizes in layers)
+    stream = shape.tokens * (section.d_model or model.d_model) * shape.itemsize
+    embedding = stream * ((model.embedding.dropout > 0) + model.embedding.norm + section.final_norm)
+    if checkpointing:  # the stream at each layer's start, and one layer recomputed
+        return len(each) * stream + embedding, max(each) + workspace
+    return sum(each) + embedding, workspace
+
+
+def _head_bytes(model: Model, width: int, shape: _Shape, share: float) -> tuple[int, int]:
+    """(bytes saved by the head: gradients of its input and, in fp32, of its matrix; workspace of the loss)."""
+    tokens = int(shape.tokens * share)
+    if not any(head.kind in ("lm", "masked_lm") for head in model.heads):
+        return shape.tokens * width * shape.itemsize, 0
+    rows = model.target_vocab_size or model.vocab_size or 0
+    chunk = min(tokens * rows, LOGIT_ELEMENTS)
+    wide = 0 if shape.on_cpu else CHUNK_COPIES * FP32_BYTES
+    saved = tokens * width * shape.itemsize + rows * (model.embedding.size or width) * FP32_BYTES
+    return saved, chunk * (shape.itemsize + wide)
+
+
+def _layer_bytes(
+    layer: Stack, sizes: Sizes, shape: _Shape, *, max_seq_len: int, causal: bool, source_length: int | None
+) -> int:
+    """Bytes that one layer saves until its backward pass. source_length: positions of the encoder that it reads."""
+    values = _attention_values(layer, sizes, shape, max_seq_len) + _feedforward_values(layer, sizes)
+    saved = int(shape.tokens * values) * shape.itemsize + _weight_bytes(layer, sizes, shape, shape.length, causal)
+    functions = 2
+    if source_length is not None:
+        heads = sizes.num_heads * (sizes.head_dim + sizes.value_dim)
+        source = sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim)
+        saved += shape.tokens * (sizes.d_model + heads + _dropped(layer.dropout, sizes.d_model)) * shape.itemsize
+        saved += shape.rows * source_length * source * shape.itemsize
+        saved += _weight_bytes(layer, sizes, shape, source_length, causal=False)
+        functions = 3
+    return saved + functions * shape.tokens * _norm_bytes(layer, sizes, shape)
+
+
+def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length: int | None) -> int:
+    """Temporary bytes of the largest step of a layer's forward or backward: its feed-forward or its scores."""
+    d_ff = (layer.feedforward.d_ff or 4 * sizes.d_model) * (2 if layer.feedforward.gated else 1)
+    products = 2 * shape.tokens * (d_ff + sizes.d_model) * shape.itemsize
+    keys = max(shape.length, source_length or 0)
+    scores = shape.rows * sizes.num_heads * shape.length * keys
+    chunk = min(scores, CHUNK_ELEMENTS) if _forms_scores(layer, shape) else min(scores, KEPT_ELEMENTS) // 8
+    return max(products, chunk * (2 * FP32_BYTES + 3 * shape.itemsize))
+
+
+def _norm_bytes(layer: Stack, sizes: Sizes, shape: _Shape) -> int:
+    """The saved input of a norm, a token."""
+    kind = layer.norm.kind
+    if kind in WIDENED_NORMS:
+        return WIDENED_NORMS[kind] * sizes.d_model * FP32_BYTES
+    widens = kind == "layernorm" and not shape.on_cpu
+    return sizes.d_model * (FP32_BYTES if widens else shape.itemsize) + 2 * FP32_BYTES
+
+
+def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: int) -> float:
+    """Numbers a token of self-attention: input, Q K V, joined heads, dropout of the output."""
+    q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    v, heads = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
+    values: float = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
+    values += (q + k) * (layer.attention.qk_norm + (layer.positions.kind == "rope"))
+    if isinstance(layer.attention, LinformerOptions):
+        values += layer.attention.rank * (k + v) / max_seq_len
+    elif isinstance(layer.attention, PerformerOptions) and shape.itemsize < FP32_BYTES:
+        values += (q + k + v) * FP32_BYTES / shape.itemsize
+    return values
+
+
+def _feedforward_values(layer: Stack, sizes: Sizes) -> int:
+    """Numbers a token of the feed-forward: input, inputs of the activation and of the last product, dropout."""
+    options = layer.feedforward
+    d_ff = options.d_ff or 4 * sizes.d_model
+    hidden = 4 if options.gated else SAVED_FF[options.activation]
+    if layer.activation_dropout:
+        hidden += 1
+    return sizes.d_model + hidden * d_ff + _dropped(layer.dropout, sizes.d_model)
+
+
+def _dropped(rate: float, width: int) -> int:
+    return width if rate else 0
+
+
+def _forms_scores(layer: Stack, shape: _Shape) -> bool:
+    """Whether attention takes the explicit path, which stores scores: what no fused kernel can do (`core.attend`)."""
+    kind = layer.positions.kind
+    return (
+        (layer.attention_dropout > 0 and shape.on_cpu)
+        or kind in ("shaw", "t5_bias")
+        or (kind == "alibi" and shape.itemsize < FP32_BYTES)
+        or layer.attention.kind == "additive"
+    )
+
+
+def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, causal: bool) -> int:
+    """Bytes of the attention weights that one call saves: all of them where it is small, else none."""
+    if layer.attention.kind not in CROSS_ATTENTION:
+        return 0
+    scores = shape.rows * sizes.num_heads * shape.length * num_keys
+    if _forms_scores(layer, shape):
+        size = sizes.head_dim if layer.attention.kind == "additive" else 1
+        if shape.length > max(1, CHUNK_ELEMENTS // max(1, shape.rows * sizes.num_heads * num_keys * size)):
+            return 0
+        narrow = shape.itemsize if shape.itemsize < FP32_BYTES else 0
+        return scores * (FP32_BYTES + (2 * shape.itemsize if layer.attention_dropout else narrow))
+    if shape.on_cpu and shape.dtype == torch.bfloat16 and scores <= KEPT_ELEMENTS:
+        seen = (shape.length + min(QUERY_BLOCK, shape.length)) / (2 * shape.length) if causal else 1.0
+        return int(scores * seen) * shape.itemsize
+    return 0
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Bytes of the decoding cache for one sequence.
+
+    per_token: for each generated token; constant: at any length; per_source_token: for each position of the encoder.
+    """
+
+    per_token: int
+    constant: int
+    per_source_token: int
+
+    def at(self, length: int, source_length: int) -> int:
+        """Bytes with `length` tokens generated and a source of `source_length`."""
+        return self.per_token * length + self.constant + self.per_source_token * source_length
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bytes_per_token": self.per_token,
+            "bytes_constant": self.constant,
+            "bytes_per_source_token": self.per_source_token,
+        }
+
+
+def cache_size(model: Transformer, dtype: torch.dtype) -> CacheSize | None:
+    """The decoding cache of a model on any device, also meta; None for a model that does not decode."""
+    if model.decoder is None:
+        return None
+    per_token = constant = per_source = 0
+    for block in model.decoder.layers:
+        attention = block.self_attention
+        state = attention.new_state(batch_size=1, capacity=1, device="meta", dtype=dtype)
+        if isinstance(state, LayerCache):
+            per_token += (state.keys.numel() + state.values.numel()) * dtype.itemsize
+        elif isinstance(state, PerformerState):
+            features = attention.mechanism.get_buffer(TABLE).shape[0]
+            numbers = attention.num_kv_heads * (features * (attention.value_dim + 1) + 1)
+            constant += numbers * max(FP32_BYTES, dtype.itemsize)
+        if block.cross_attention is not None:
+            cross = block.cross_attention
+            per_source += cross.num_kv_heads * (cross.head_dim + cross.value_dim) * dtype.itemsize
+    return CacheSize(per_token, constant, per_source)

@@ -1,0 +1,135 @@
+"""Numbers, sizes, durations and texts in the form in which people and JSON read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
+
+def finite_or_none(value: Any) -> Any:
+    """The same value for JSON, at any depth: NaN and infinity become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    return [finite_or_none(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# --- counts and sizes -------------------------------------------------------------------------------------------------
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Three digits and an SI prefix: 1.23 GB, 875 M."""
+    power = 0
+    while value >= 999.5 and power < len(SI_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    digits = f"{value:.0f}" if power == 0 and value == int(value) else f"{value:.3g}"
+    return f"{digits} {SI_PREFIXES[power]}{unit}".rstrip()
+
+
+def short_count(count: int) -> str:
+    """1,234,567 as 1.23M."""
+    for factor, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{suffix}"
+    return str(count)
+
+
+def short_rate(per_second: float) -> str:
+    """12,345 as 12.3k, 950.2 as 950."""
+    return f"{per_second / 1000:.1f}k" if per_second >= 1000 else f"{per_second:.0f}"
+
+
+def ratio(value: float) -> str:
+    """Three digits: 0.081 x, 11.4 x."""
+    return f"{_three_digits(value)} x"
+
+
+def decimal_bytes(count: int) -> str:
+    """1.2 GB, 34.5 MB, 6.7 kB or 89 B."""
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def binary_bytes(count: float) -> str:
+    """Three digits: 0.5 MiB, 34.1 MiB, 1.25 GiB."""
+    value, unit = (count / 2**30, "GiB") if count >= 2**30 else (count / 2**20, "MiB")
+    return f"{_three_digits(value)} {unit}"
+
+
+def mebibytes(count: float) -> str:
+    """Whole MiB without the unit: 1,234."""
+    return f"{count / 2**20:,.0f}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
+    return f"{value:,.{decimals}f}"
+
+
+# --- durations --------------------------------------------------------------------------------------------------------
+
+
+def short_seconds(seconds: float) -> str:
+    """Three digits: 0.812 ms, 12.3 ms, 4.56 s."""
+    value, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
+    return f"{_three_digits(value)} {unit}"
+
+
+def clock(seconds: float) -> str:
+    """3:05 or 2:03:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def duration(seconds: float) -> str:
+    """4.2s, 3:05 or 2:03:05."""
+    return f"{seconds:.1f}s" if seconds < 60 else clock(seconds)
+
+
+def minutes_and_seconds(seconds: float) -> str:
+    """3 min 5 s, or 5 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def shortened(text: str, limit: int, ending: str = "...") -> str:
+    """The text, or its first `limit` characters and the ending."""
+    return text if len(text) <= limit else text[:limit] + ending
+
+
+def fitted(text: str, width: int, ending: str = "...") -> str:
+    """The text in at most `width` characters: where it is longer, its end is replaced by the ending."""
+    return text if len(text) <= width else text[: width - len(ending)] + ending
+
+
+def without_middle(text: str, width: int) -> str:
+    """The text in at most `width` characters, without its middle: names often differ at both ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def short_hash(sha256: str) -> str:
+    """The first 16 digits of a hash."""
+    return f"{sha256[:16]}..."
+
+
+def as_one_line(text: str) -> str:
+    r"""The text on one line: newline and carriage return become `\n` and `\r`."""
+    return text.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def as_cell(text: str) -> str:
+    r"""The text in one cell of a line: tab, newline and carriage return become `\t`, `\n` and `\r`."""
+    return as_one_line(text.replace("\t", "\\t"))
