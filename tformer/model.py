@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import Reach
 from tformer.nn.attention.context import AttentionContext, TapSink, check_taps, scoped
 from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
-from tformer.nn.stack import Sight, Stack
+from tformer.nn.stack import Stack
 
 
 class Transformer(nn.Module):
@@ -127,7 +126,9 @@ class Transformer(nn.Module):
         device = next(self.parameters()).device if device is None else device
         dtype = self.compute_dtype if dtype is None else dtype
         layers = [
-            block.self_attention.mechanism.new_state(batch_size=batch_size, capacity=capacity, device=device, dtype=dtype)
+            block.self_attention.mechanism.new_state(
+                batch_size=batch_size, capacity=capacity, device=device, dtype=dtype
+            )
             for block in self.decoder.layers
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None

@@ -13,13 +13,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tformer.errors import InputError
-from tformer.nn.attention import AttentionSizes, Mechanism
-from tformer.nn.attention.mechanism import Call
+from tformer.nn.attention import AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
 
 IMPLEMENTATIONS = {
     "eager": ("transformers.models.llama.modeling_llama", "eager_attention_forward"),
@@ -32,7 +32,7 @@ class _Transformers(Mechanism):
     """One of `IMPLEMENTATIONS`."""
 
     def __init__(self, sizes: AttentionSizes, implementation: str) -> None:
-        super().__init__()
+        super().__init__(FullAttentionOptions(), sizes)
         self.num_key_value_groups = sizes.num_heads // sizes.num_kv_heads  # the library reads these two
         self.is_causal = sizes.causal
         module, name = IMPLEMENTATIONS[implementation]
@@ -40,12 +40,14 @@ class _Transformers(Mechanism):
         self._needs_mask = sizes.causal and implementation == "eager"
         self._mask: Tensor | None = None
 
-    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, context: AttentionContext, **_: Any
+    ) -> tuple[Tensor, Tensor | None]:
         if self._needs_mask and (self._mask is None or self._mask.shape[-1] != q_BHTh.shape[2]):
             length, least = q_BHTh.shape[2], torch.finfo(q_BHTh.dtype).min
             full = torch.full((length, length), least, dtype=q_BHTh.dtype, device=q_BHTh.device)
             self._mask = full.triu_(1)[None, None]
-        out_BTHh, _ = self._attend(self, q_BHTh, k_BKTh, v_BKTh, self._mask, scaling=call.scale, dropout=0.0)
+        out_BTHh, _ = self._attend(self, q_BHTh, k_BKTh, v_BKTh, self._mask, scaling=self.scale, dropout=0.0)
         return out_BTHh.transpose(1, 2), None
 
 
@@ -53,12 +55,14 @@ class _XTransformers(Mechanism):
     """`Attend`, whose fused path is PyTorch's."""
 
     def __init__(self, sizes: AttentionSizes) -> None:
-        super().__init__()
+        super().__init__(FullAttentionOptions(), sizes)
         from x_transformers.attend import Attend
 
         self._attend = Attend(causal=sizes.causal, heads=sizes.num_heads, flash=True)
 
-    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, context: AttentionContext, **_: Any
+    ) -> tuple[Tensor, Tensor | None]:
         out_BHTh, _ = self._attend(q_BHTh, k_BKTh, v_BKTh)
         return out_BHTh, None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tformer.nn.attention import ONE_DOCUMENT
 from tformer.nn.heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.recipe.model import Stack, layer_sections
 from tformer.recipe.needs import DECODED_METRICS, OBJECTIVE_NEEDS, data_kind, unused_keys
@@ -147,7 +146,7 @@ def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
     if not recipe.data.document_mask or recipe.data.packing == "none":
         return
     for side, layer in _layers(recipe):
-        if layer.attention.kind in ONE_DOCUMENT:
+        if layer.attention.mechanism.one_document:
             text = f"found true, expected false with model.{side}.attention.kind {layer.attention.kind}"
             yield Problem(("data", "document_mask"), text, "it mixes all of a row: data.packing=none keeps them apart")
             return
@@ -156,7 +155,7 @@ def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
 def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
     """FlexAttention, where something has to happen to single scores or weights."""
     for side, layer in _layers(recipe):
-        if getattr(layer.attention, "implementation", None) != "flex":
+        if not layer.attention.fused_only:
             continue
         text, kind = f"found flex, expected auto or blocks with model.{side}", layer.positions.kind
         unfit = f"attention_dropout {layer.attention_dropout:g}" if layer.attention_dropout else ""

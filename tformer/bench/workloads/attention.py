@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from tformer.bench.processes import measure
 from tformer.device import DTYPES
 from tformer.nn.attention import (
     ATTENTION,
-    AttentionOptions,
+    AttentionContext,
     AttentionSizes,
     FullAttentionOptions,
     Mechanism,
     ProjectionOptions,
-    build_mechanism,
 )
-from tformer.nn.attention.mechanism import Call, Reach
 
 FULL, DENSE_MASKED = "full", "dense-masked"
 """The references: full attention as the model computes it, and with a T x T mask."""
@@ -36,11 +34,10 @@ class DenseMaskedOptions(FullAttentionOptions):
     window: int = 256  # keys in sight in all, the query's own not counted
 
 
-CLASSES: dict[str, type[ProjectionOptions]] = {cls.kind: cls for cls in get_args(AttentionOptions)}
 KINDS: dict[str, type[ProjectionOptions]] = {
-    FULL: CLASSES[FULL],
+    FULL: ATTENTION[FULL],
     DENSE_MASKED: DenseMaskedOptions,
-    **{kind: CLASSES[kind] for kind in ATTENTION if kind != FULL},
+    **{kind: options for kind, options in ATTENTION.items() if kind != FULL},
 }
 """Every kind that can be measured, and its options."""
 
@@ -133,7 +130,8 @@ def make_mechanism(kind: str, options: Mapping[str, Any], sizes: AttentionSizes)
     """A kind with its parameters drawn, or a peer's. ValueError when options and sizes do not suit each other."""
     if kind in ATTENTION_PEERS:
         return make_peer(kind, sizes)
-    mechanism = build_mechanism(make_options(kind, options), sizes)
+    parsed = make_options(kind, options)
+    mechanism = parsed.mechanism(parsed, sizes)
     mechanism.reset_parameters(0.02)
     return mechanism.train()
 
@@ -151,17 +149,9 @@ def _work(mechanism: Mechanism, inputs_BTHh: list[Tensor], window: int | None, *
         nonlocal mask
         if window is not None and mask is None:
             mask = band_mask(length, window, causal=causal, device=grad_BTHh.device)
-        call = Call(
-            stream_BTD,
-            positions,
-            positions,
-            scale=head_dim**-0.5,
-            mask=mask,
-            is_causal=causal and mask is None,
-            reach=Reach(causal=causal),
-        )
+        context = AttentionContext(positions, positions, causal=causal, mask=mask, is_causal=causal and mask is None)
         q, k, v = (x.transpose(1, 2) for x in qkv_BTHh)
-        out_BHTh, _ = mechanism(q, k, v, call)
+        out_BHTh, _ = mechanism(q, k, v, context, x_BTD=stream_BTD)
         torch.autograd.grad(out_BHTh, trained, grad_BTHh.transpose(1, 2), allow_unused=True)
 
     return work

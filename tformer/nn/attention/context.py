@@ -135,10 +135,12 @@ class AttentionContext:
     cross: AttentionContext | None = None
 
     @staticmethod
-    def for_length(length: int, *, causal: bool = False, device: torch.device | None = None) -> AttentionContext:
-        """The context of one row of `length` tokens without padding, with its dense mask."""
-        positions = torch.arange(length, device=device).unsqueeze(0)
-        return AttentionContext(positions, positions, causal=causal).with_mask()
+    def for_length(
+        length: int, num_keys: int | None = None, *, causal: bool = False, device: torch.device | None = None
+    ) -> AttentionContext:
+        """The context of `length` tokens without padding, the last of `num_keys` (default: all), with its dense mask."""
+        k_pos = torch.arange(length if num_keys is None else num_keys, device=device).unsqueeze(0)
+        return AttentionContext(k_pos[:, -length:], k_pos, causal=causal).with_mask()
 
     def limits(self) -> tuple[Tensor | None, bool]:
         """(mask, is_causal) of causality, padding and documents; see `make_mask`."""

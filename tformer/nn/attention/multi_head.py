@@ -13,7 +13,6 @@ Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions
@@ -117,9 +116,7 @@ class MultiHeadAttention(nn.Module):
                 k, v = cache.append(k, v)
                 q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
         state = None if isinstance(cache, CrossCache | FixedLayer) else cache
-        out_BHTv, weights = self.mechanism(
-            q, k, v, context, x_BTD=x_BTD, positions=positions, state=state, taps=taps
-        )
+        out_BHTv, weights = self.mechanism(q, k, v, context, x_BTD=x_BTD, positions=positions, state=state, taps=taps)
         if self.training and self.drophead.rate > 0.0:
             out_BHTv = self.drophead(out_BHTv)
         if taps is not None and weights is not None:

@@ -81,9 +81,8 @@ def attend_chunked(
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
     return out, torch.cat(all_weights, dim=2) if need_weights else None
 
-def _chunk_output(
-    inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
+
+def _chunk_output(inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return _attend_chunk(inputs, rows, compute_scores)[0]
 
 

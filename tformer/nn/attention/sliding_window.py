@@ -283,9 +283,7 @@ class SlidingWindowAttention(Mechanism):
         key_mask = None if context.key_mask is None else context.key_mask.bool()
         return attend_rows(rows, tokens, key_valid=key_mask, documents=context.document_ids, k_pos=context.k_pos)
 
-    def _projected(
-        self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the global tokens, keys and values of all, by their own matrices; rotated as the others are."""
         sizes, context, positions = self.sizes, inputs.context, inputs.positions
         q_BRx = self.global_q(gather_slots(x_BTD.unsqueeze(1), tokens.index).squeeze(1))
