@@ -16,7 +16,7 @@ from tformer.bench.workloads.attention import (
     measure_attention,
     sizes_of,
 )
-from tformer.nn.attention import ATTENTION, ENCODER_ONLY, Mechanism
+from tformer.nn.attention import ATTENTION, FullAttentionOptions, Mechanism
 
 OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"rank": 8}}
 
@@ -41,7 +41,7 @@ def test_every_kind_of_the_table_can_be_measured_and_dense_masked_too() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_goes_forward_and_back(kind: str, causal: bool) -> None:
-    if causal and kind in ENCODER_ONLY:
+    if causal and not KINDS[kind].mechanism.causal:
         return
     found = cell(kind, causal=causal)
     assert found.keys() == {"median", "minimum", "spread", "repeats", "peak_bytes"}
@@ -67,16 +67,16 @@ def test_gradients_of_all_inputs_and_own_parameters_are_taken(monkeypatch: pytes
         return found
 
     class Scaled(Mechanism):
-        def __init__(self, *_: Any) -> None:
-            super().__init__()
+        def __init__(self, _: Any, *sizes: Any) -> None:
+            super().__init__(FullAttentionOptions(), *sizes)
             self.gain = torch.nn.Parameter(torch.ones(3, 1, 1))
 
-        def forward(self, q: Any, k: Any, v: Any, call: Any) -> Any:
-            assert q.shape == (2, 3, 40, 4) and call.scale == 0.5 and not call.is_causal and call.reach.causal is False
+        def forward(self, q: Any, k: Any, v: Any, context: Any, **_: Any) -> Any:
+            assert q.shape == (2, 3, 40, 4) and self.scale == 0.5 and not context.is_causal and context.causal is False
             return self.gain * (q + k + v), None
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
-    monkeypatch.setitem(ATTENTION, "full", Scaled)
+    monkeypatch.setattr(FullAttentionOptions, "mechanism", Scaled)
     cell("full", heads=3)
     assert asked[-1] == [torch.Size((2, 40, 3, 4))] * 3 + [torch.Size((3, 1, 1))]
 
@@ -87,16 +87,13 @@ def test_the_first_call_at_full_length_is_the_one_whose_memory_counts(monkeypatc
     class Hoarder(Mechanism):
         kept: torch.Tensor | None = None
 
-        def __init__(self, *_: Any) -> None:
-            super().__init__()
-
-        def forward(self, q: Any, k: Any, v: Any, call: Any) -> Any:
+        def forward(self, q: Any, k: Any, v: Any, context: Any, **_: Any) -> Any:
             lengths.append(q.shape[2])
             if q.shape[2] > attention_cell.SHORT and self.kept is None:
                 self.kept = torch.ones(2**23)  # 32 MiB, as a table that a kind makes once
             return q + k + v, None
 
-    monkeypatch.setitem(ATTENTION, "full", Hoarder)
+    monkeypatch.setattr(FullAttentionOptions, "mechanism", Hoarder)
     found = cell("full", length=200, repeats=1)
     assert lengths[:2] == [128, 200]
     assert found["peak_bytes"] >= 2**25

@@ -16,8 +16,7 @@ from tformer.bench.workloads.attention import (
     sizes_of,
 )
 from tformer.errors import InputError
-from tformer.nn.attention import Mechanism
-from tformer.nn.attention.mechanism import Call, Reach
+from tformer.nn.attention import AttentionContext, Mechanism
 
 MODULES = {row: module for module, rows in LIBRARIES.values() for row in rows}
 
@@ -28,12 +27,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output(mechanism: Mechanism, inputs: list[torch.Tensor], *, causal: bool) -> torch.Tensor:
-    positions = torch.arange(12)[None]
-    call = Call(
-        torch.zeros(2, 12, 32), positions, positions, scale=8**-0.5, is_causal=causal, reach=Reach(causal=causal)
-    )
+    context = AttentionContext.for_length(12, causal=causal)
     q, k, v = inputs
-    return mechanism(q, k, v, call)[0]
+    return mechanism(q, k, v, context, x_BTD=torch.zeros(2, 12, 32))[0]
 
 
 def test_every_row_belongs_to_a_library() -> None:

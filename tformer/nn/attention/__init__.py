@@ -1,4 +1,4 @@
-"""Table of attention kinds. To add one: a file with its mechanism and its options, and its options in the union below."""
+"""Table of attention kinds. To add one: a file with its mechanism and its options, and those in the union below."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTENTION: dict[str, type[ProjectionOptions]] = {options.kind: options for optio
 
 
 def cross_attention_options(options: ProjectionOptions) -> ProjectionOptions:
-    """Options of the cross-attention beside self-attention of a kind: the same, or full attention if it has no cross."""
+    """Options of cross-attention beside self-attention of a kind: the same, or full attention if it cannot cross."""
     if options.mechanism.cross:
         return options
     return FullAttentionOptions(

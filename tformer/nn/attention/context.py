@@ -138,7 +138,7 @@ class AttentionContext:
     def for_length(
         length: int, num_keys: int | None = None, *, causal: bool = False, device: torch.device | None = None
     ) -> AttentionContext:
-        """The context of `length` tokens without padding, the last of `num_keys` (default: all), with its dense mask."""
+        """The context of `length` tokens without padding, the last of `num_keys` (default: all), with its mask."""
         k_pos = torch.arange(length if num_keys is None else num_keys, device=device).unsqueeze(0)
         return AttentionContext(k_pos[:, -length:], k_pos, causal=causal).with_mask()
 

@@ -1,9 +1,10 @@
 """Implementations of dense attention beside PyTorch's fused kernel: chunked, blocked, few queries.
 
-chunked   Forms the scores explicitly, a chunk of queries at a time: memory O(chunk x S), also while training. It supports
-          everything: biases that are learned, Shaw's terms, dropout on a CPU, returned weights. Each chunk is recomputed
-          in the backward pass (`torch.utils.checkpoint`); recomputation restores the random state, so a chunk drops the
-          same weights both times. Products run in the inputs' dtype; scores, bias and softmax in fp32 (fp64 for fp64).
+chunked   Forms the scores explicitly, a chunk of queries at a time: memory O(chunk x S), also while training. It
+          supports everything: biases that are learned, Shaw's terms, dropout on a CPU, returned weights. Each chunk is
+          recomputed in the backward pass (`torch.utils.checkpoint`); recomputation restores the random state, so a
+          chunk drops the same weights both times. Products run in the inputs' dtype; scores, bias and softmax in fp32
+          (fp64 for fp64).
 blocked   For bf16 on a CPU. PyTorch's fused CPU kernel multiplies tiles of a few dozen rows; on cores with bf16
           instructions one batched product per block is two to six times faster, forward and backward. Blocks of scores
           fit into the core's cache. The weights are kept for the backward pass while they are few, else recomputed

@@ -35,6 +35,8 @@ def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: Ke
     lead = max(0, pattern.before - pattern.start)
     trail = max(0, pattern.start + num_blocks * block + pattern.after - num_keys)
     pattern = _padded(pattern, num_keys, lead, trail, k_BKSh.device)
+    assert pattern.q_pos is not None and pattern.k_pos is not None
+    q_pos, k_pos = pattern.q_pos, pattern.k_pos
     span = pattern.before + block + pattern.after
     keys_per_block = span + pattern.num_shared + pattern.random_keys
     size = max(1, CHUNK_ELEMENTS // (batch * heads * block * keys_per_block))
@@ -54,13 +56,13 @@ def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: Ke
         queries(q_BHTh).split(size, dim=2),
         spans(k_BKSh).transpose(-1, -2).split(size, dim=2),
         spans(v_BKSv).transpose(-1, -2).split(size, dim=2),
-        queries(pattern.q_pos.unsqueeze(-1)).squeeze(-1).split(size, dim=1),
-        spans(pattern.k_pos.unsqueeze(-1)).squeeze(-2).split(size, dim=1),
+        queries(q_pos.unsqueeze(-1)).squeeze(-1).split(size, dim=1),
+        spans(k_pos.unsqueeze(-1)).squeeze(-2).split(size, dim=1),
     ]
     if pattern.random is None:
         pieces += [(None,) * len(pieces[0])] * 3
     else:
-        for x in (k_BKSh, v_BKSv, pattern.k_pos[:, None, :, None]):
+        for x in (k_BKSh, v_BKSv, k_pos[:, None, :, None]):
             picked = _picked(F.pad(x, (0, 0, lead, trail)), pattern.random, block)
             pieces.append(picked.split(size, dim=2))
     attend_chunk = partial(

@@ -1,7 +1,7 @@
 """Which keys a block of queries reads and which of them a query may see: band, global tokens, random blocks.
 
-Query i is at key slot `start + i`. Block c holds the queries c w ... (c + 1) w - 1; its span are the slots from `before`
-ahead of the first of them to `after` behind the last, cut off at the ends of the sequence.
+Query i is at key slot `start + i`. Block c holds the queries c w ... (c + 1) w - 1; its span are the slots from
+`before` ahead of the first of them to `after` behind the last, cut off at the ends of the sequence.
 
 A global token is seen by every query and, as a query, sees every key (Longformer, arXiv 2004.05150, 3.1; BigBird,
 arXiv 2007.14062, 2). There are few, so their rows cost O(R S).
@@ -101,7 +101,7 @@ def put_rows(out_BHTv: Tensor, rows_BHRv: Tensor, tokens: GlobalTokens) -> Tenso
 def attend_rows(
     inputs: AttentionInputs, tokens: GlobalTokens, *, key_valid: Tensor | None, documents: Tensor | None, k_pos: Tensor
 ) -> Weighted:
-    """Outputs [B, H, R, v] of the global tokens, whose queries are those of `inputs`, and weights if the taps want them.
+    """Outputs [B, H, R, v] of the global tokens, whose queries are those of `inputs`, and weights if they are tapped.
 
     key_valid: bool [B or 1, S]; documents: [B, S]; k_pos: positions of the keys.
     """
