@@ -29,7 +29,7 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("device",),
+    ("device", "options", "output_files"),
     ("errors", "formatting"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

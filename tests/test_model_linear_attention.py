@@ -11,6 +11,7 @@ import yaml
 from torch import Tensor
 
 from tests.checkpoint.conftest import save
+from tests.decoding.uncached import uncached_generate
 from tests.training.test_training_resume import final_hash, metrics, train, write_recipe
 from tformer.build import build_model
 from tformer.checkpoint import RunDirectory, average_checkpoints, read_checkpoint
@@ -18,7 +19,6 @@ from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper
-from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError
 from tformer.loading import load, load_weights
 from tformer.model import Transformer

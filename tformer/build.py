@@ -16,9 +16,9 @@ from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.attention import Mechanism, cross_attention_options
 from tformer.nn.attention.multi_head import MultiHeadAttention
+from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
-from tformer.nn.heads import HeadContext, build_head
 from tformer.nn.init import NoDraws, initialise
 from tformer.nn.norm import build_norm
 from tformer.nn.positions.base import Positions, PositionSizes
@@ -328,7 +328,7 @@ def _heads(
         if options.kind in heads:
             raise InputError(f"model.heads.{index}: a second head of kind '{options.kind}'")
         try:
-            heads[options.kind] = build_head(options, context)
+            heads[options.kind] = options.build(context)
         except ValueError as error:
             raise InputError(f"model.heads.{index} ({options.kind}): {error}") from error
     return heads

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from tformer.errors import InputError
 
@@ -37,10 +36,8 @@ def keep_freed_memory() -> None:
     """From now on reuse what is freed, blocks of any size. For a process that computes for long."""
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
-        if not tune(
-            M_MMAP_THRESHOLD, MAX_MALLOPT_VALUE
-        ):  # before 2.35 glibc takes no more than 32 MiB: then map no block at all
-            tune(M_MMAP_MAX, 0)
+        if not tune(M_MMAP_THRESHOLD, MAX_MALLOPT_VALUE):
+            tune(M_MMAP_MAX, 0)  # glibc before 2.35 accepts no more than 32 MiB: then no block is mapped at all
         tune(M_TRIM_THRESHOLD, MAX_MALLOPT_VALUE)
         tune(M_TOP_PAD, HEAP_GROWTH_BYTES)
 
@@ -138,37 +135,3 @@ def resolve_device(name: str) -> torch.device:
         if int(index or 0) >= count:
             raise InputError(f"device '{name}' is not here: {count} CUDA devices found", hint="use --device cpu")
     return torch.device(name)
-
-
-class LossScaler:
-    """Dynamic loss scaling for fp16: doubled after `GROWTH_STEPS` finite steps, halved after one that is not."""
-
-    GROWTH_STEPS = 2000
-
-    def __init__(self, *, enabled: bool) -> None:
-        self.scale = 2.0**16 if enabled else 1.0
-        self.enabled = enabled
-        self.finite_steps = 0
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        return loss * self.scale if self.enabled else loss
-
-    def unscale_(self, gradients: list[Tensor]) -> None:
-        if self.enabled:
-            torch._foreach_mul_(gradients, 1.0 / self.scale)
-
-    def update(self, *, finite: bool) -> None:
-        if not self.enabled:
-            return
-        if not finite:
-            self.scale, self.finite_steps = max(1.0, self.scale / 2), 0
-            return
-        self.finite_steps += 1
-        if self.finite_steps % self.GROWTH_STEPS == 0:
-            self.scale *= 2
-
-    def state(self) -> dict[str, float]:
-        return {"scale": self.scale, "finite_steps": self.finite_steps}
-
-    def load_state(self, state: dict[str, float]) -> None:
-        self.scale, self.finite_steps = float(state["scale"]), int(state["finite_steps"])

@@ -1,4 +1,4 @@
-"""Cells as a machine might have measured them."""
+"""Rows as a machine might have measured them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tformer.bench import attention
-from tformer.bench.attention import AttentionBench, Cell
-from tformer.bench.speed import Entry, SpeedBench
+from tformer.bench.attention import row_of
+from tformer.bench.speed import Entry, Row, SpeedBench
+from tformer.bench.workloads.attention import AttentionBench
 
 
 def request(**changes: Any) -> AttentionBench:
@@ -24,12 +25,27 @@ def make_bench() -> Callable[..., AttentionBench]:
     return request
 
 
-@pytest.fixture
-def make_cell() -> Callable[..., Cell]:
-    def make(kind: str, length: int, seconds: float, peak_bytes: int = 2**20, spread: float = 0.01) -> Cell:
-        return Cell(kind, length, seconds, seconds * 0.9, spread, 5, peak_bytes)
+def attention_row(
+    kind: str,
+    length: int,
+    seconds: float = 1.0,
+    peak_bytes: int = 2**20,
+    spread: float = 0.01,
+    *,
+    ceilings: Mapping[str, Any] | None = None,
+    failed: str | None = None,
+    **changes: Any,
+) -> Row:
+    """A row of `bench attention` whose rounds had two calls, or one that failed."""
+    bench = request(kinds=(kind,), **changes)
+    raced: dict[str, Any] = {"median": 2 * seconds, "minimum": 1.8 * seconds, "spread": spread, "repeats": 5}
+    raced |= {"tokens": 2 * bench.batch_size * length, "memory": {"peak_bytes": peak_bytes, "peak_rss_bytes": 2**28}}
+    return row_of(bench, kind, length, raced if failed is None else {"failed": failed}, ceilings)
 
-    return make
+
+@pytest.fixture
+def make_row() -> Callable[..., Row]:
+    return attention_row
 
 
 @pytest.fixture
@@ -39,12 +55,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, in
     def use(of: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> list[tuple[str, int]]:
         asked: list[tuple[str, int]] = []
 
-        def run(measurement: str, arguments: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
+        def race(measurement: str, contenders: list[Mapping[str, Any]], **_: Any) -> list[dict[str, Any]] | None:
+            [arguments] = contenders
             assert measurement == "attention"
             asked.append((arguments["kind"], arguments["length"]))
-            return of(arguments)
+            found = of(arguments)
+            return None if found is None else [found if "failed" in found else {**found, "tokens": arguments["length"]}]
 
-        monkeypatch.setattr(attention, "run_isolated", run)
+        monkeypatch.setattr(attention, "race", race)
+        monkeypatch.setattr(attention, "run_isolated", lambda *_, **__: {"failed": "over 3 s"})
         return asked
 
     return use

@@ -8,23 +8,19 @@ from typing import Any
 import pytest
 
 from tformer.bench.attention import (
-    AttentionBench,
-    Cell,
     attention_of,
-    bench_attention,
     bytes_read,
-    ceilings,
     check,
     choose_kinds,
     flops,
-    line_of,
+    measure_attention_ceilings,
     read_settings,
+    run_attention,
 )
-from tformer.bench.attention_report import (
-    figures,
-    lines,
-)
-from tformer.bench.workloads.attention import KINDS
+from tformer.bench.attention_report import lines
+from tformer.bench.report import figures
+from tformer.bench.speed import Row
+from tformer.bench.workloads.attention import KINDS, AttentionBench
 from tformer.errors import InputError
 from tformer.recipe import load_recipe
 
@@ -88,23 +84,24 @@ def test_the_dense_mask_has_the_window_of_the_sliding_window() -> None:
 
 
 Answers = Callable[..., list[tuple[str, int]]]
-GOOD = {"median": 1.0, "minimum": 1.0, "spread": 0.0, "repeats": 3, "peak_bytes": 10}
+GOOD = {"median": 1.0, "minimum": 1.0, "spread": 0.0, "repeats": 3, "memory": {"peak_bytes": 10}}
 
 
-def run(bench: Any) -> list[Cell]:
-    seen: list[tuple[Cell, int, int]] = []
-    cells = bench_attention(bench, measured=lambda *told: seen.append(told), should_stop=lambda: False)
-    assert cells is not None
-    assert seen == [(cell, number, len(cells)) for number, cell in enumerate(cells, 1)]
-    return cells
+def run(bench: Any) -> list[Row]:
+    seen: list[tuple[Row, int, int]] = []
+    measured = run_attention(bench, on_row=lambda *row: seen.append(row), should_stop=lambda: False)
+    assert measured is not None and measured[0] == {"failed": "over 3 s"}
+    rows = measured[1]
+    assert seen == [(row, number, len(rows)) for number, row in enumerate(rows, 1)]
+    return rows
 
 
 def test_all_kinds_at_one_length_before_the_next(make_bench: Any, answers: Answers) -> None:
     asked = answers(lambda arguments: GOOD)
-    cells = run(make_bench(lengths=(1024, 2048)))
+    rows = run(make_bench(lengths=(1024, 2048)))
     expected = [("full", 1024), ("dense-masked", 1024), ("full", 2048), ("dense-masked", 2048)]
-    assert asked == expected == [(cell.kind, cell.length) for cell in cells]
-    assert all(cell.failed is None and cell.median == 1.0 for cell in cells)
+    assert asked == expected == [(row.entry.name, row.length) for row in rows]
+    assert all(row.failed is None and row.seconds == 1.0 for row in rows)
 
 
 @pytest.mark.parametrize("failure", ["out of memory", "out of memory: the system ended the process", "over 120 s"])
@@ -112,9 +109,9 @@ def test_a_kind_that_ran_out_is_not_tried_further_and_the_rest_goes_on(
     make_bench: Any, answers: Answers, failure: str
 ) -> None:
     asked = answers(lambda a: {"failed": failure} if (a["kind"], a["length"]) == ("dense-masked", 2048) else GOOD)
-    cells = run(make_bench())
+    rows = run(make_bench())
     assert ("dense-masked", 4096) not in asked and ("full", 4096) in asked
-    assert [cell.failed for cell in cells if cell.kind == "dense-masked"] == [
+    assert [row.failed for row in rows if row.entry.name == "dense-masked"] == [
         None,
         failure,
         f"not tried: {failure} at 2,048",
@@ -123,12 +120,12 @@ def test_a_kind_that_ran_out_is_not_tried_further_and_the_rest_goes_on(
 
 def test_a_length_that_is_refused_does_not_end_a_kind(make_bench: Any, answers: Answers) -> None:
     answers(lambda a: {"failed": "rank: 2000 is more than the length"} if a["length"] == 1024 else GOOD)
-    assert [cell.failed is None for cell in run(make_bench(kinds=("full",)))] == [False, True, True]
+    assert [row.failed is None for row in run(make_bench(kinds=("full",)))] == [False, True, True]
 
 
 def test_a_stop_gives_nothing(make_bench: Any, answers: Answers) -> None:
     answers(lambda a: None if a["length"] == 2048 else GOOD)
-    assert bench_attention(make_bench(), measured=lambda *told: None, should_stop=lambda: True) is None
+    assert run_attention(make_bench(), on_row=lambda *_: None, should_stop=lambda: True) is None
 
 
 def test_options_that_suit_no_length_are_refused_before_anything_runs(
@@ -177,22 +174,23 @@ def test_bytes_are_what_cannot_be_spared() -> None:
     assert bytes_read(bench(), "dense-masked", 1024) == 4 * numbers + 2 * 1024**2
 
 
-def test_shares_of_the_ceilings_and_none_without() -> None:
-    cell = Cell("full", 1024, median=flops(bench(), "full", 1024) / 0.5e12)
-    line = line_of(bench(), cell, RATES)
-    assert line is not None and line.arithmetic == pytest.approx(0.5) and line.bound == "arithmetic"
-    assert line_of(bench(), cell, {"failed": "out of memory"}) is line_of(bench(), cell, None) is None
-    assert line_of(bench(), Cell("full", 1024, failed="over 3 s"), RATES) is None
-    found = figures(bench(), cell, RATES)
-    assert found["share_of_peak"] == pytest.approx(0.5) and found["step_ms"] == 1000 * (cell.median or 0)
-    assert lines(bench(), [cell], RATES)[1].startswith("full at 1,024: 50% of the matrix-product rate")
-    assert lines(bench(), [cell], {"failed": "over 3 s"}) == ["ceilings: over 3 s"]
+def test_shares_of_the_ceilings_and_none_without(make_row: Any) -> None:
+    sizes = {"heads": 2, "head_dim": 8}
+    seconds = flops(bench(), "full", 1024) / 0.5e12
+    row = make_row("full", 1024, seconds, ceilings=RATES, **sizes)
+    assert row.roofline.arithmetic == pytest.approx(0.5) and row.roofline.bound == "arithmetic"
+    assert make_row("full", 1024, ceilings=None).roofline is None
+    assert make_row("full", 1024, ceilings=RATES, failed="over 3 s").roofline is None
+    found = figures(row)
+    assert found["share_of_peak"] == pytest.approx(0.5) and found["step_ms"] == 1000 * seconds
+    assert lines(bench(), [row], RATES)[1].startswith("full at 1,024: 50% of the matrix-product rate")
+    assert lines(bench(), [row], {"failed": "over 3 s"}) == ["ceilings: over 3 s"]
 
 
 def test_ceilings_are_measured_at_the_width_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tformer.bench.machine.read_bytes_per_second", lambda *_, **__: 1.0)
     monkeypatch.setattr("tformer.bench.machine.PRODUCT_SECONDS", 0.0)
-    found = ceilings(dtype="fp32", device="cpu", rows=16, width=8)
+    found = measure_attention_ceilings(bench=bench(lengths=(16,), heads=2, head_dim=4).to_json())
     assert found["product"] == (16, 8, 32) and found["flops_per_second"]["fp32"] > 0
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.bench.attention import AttentionBench, Cell
 from tformer.bench.attention_report import (
     FILES,
     crossover,
@@ -24,6 +23,8 @@ from tformer.bench.attention_report import (
     tables,
     write_report,
 )
+from tformer.bench.speed import Row
+from tformer.bench.workloads.attention import AttentionBench
 
 LENGTHS = (512, 1024, 2048, 4096)
 
@@ -67,7 +68,7 @@ def test_of_several_crossings_the_last_counts() -> None:
     assert found is not None and 1024 < found < 2048
 
 
-ENVIRONMENT = {"line": "torch 0, fp32, a CPU"}
+ENVIRONMENT = {"line": "torch 0, fp32, a CPU", "ceilings": {"failed": "over 3 s"}}
 
 
 @pytest.fixture
@@ -76,18 +77,18 @@ def bench(make_bench: Any) -> AttentionBench:
 
 
 @pytest.fixture
-def cells(bench: AttentionBench, make_cell: Any) -> list[Cell]:
+def rows(bench: AttentionBench, make_row: Any) -> list[Row]:
     """Full: time T^2, memory T. Dense-masked: time T, equal at 1,536; memory T^2, too much at 4,096."""
     found = []
     for length in bench.lengths:
-        found.append(make_cell("full", length, (length / 1000) ** 2, 1000 * length))
+        found.append(make_row("full", length, (length / 1000) ** 2, 1000 * length))
         if length < 4096:
-            found.append(make_cell("dense-masked", length, 1.536 * length / 1000, 10 * length**2))
-    return [*found, Cell("dense-masked", 4096, failed="out of memory: the system ended the process")]
+            found.append(make_row("dense-masked", length, 1.536 * length / 1000, 10 * length**2))
+    return [*found, make_row("dense-masked", 4096, failed="out of memory: the system ended the process")]
 
 
-def test_slopes_crossover_and_factors(bench: AttentionBench, cells: list[Cell]) -> None:
-    full, masked = summarise(bench, cells)
+def test_slopes_crossover_and_factors(bench: AttentionBench, rows: list[Row]) -> None:
+    full, masked = summarise(bench, rows)
     assert full.slope_lengths == (2048, 4096) and masked.slope_lengths == (512, 1024, 2048)
     assert (full.time_slope, full.memory_slope) == (pytest.approx(2), pytest.approx(1))
     assert (masked.time_slope, masked.memory_slope) == (pytest.approx(1), pytest.approx(2))
@@ -97,8 +98,8 @@ def test_slopes_crossover_and_factors(bench: AttentionBench, cells: list[Cell]) 
     assert full.memory_share == pytest.approx(100 / 2048)
 
 
-def test_tables_hold_numbers_or_why_there_are_none(bench: AttentionBench, cells: list[Cell]) -> None:
-    time, memory, growth = tables(bench, cells)
+def test_tables_hold_numbers_or_why_there_are_none(bench: AttentionBench, rows: list[Row]) -> None:
+    time, memory, growth = tables(bench, rows)
     assert time.headings == ("kind", "512", "1,024", "2,048", "4,096")
     assert time.rows[0] == ("full", "262 ms", "1.05 s", "4.19 s", "16.8 s")
     assert time.rows[1][-1] == memory.rows[1][-1] == "out of memory"
@@ -107,50 +108,52 @@ def test_tables_hold_numbers_or_why_there_are_none(bench: AttentionBench, cells:
     assert growth.rows[1][4] == "1.33 x (at 2,048)"
 
 
-def test_failures_are_told_in_full_and_unsteady_times_named(bench: AttentionBench, cells: list[Cell]) -> None:
-    cells[0] = Cell("full", 512, failed="rank: 600 is more than the length 512")
-    cells[2] = Cell("full", 1024, 1.0, 1.0, 0.5, 3, 10)
-    found = notes(bench, cells)
+def test_failures_are_told_in_full_and_unsteady_times_named(
+    bench: AttentionBench, rows: list[Row], make_row: Any
+) -> None:
+    rows[0] = make_row("full", 512, failed="rank: 600 is more than the length 512")
+    rows[2] = make_row("full", 1024, spread=0.5)
+    found = notes(bench, rows)
     assert found[0] == "full at 512: rank: 600 is more than the length 512"
     assert found[1] == "dense-masked at 4,096: out of memory: the system ended the process"
     assert "full at 1,024" in found[2] and len(found) == 3
-    assert tables(bench, cells)[0].rows[0][1] == "failed"
+    assert tables(bench, rows)[0].rows[0][1] == "failed"
 
 
-def test_what_was_not_tried_needs_no_note(bench: AttentionBench, cells: list[Cell]) -> None:
-    cells[-1] = Cell("dense-masked", 4096, failed="not tried: over 5 s at 2,048")
-    assert notes(bench, cells) == []
-    assert tables(bench, cells)[0].rows[1][-1] == "not tried"
+def test_what_was_not_tried_needs_no_note(bench: AttentionBench, rows: list[Row], make_row: Any) -> None:
+    rows[-1] = make_row("dense-masked", 4096, failed="not tried: over 5 s at 2,048")
+    assert notes(bench, rows) == []
+    assert tables(bench, rows)[0].rows[1][-1] == "not tried"
 
 
-def test_nothing_measured_still_reports(bench: AttentionBench) -> None:
-    cells = [Cell(kind, length, failed="over 1 s") for kind in bench.kinds for length in bench.lengths]
-    assert tables(bench, cells)[2].rows[0] == ("full", "", "", "", "", "")
+def test_nothing_measured_still_reports(bench: AttentionBench, make_row: Any) -> None:
+    rows = [make_row(kind, length, failed="over 1 s") for kind in bench.kinds for length in bench.lengths]
+    assert tables(bench, rows)[2].rows[0] == ("full", "", "", "", "", "")
 
 
-def test_the_files(bench: AttentionBench, cells: list[Cell], tmp_path: Path) -> None:
+def test_the_files(bench: AttentionBench, rows: list[Row], tmp_path: Path) -> None:
     out = tmp_path / "new" / "report"
-    write_report(bench, cells, out, environment=ENVIRONMENT)
+    write_report(bench, rows, out, environment=ENVIRONMENT)
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
     text = (out / "table.md").read_text()
     assert "torch 0, fp32, a CPU; batch 1, 4 heads of 64" in text and "| full | 262 ms |" in text
     with (out / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(cells) and float(rows[0]["median"]) == cells[0].median and rows[0]["failed"] == ""
+        cells = list(csv.DictReader(file))
+    assert len(cells) == len(rows) and float(cells[0]["median"]) == rows[0].seconds and cells[0]["failed"] == ""
     assert json.loads((out / "table.json").read_text())["cells"][-1]["failed"].startswith("out of memory")
     for name in ("time", "memory"):
         picture = (out / f"{name}.svg").read_text()
         assert picture.startswith("<?xml") and f"Attention: {name} against length" in picture.replace("<!-- ", "")
 
 
-def test_without_a_measurement_there_is_no_picture(bench: AttentionBench, tmp_path: Path) -> None:
-    write_report(bench, [Cell(kind, n, failed="x: y") for kind in bench.kinds for n in bench.lengths], tmp_path,
+def test_without_a_measurement_there_is_no_picture(bench: AttentionBench, make_row: Any, tmp_path: Path) -> None:
+    write_report(bench, [make_row(kind, n, failed="x: y") for kind in bench.kinds for n in bench.lengths], tmp_path,
                  environment=ENVIRONMENT)  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.json", "table.md"]
 
 
-def test_the_document_says_in_words_what_json_has_no_number_for(bench: AttentionBench, make_cell: Any) -> None:
-    cells = [make_cell(kind, n, 1.0 + (kind != "full")) for kind in bench.kinds for n in bench.lengths]
-    found = document(bench, cells, environment=ENVIRONMENT)
+def test_the_document_says_in_words_what_json_has_no_number_for(bench: AttentionBench, make_row: Any) -> None:
+    rows = [make_row(kind, n, 1.0 + (kind != "full")) for kind in bench.kinds for n in bench.lengths]
+    found = document(bench, rows, environment=ENVIRONMENT)
     assert found["summary"][1]["faster_than_full"] == "not up to 4,096"
     assert found["settings"]["lengths"] == (512, 1024, 2048, 4096)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from tformer.bench.options import GenerateOptions, ModelOptions, ProductOptions
 from tformer.bench.speed import (
     WORKS,
-    SpeedRequest,
     resolve,
 )
 from tformer.bench.workloads import Task
 from tformer.bench.workloads import decoding as inference
-from tformer.cli import bench_generate, bench_translate
 from tformer.decoding.inference import (
     CompiledDecoder,
     compile_decoding,
@@ -41,7 +39,7 @@ def task(work: str, **changes: Any) -> Task:
 def test_compiled_steps_write_what_a_round_writes(work: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "compile_decoding", partial(compile_decoding, backend="eager"))
     WORKS[work].check(task(work))
-    ours: Any = WORKS[work].make(task(work), "fp32")
+    ours: Any = WORKS[work].contender(task(work), "fp32")
     ours.prepare()
     assert isinstance(ours._model.compiled_decoder, CompiledDecoder)
     assert ours.run() == ours.run() == tokens
@@ -57,16 +55,7 @@ def test_a_kind_that_has_no_compiled_steps_is_refused(work: str) -> None:
 
 @pytest.mark.parametrize("int8", [True], indirect=True)
 def test_8_bits_are_measured_in_another_run(int8: None) -> None:
-    request = SpeedRequest("generate", arch="gpt", preset="char", device="cpu", compile=True, quantize=("none", "int8"))
+    products = ProductOptions(device="cpu", compile=True)
+    options = GenerateOptions(model=ModelOptions(arch="gpt", preset="char"), products=products, quantize="none,int8")
     with pytest.raises(InputError, match="--compile and --quantize int8 exclude each other"):
-        resolve(request)
-
-
-@pytest.mark.parametrize("command", [bench_generate.generate, bench_translate.translate])
-def test_the_commands_hand_it_on(command: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    for module in (bench_generate, bench_translate):
-        monkeypatch.setattr(module, "run_bench", lambda flags, **_: asked.append(flags))
-    command(compile_=True)
-    command()
-    assert [flags["compile"] for flags in asked] == [True, False]
+        resolve(options)

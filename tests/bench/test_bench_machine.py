@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tformer.bench import machine as ceiling
-from tformer.bench import machine as memory
+from tformer.bench import machine
 from tformer.bench.machine import (
     CLEAR_REFS,
     Ceilings,
@@ -42,13 +41,13 @@ def test_where_the_system_keeps_no_status_the_peak_comes_from_its_accounts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     known = peak_of_process()
-    monkeypatch.setattr(memory, "STATUS", memory.Path(str(tmp_path)) / "none")
-    monkeypatch.setattr(memory.sys, "platform", "linux")
+    monkeypatch.setattr(machine, "STATUS", machine.Path(str(tmp_path)) / "none")
+    monkeypatch.setattr(machine.sys, "platform", "linux")
     assert known / 2 < peak_of_process() < known * 8
 
 
 def test_every_known_format_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling, "PRODUCT_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "PRODUCT_SECONDS", 0.0)
     found = measure_ceilings(["fp32", "int8", "fp32"], CPU, product=(16, 8, 16), buffer_bytes=2**16)
     assert found.flops_per_second.keys() == {"fp32"} and found.product == (16, 8, 16)
     assert found.arithmetic("fp32") > 0 and found.bytes_per_second > 0 and found.data_sheet is None

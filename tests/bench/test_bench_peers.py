@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
-from tformer.bench import peers
 from tformer.bench.peers import PEERS, Peer, choose_peers
 from tformer.errors import InputError
 
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, ("train", "here"), Peer("none", ("json",)))
-    monkeypatch.setitem(PEERS, ("train", "missing"), Peer("none", ("json", "no_such_module")))
+    monkeypatch.setitem(PEERS, ("train", "here"), Peer("none", "Training", ("json",)))
+    monkeypatch.setitem(PEERS, ("train", "missing"), Peer("none", "Training", ("json", "no_such_module")))
 
 
 def test_every_precision_of_a_peer_unless_some_are_named() -> None:
@@ -24,7 +25,7 @@ def test_every_precision_of_a_peer_unless_some_are_named() -> None:
 @pytest.mark.parametrize(
     ("work", "name", "precisions", "told"),
     [
-        ("train", "nobody", None, "--peer nobody: it does no train here; available: .*here"),
+        ("train", "nobody", None, "--peer nobody: no train by it here; available: .*here"),
         ("train", "missing", None, "no_such_module is not installed"),
         ("train", "here", ["int4"], "--peer-precision int4"),
         ("no work", "here", None, "available: none"),
@@ -50,8 +51,9 @@ def test_an_installed_library_that_cannot_be_imported(monkeypatch: pytest.Monkey
         choose_peers("train", ["here"], None)
 
 
-def test_the_table_names_files_that_exist() -> None:
-    from pathlib import Path
-
-    folder = Path(peers.__file__).parent
-    assert all((folder / f"{peer.module}.py").is_file() for peer in PEERS.values() if peer.module != "none")
+@pytest.mark.parametrize("key", PEERS, ids="-".join)
+def test_the_table_names_classes_that_exist(key: tuple[str, str]) -> None:
+    peer = PEERS[key]
+    for module in peer.needs:
+        pytest.importorskip(module)
+    assert hasattr(import_module(f"tformer.bench.peers.{peer.module}"), peer.maker)

@@ -13,50 +13,20 @@ from typing import Any
 
 import pytest
 
-from tformer.bench import processes as isolate
-from tformer.bench import processes as race
-from tformer.bench import processes as timing
-from tformer.bench.processes import (
-    Row,
-    measure,
-    run_isolated,
-    summarise,
-)
+from tformer.bench import processes
+from tformer.bench.processes import RacedRow, race, run_isolated, summarise
 from tformer.bench.speed import Entry, SpeedBench
-from tformer.bench.worker import why
+from tformer.bench.worker import reason_of
 
 
 def test_summary_of_durations() -> None:
     found = summarise([1.0, 2.0, 3.0, 4.0, 10.0])
-    assert (found.median, found.minimum, found.repeats) == (3.0, 1.0, 5)
-    assert found.spread == pytest.approx((4.0 - 2.0) / 3.0)
+    assert (found["median"], found["minimum"], found["repeats"]) == (3.0, 1.0, 5)
+    assert found["spread"] == pytest.approx((4.0 - 2.0) / 3.0)
 
 
 def test_one_duration_has_no_spread() -> None:
-    assert summarise([2.0]).spread == 0.0
-
-
-def test_work_is_warmed_up_and_then_repeated_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "ENOUGH_SECONDS", 0.0)
-    calls: list[str] = []
-    found = measure(
-        lambda: calls.append("work"),
-        repeats=5,
-        warm_ups=2,
-        most_seconds=60,
-        synchronise=lambda: calls.append("wait"),
-    )
-    assert found.repeats == 5
-    assert calls == ["work", "work", "wait", *["work", "wait"] * 5]
-
-
-def test_quick_work_goes_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "ENOUGH_SECONDS", 0.02)
-    assert measure(lambda: None, repeats=1, most_seconds=60).repeats > 10
-
-
-def test_the_limit_leaves_one_repetition() -> None:
-    assert measure(lambda: None, repeats=10**9, most_seconds=0.0).repeats == 1
+    assert summarise([2.0])["spread"] == 0.0
 
 
 @pytest.fixture
@@ -67,7 +37,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         noted, program = tmp_path / "pid", tmp_path / "program"
         program.write_text(f"#!/bin/sh\necho $$ > {noted}\n{script}\n")
         program.chmod(0o755)
-        monkeypatch.setattr(isolate.sys, "executable", str(program))
+        monkeypatch.setattr(sys, "executable", str(program))
         return noted
 
     return become
@@ -85,8 +55,8 @@ def noted_is_running(noted: Path) -> bool:
     return True
 
 
-def test_the_last_line_is_the_answer(child: Any) -> None:
-    child("cat > /dev/null; echo noise; echo '{\"median\": 1.5}'")
+def test_the_line_on_stdout_is_the_answer(child: Any) -> None:
+    child("read request; echo noise >&2; echo '{\"median\": 1.5}'")
     assert run_once() == {"median": 1.5}
 
 
@@ -108,8 +78,8 @@ def test_a_stop_ends_the_process_and_gives_nothing(child: Any) -> None:
     [
         (f"kill -{signal.SIGKILL.value} $$", "out of memory: the system ended the process"),
         (f"kill -{signal.SIGALRM.value} $$", "over 30 s"),
-        ("cat > /dev/null; echo first >&2; echo last >&2; exit 3", "the process ended with 3: last"),
-        ("cat > /dev/null", "the process ended with 0: it said nothing"),
+        ("read request; echo first >&2; echo last >&2; exit 3", "the process ended with 3: last"),
+        ("read request", "the process ended with 0: no message"),
     ],
 )
 def test_an_end_without_an_answer_is_told(child: Any, script: str, told: str) -> None:
@@ -118,10 +88,12 @@ def test_an_end_without_an_answer_is_told(child: Any, script: str, told: str) ->
 
 
 def test_failures_inside_are_told_in_one_line() -> None:
-    assert why(MemoryError()) == "out of memory"
-    assert why(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes")) == "out of memory"
-    assert why(ValueError("window: 100 is odd\nand more")) == "window: 100 is odd"
-    assert why(RuntimeError("broken")) == "RuntimeError: broken"
+    assert reason_of(MemoryError()) == "out of memory"
+    assert (
+        reason_of(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes")) == "out of memory"
+    )
+    assert reason_of(ValueError("window: 100 is odd\nand more")) == "window: 100 is odd"
+    assert reason_of(RuntimeError("broken")) == "RuntimeError: broken"
 
 
 def test_what_is_refused_comes_back_from_a_real_process() -> None:
@@ -211,10 +183,10 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(found)
 
 
-def run(*plans: dict[str, Any], repeats: int = 3, max_seconds: float = 100, **changes: Any) -> list[Row] | None:
+def run(*plans: dict[str, Any], repeats: int = 3, max_seconds: float = 100, **changes: Any) -> list[RacedRow] | None:
     contenders = [{"name": name, "plan": plan} for name, plan in zip("abc", plans, strict=False)]
     rules: dict[str, Any] = {"should_stop": lambda: False, **changes}
-    return race.race(contenders, repeats=repeats, max_seconds=max_seconds, **rules)
+    return race("speed", contenders, repeats=repeats, max_seconds=max_seconds, **rules)
 
 
 def test_rounds_are_in_turn_once_all_are_prepared(log: Log) -> None:
@@ -235,7 +207,7 @@ def test_quick_rounds_go_on_until_each_has_had_enough(log: Log) -> None:
 def test_one_turn_is_timed_whatever_the_limit_and_none_begins_after_it(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(race, "SHARE_FOR_ROUNDS", 0.0)
+    monkeypatch.setattr(processes, "SHARE_FOR_ROUNDS", 0.0)
     run({}, {}, repeats=10**9)
     assert log.of("round") == "ab"
 
@@ -310,10 +282,10 @@ def test_who_has_not_its_turn_stands_still(log: Log) -> None:
 
 PARENT = """
 import sys
-from tformer.bench import race
+from tformer.bench.processes import race
 sys.executable = sys.argv[1]
-plans = [("a", {}), ("b", {"round 1": "sleeps"})]
-race.race([{"name": name, "plan": plan} for name, plan in plans], repeats=3, max_seconds=50, should_stop=lambda: False)
+contenders = [{"name": name, "plan": plan} for name, plan in (("a", {}), ("b", {"round 1": "sleeps"}))]
+race("speed", contenders, repeats=3, max_seconds=50, should_stop=lambda: False)
 """
 
 
@@ -338,17 +310,14 @@ def test_nothing_that_stands_still_outlives_its_parent(log: Log) -> None:
 
 REAL = """#!{python}
 import os, sys
-import tformer.bench.contend as contend
-from tformer.bench import one
+from tformer.bench import speed, worker
 from tformer.bench.peers import PEERS
-from tformer.bench.works import WORKS
+from tformer.bench.workloads import Contender
 
 settings = []
-contend.keep_freed_memory = lambda: settings.append("kept")
+speed.keep_freed_memory = lambda: settings.append("kept")
 
-class Fake:
-    def __init__(self, precision):
-        self.precision = precision
+class Fake(Contender):
     def prepare(self):
         os.environ["SEEN"] = os.environ.get("SEEN", "") + "x"
         print("a library's own words")
@@ -358,11 +327,10 @@ class Fake:
         return 10 * len(os.environ["SEEN"]) + len(settings)
 
 class Row:
-    def make(self, task, precision):
-        return Fake(precision)
+    make = contender = Fake
 
-WORKS["train"] = PEERS["train", "other"] = Row()
-one.main()
+speed.WORKS["train"] = PEERS["train", "other"] = Row()
+worker.main()
 """
 
 
@@ -378,7 +346,7 @@ def test_real_processes_keep_their_settings_to_themselves(
     entries = (Entry("tformer", "bf16"), Entry("other", "fp32"), Entry("other", "gone"))
     given = {"bench": make_speed_bench(entries=entries).to_json(), "batch_size": 2}
     contenders = [{**given, "name": name, "precision": precision} for name, precision in entries]
-    rows = race.race(contenders, repeats=1, max_seconds=600, should_stop=lambda: False)
+    rows = race("speed", contenders, repeats=1, max_seconds=600, should_stop=lambda: False)
     assert rows is not None and [row.get("tokens") for row in rows] == [11, 10, None]
     assert rows[2] == {"failed": "gone"}
     assert all(row["memory"]["peak_rss_bytes"] > 2**20 for row in rows[:2])

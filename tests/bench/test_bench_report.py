@@ -16,8 +16,6 @@ from tformer.bench.report import (
     lines,
     markdown,
     report,
-    share_of_data_sheet,
-    share_of_peak,
     tables,
 )
 from tformer.bench.speed import Entry, Row, SpeedBench
@@ -85,12 +83,12 @@ def test_shares_of_peak_compare_all_with_the_best_format(make_speed_bench: Make)
 
 def test_the_nearer_ceiling_counts() -> None:
     slow = row("tformer", "bf16", 10, cost={**ROWS[0].cost, "bytes_read": 35e9, "flops": 1e9})  # type: ignore[dict-item]
-    assert share_of_peak(slow) == pytest.approx(0.7)
+    assert slow.share_of_peak == pytest.approx(0.7)
 
 
 def test_the_data_sheet_of_a_known_gpu() -> None:
     known = row("tformer", "bf16", 4800, ceilings={**CEILINGS, "data_sheet": SHEET})
-    assert share_of_data_sheet(known) == pytest.approx(0.3) and share_of_data_sheet(ROWS[0]) is None
+    assert known.share_of_data_sheet == pytest.approx(0.3) and ROWS[0].share_of_data_sheet is None
     assert "(a data sheet)" in lines([known])[0]
     assert lines([known])[1].endswith("; 30% of the data sheet")
     assert not any("data sheet" in line for line in lines(ROWS))
@@ -140,7 +138,7 @@ def test_lines_say_ceilings_what_binds_memory_and_unrest() -> None:
         "ceilings, batch 2: bf16 800 GFLOP/s, fp32 200 GFLOP/s (product 4096 x 384 x 1536), memory read at 50 GB/s"
     )
     assert told[1].startswith("tformer bf16, batch 2: 60% of the matrix-product rate")
-    assert told[2].startswith("memory that it should need: 2.00 MiB (weights 1.00 MiB)")
+    assert told[2].startswith("expected memory: 2.00 MiB (weights 1.00 MiB)")
     assert "1 of 3 spread by more than 20%" in told[3]
 
 

@@ -9,22 +9,31 @@ from typing import Any
 import pytest
 
 from tformer.bench import speed
-from tformer.bench.peers import PEERS, Peer
-from tformer.bench.speed import (
-    CHARACTERS,
-    Entry,
-    Row,
-    SpeedBench,
-    SpeedRequest,
-    resolve,
-    run_speed,
+from tformer.bench.options import (
+    ClassifyOptions,
+    GenerateOptions,
+    ModelOptions,
+    ProductOptions,
+    SpeedOptions,
+    TokenizeOptions,
+    TrainOptions,
+    TranslateOptions,
 )
+from tformer.bench.peers import PEERS, Peer
+from tformer.bench.speed import CHARACTERS, Entry, Row, SpeedBench, resolve, run_speed
 from tformer.errors import InputError
+
+OPTIONS: dict[str, type[SpeedOptions]] = {
+    options.work: options
+    for options in (TrainOptions, GenerateOptions, TranslateOptions, ClassifyOptions, TokenizeOptions)
+}
+CHAR = ModelOptions(arch="gpt", preset="char")
+FP32 = ProductOptions(precision="fp32", device="cpu")
 
 
 def settled(work: str = "train", **flags: Any) -> SpeedBench:
-    values: dict[str, Any] = {"arch": "gpt", "preset": "char", "precision": "fp32", "device": "cpu"}
-    return resolve(SpeedRequest(work, **{**values, **flags}))[0]
+    products = {} if work == "tokenize" else {"products": FP32}
+    return resolve(OPTIONS[work](**{"model": CHAR, **products, **flags}))[0]
 
 
 def test_the_shapes_that_the_issue_names() -> None:
@@ -32,22 +41,22 @@ def test_the_shapes_that_the_issue_names() -> None:
     baby = settled().recipe.model
     assert baby.decoder is not None and (baby.decoder.num_layers, baby.d_model, baby.vocab_size) == (6, 384, CHARACTERS)
     assert settled().length == 256 and settled().batch_sizes == (16,)
-    bench, notes = resolve(SpeedRequest("train", arch="gpt", preset="small", precision="fp32", length=512))
+    bench, notes = resolve(TrainOptions(model=ModelOptions(arch="gpt", preset="small"), length=512, products=FP32))
     assert bench.recipe.model.vocab_size == 50257 and bench.length == 512
     assert notes[-1] == "model: gpt/small, 124,439,808 parameters"
 
 
 def test_an_assumed_vocabulary_is_said() -> None:
-    _, notes = resolve(SpeedRequest("train", arch="gpt", preset="char", precision="fp32"))
+    _, notes = resolve(TrainOptions(model=CHAR, products=FP32))
     assert notes[0].startswith("vocabulary: 65 tokens")
-    _, notes = resolve(SpeedRequest("train", arch="gpt", preset="char", precision="fp32", sets=["model.vocab_size=96"]))
+    _, notes = resolve(TrainOptions(model=CHAR, products=FP32, sets=("model.vocab_size=96",)))
     assert len(notes) == 1
 
 
 @pytest.mark.usefixtures("int8")
 def test_ours_comes_first_and_then_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, ("generate", "here"), Peer("none", ("json",)))
-    bench = settled("generate", peers=["here"], quantize=["none", "int8"], options={"new_tokens": 4})
+    monkeypatch.setitem(PEERS, ("generate", "here"), Peer("none", "Generation", ("json",)))
+    bench = settled("generate", peer=("here",), quantize="none,int8", new_tokens=4)
     assert bench.entries == (
         Entry("tformer", "fp32"), Entry("tformer", "int8"), Entry("here", "fp32"), Entry("here", "bf16"),
     )  # fmt: skip
@@ -56,20 +65,20 @@ def test_ours_comes_first_and_then_the_peers(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("int8", [False], indirect=True)
 @pytest.mark.parametrize("work", ["generate", "translate"])
 def test_8_bits_are_refused_ahead_where_there_are_none(int8: None, work: str) -> None:
-    flags = {"arch": None, "preset": None, "options": {"new_tokens": 4, "beam": 1, "sentences": 2}}
+    flags = {"model": ModelOptions(), "new_tokens": 4}
     with pytest.raises(InputError, match="--quantize int8 needs a CPU with 8-bit products"):
-        settled(work, quantize=["none", "int8"], **flags)
-    assert settled(work, quantize=["none"], **flags).entries == (Entry("tformer", "fp32"),)
+        settled(work, quantize="none,int8", **flags)
+    assert settled(work, quantize="none", **flags).entries == (Entry("tformer", "fp32"),)
 
 
 @pytest.mark.usefixtures("int8")
 def test_8_bits_beside_fp16_are_refused_ahead() -> None:
     with pytest.raises(InputError, match="--quantize int8 goes with bf16 or fp32, found fp16"):
-        settled("generate", quantize=["int8"], precision="fp16", options={"new_tokens": 4})
+        settled("generate", quantize="int8", products=ProductOptions(precision="fp16", device="cpu"))
 
 
 def test_text_to_ids_has_no_format() -> None:
-    bench = settled("tokenize", precision="auto", options={"data": None, "megabytes": 1.0, "tokenizer": None})
+    bench = settled("tokenize", megabytes=1.0)
     assert bench.precision == "" and [entry.label for entry in bench.entries] == ["tformer"]
 
 
@@ -85,7 +94,7 @@ def test_threads_are_the_same_for_all() -> None:
 
 
 def test_classification_gets_a_classifier() -> None:
-    bench = settled("classify", arch="bert", preset="base", options={"texts": 2})
+    bench = settled("classify", model=ModelOptions(arch="bert", preset="base"), texts=2)
     assert [head.kind for head in bench.recipe.model.heads] == ["classifier"] and bench.length == 128
 
 
@@ -93,15 +102,15 @@ def test_classification_gets_a_classifier() -> None:
     ("work", "flags", "told"),
     [
         ("train", {"length": 10_000}, "--length: found 10000, the model reads 256"),
-        ("train", {"precision": "int4"}, "--precision: found 'int4'"),
-        ("train", {"run": "somewhere"}, "--run is a model already"),
-        ("train", {"peers": ["nobody"]}, "--peer nobody"),
-        ("train", {"preset": "none"}, "none"),
-        ("train", {"arch": "vit", "preset": "tiny"}, "models of images are not benched"),
-        ("generate", {"quantize": ["int4"], "options": {"new_tokens": 1}}, "--quantize: found 'int4'"),
-        ("generate", {"options": {"new_tokens": 500}}, "the model reads 256"),
-        ("generate", {"length": 300, "options": {"new_tokens": 1}}, "--prompt-length: found 300"),
-        ("generate", {"arch": "bert", "preset": "tiny", "options": {"new_tokens": 1}}, "has no decoder"),
+        ("train", {"products": ProductOptions(precision="int4", device="cpu")}, "--precision: found 'int4'"),
+        ("train", {"model": ModelOptions(run="somewhere", arch="gpt")}, "--run is a model already"),
+        ("train", {"peer": ("nobody",)}, "--peer nobody"),
+        ("train", {"model": ModelOptions(arch="gpt", preset="none")}, "none"),
+        ("train", {"model": ModelOptions(arch="vit", preset="tiny")}, "models of images are not benched"),
+        ("generate", {"quantize": "int4"}, "--quantize: found 'int4'"),
+        ("generate", {"new_tokens": 500}, "the model reads 256"),
+        ("generate", {"length": 300, "new_tokens": 1}, "--prompt-length: found 300"),
+        ("generate", {"model": ModelOptions(arch="bert", preset="tiny")}, "has no decoder"),
     ],
 )
 def test_mistakes(work: str, flags: dict[str, Any], told: str) -> None:
@@ -110,7 +119,7 @@ def test_mistakes(work: str, flags: dict[str, Any], told: str) -> None:
 
 
 def test_a_config_file(tiny_recipe: Path) -> None:
-    bench = settled(arch=None, preset=None, config=tiny_recipe)
+    bench = settled(model=ModelOptions(config=tiny_recipe))
     assert bench.model == str(tiny_recipe) and bench.recipe.model.d_model == 16
 
 
@@ -118,27 +127,28 @@ Make = Callable[..., SpeedBench]
 OURS, PLAIN, HALF = Entry("tformer", "bf16"), Entry("transformers", "fp32"), Entry("transformers", "bf16")
 
 
-BOUNDS = {"ceilings": {"bytes_per_second": 1.0}, "costs": [None, {"flops": 2.0}, None]}
+LIMITS = {"ceilings": {"bytes_per_second": 1.0}, "costs": [None, {"flops": 2.0}, None]}
 TIMED = {"median": 0.5, "minimum": 0.4, "spread": 0.1, "repeats": 3, "tokens": 64, "memory": {"peak_rss_bytes": 7}}
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]]]:
-    """`asked(bounds, row)`: what is measured, in order; `row(entry)` answers in the place of processes."""
+    """`asked(limits, row)`: what is measured, in order; `row(entry)` answers in the place of processes."""
 
-    def use(bounds: dict[str, Any] | None, row: Callable[[Entry], dict[str, Any] | None]) -> list[tuple[Any, ...]]:
+    def use(limits: dict[str, Any] | None, row: Callable[[Entry], dict[str, Any] | None]) -> list[tuple[Any, ...]]:
         calls: list[tuple[Any, ...]] = []
 
         def run(measurement: str, given: Mapping[str, Any], **_: Any) -> dict[str, Any] | None:
             calls.append((given["batch_size"], measurement))
-            if bounds is None or "failed" in bounds:
-                return bounds
+            if limits is None or "failed" in limits:
+                return limits
             count = len(SpeedBench.from_json(given["bench"]).entries)
-            return {**bounds, "costs": bounds["costs"][:count]}
+            return {**limits, "costs": limits["costs"][:count]}
 
-        def race(contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any] | None:
+        def race(measurement: str, contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any] | None:
             entries = [Entry(one["name"], one["precision"]) for one in contenders]
             calls.append((contenders[0]["batch_size"], *entries))
+            assert measurement == "speed"
             assert (rules["repeats"], rules["max_seconds"]) == (10, 600.0)
             rows = [row(entry) for entry in entries]
             return None if None in rows else rows
@@ -151,13 +161,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]
 
 
 def run(bench: SpeedBench) -> list[Row] | None:
-    return run_speed(bench, told=lambda _: None, should_stop=lambda: False)
+    return run_speed(bench, on_row=lambda _: None, should_stop=lambda: False)
 
 
 def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Make, asked: Any) -> None:
-    calls = asked(BOUNDS, lambda _: TIMED)
+    calls = asked(LIMITS, lambda _: TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN), batch_sizes=(4, 8)))
-    assert calls == [(4, "bounds"), (4, OURS, PLAIN), (8, "bounds"), (8, OURS, PLAIN)]
+    assert calls == [(4, "limits"), (4, OURS, PLAIN), (8, "limits"), (8, OURS, PLAIN)]
     assert rows is not None and [(row.entry, row.batch_size) for row in rows] == [
         (OURS, 4), (PLAIN, 4), (OURS, 8), (PLAIN, 8),
     ]  # fmt: skip
@@ -166,20 +176,20 @@ def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Mak
 
 
 def test_what_fails_is_said_and_the_rest_goes_on(make_speed_bench: Make, asked: Any) -> None:
-    asked(BOUNDS, lambda entry: {"failed": "out of memory"} if entry == PLAIN else TIMED)
+    asked(LIMITS, lambda entry: {"failed": "out of memory"} if entry == PLAIN else TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN, HALF)))
     assert rows is not None and [row.failed for row in rows] == [None, "out of memory", None]
 
 
 def test_without_ceilings_nothing_is_timed(make_speed_bench: Make, asked: Any) -> None:
     calls = asked({"failed": "over 3 s"}, lambda _: TIMED)
-    assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, failed="over 3 s (ceilings)")]
-    assert calls == [(2, "bounds")]
+    assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, 8, failed="over 3 s (ceilings)")]
+    assert calls == [(2, "limits")]
 
 
-@pytest.mark.parametrize("stopped", ["bounds", "race"])
+@pytest.mark.parametrize("stopped", ["limits", "race"])
 def test_a_stop_gives_nothing(make_speed_bench: Make, asked: Any, stopped: str) -> None:
-    asked(None if stopped == "bounds" else BOUNDS, lambda _: None)
+    asked(None if stopped == "limits" else LIMITS, lambda _: None)
     assert run(make_speed_bench()) is None
 
 

@@ -31,7 +31,7 @@ def task(tmp_path: Path) -> Task:
 
 
 def test_all_contenders_make_the_same_number_of_tokens(task: Task) -> None:
-    contenders = [TOKENIZE.make(task, "fp32")]
+    contenders = [TOKENIZE.contender(task, "fp32")]
     if pytest.importorskip("transformers"):
         contenders.append(PEERS["tokenize", "transformers"].make(task, "fp32"))
     for contender in contenders:

@@ -43,7 +43,7 @@ def test_a_round_has_whole_batches_of_the_same_sources(task: Task) -> None:
 
 
 def test_we_write_every_token(task: Task) -> None:
-    contender = TRANSLATE.make(task, "fp32")
+    contender = TRANSLATE.contender(task, "fp32")
     contender.prepare()
     assert contender.run() == 4 * 5
 

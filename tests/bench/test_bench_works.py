@@ -59,7 +59,7 @@ def prepared(task: Task, library: str | None = None, precision: str = "fp32") ->
         pytest.importorskip(library)
         contender = PEERS[task.work, library].make(task, precision)
     else:
-        contender = WORKS[task.work].make(task, precision)
+        contender = WORKS[task.work].contender(task, precision)
     contender.prepare()
     return contender
 

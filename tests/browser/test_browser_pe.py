@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from tests.browser.waiting import until
-from tformer.viz.pe.absolute import sinusoidal_table
+from tformer.viz.pe.fixed import sinusoidal_table
+from tformer.viz.pe.learned import Table
 from tformer.viz.pe.page import explorer
-from tformer.viz.pe.settings import VIEWS, Settings
-from tformer.viz.pe.tables import Table
+from tformer.viz.pe.settings import Settings
+from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import colour_at
 
 READY = "document.body.dataset.ready === 'true'"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import Disk, save, tree, umask
-from tformer.checkpoint import RunDirectory, atomic, files, list_runs, read_checkpoint
+from tformer.checkpoint import RunDirectory, files, list_runs, read_checkpoint
 from tformer.errors import InputError, RunInUseError, StorageError
 
 
@@ -217,7 +217,7 @@ def test_atomic_write_follows_a_link_once_and_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a.txt").write_text("old")
     (tmp_path / "a.txt").symlink_to(tmp_path / "real" / "a.txt")
-    atomic.write_text(tmp_path / "a.txt", "new")
+    files.write_text(tmp_path / "a.txt", "new")
     assert (tmp_path / "a.txt").is_symlink() and (tmp_path / "real" / "a.txt").read_text() == "new"
 
 
@@ -227,7 +227,7 @@ def test_atomic_write_keeps_the_old_file_on_failure(tmp_path: Path, disk: Disk, 
     path.write_text("old")
     disk.arm(call, "enospc")
     with pytest.raises(StorageError, match=r"a\.txt"):
-        atomic.write_text(path, "new")
+        files.write_text(path, "new")
     assert os.listdir(tmp_path) == ["a.txt"] and path.read_text() in ("old", "new")
 
 

@@ -16,30 +16,31 @@ SMALL = ("bench", "attention", "--lengths", "4096,2048", "--kinds", "dense-maske
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is measured, a second for 1,000 positions of dense-masked attention; full attention has no 4,096."""
-    from tformer.bench import (
-        attention,
-    )
-    from tformer.bench import (
-        attention as attention_ceilings,
-    )
+    from tformer.bench import attention
 
     requests: list[dict[str, Any]] = []
 
-    def run(measurement: str, arguments: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        requests.append(dict(arguments))
-        if (arguments["kind"], arguments["length"]) == ("full", 4096):
-            return {"failed": "over 3 s"}
-        seconds = arguments["length"] / 1000
-        return {"median": seconds, "minimum": seconds, "spread": 0.0, "repeats": 3, "peak_bytes": 2**20}
+    def race(measurement: str, contenders: list[Mapping[str, Any]], **rules: Any) -> list[dict[str, Any]]:
+        [arguments] = contenders
+        kind, length, bench = arguments["kind"], arguments["length"], arguments["bench"]
+        limits = {"repeats": rules["repeats"], "max_seconds": rules["max_seconds"]}
+        requests.append({**bench, "kind": kind, "length": length, "options": bench["options"][kind], **limits})
+        if (kind, length) == ("full", 4096):
+            return [{"failed": "over 3 s"}]
+        timing = {"median": length / 1000, "minimum": length / 1000, "spread": 0.0, "repeats": 3}
+        memory = {"peak_bytes": 2**20, "peak_rss_bytes": 2**28}
+        return [{**timing, "tokens": length * bench["batch_size"], "memory": memory}]
 
     def ceilings(measurement: str, arguments: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        assert measurement == "attention_ceilings"
-        size = [arguments["rows"], arguments["width"], 4 * arguments["width"]]
-        rates = {arguments["dtype"]: 1e12}
+        assert measurement == "attention ceilings"
+        bench = arguments["bench"]
+        rows, width = bench["batch_size"] * bench["lengths"][-1], bench["heads"] * bench["head_dim"]
+        rates = {bench["dtype"]: 1e12}
+        size = [rows, width, 4 * width]
         return {"flops_per_second": rates, "product": size, "bytes_per_second": 1e12, "data_sheet": None}
 
-    monkeypatch.setattr(attention, "run_isolated", run)
-    monkeypatch.setattr(attention_ceilings, "run_isolated", ceilings)
+    monkeypatch.setattr(attention, "race", race)
+    monkeypatch.setattr(attention, "run_isolated", ceilings)
     return requests
 
 
@@ -63,10 +64,11 @@ def test_every_option_reaches_the_measurement(cli: Cli, asked: list[dict[str, An
     words = ("--batch-size", 2, "--heads", 3, "--head-dim", 8, "--causal", "--dtype", "bf16", "--repeats", 4,
              "--max-seconds", 9, "--set", "dense-masked.window=32")  # fmt: skip
     assert cli(*SMALL, *words).code == 0
-    assert asked[1] == {
+    expected = {
         "kind": "dense-masked", "length": 2048, "options": {"window": 32}, "batch_size": 2, "heads": 3, "head_dim": 8,
         "causal": True, "dtype": "bf16", "device": "cpu", "repeats": 4, "max_seconds": 9.0,
     }  # fmt: skip
+    assert expected.items() <= asked[1].items()
 
 
 def test_json_is_one_document(cli: Cli, asked: list[dict[str, Any]]) -> None:
@@ -158,7 +160,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["--dtype", "int8"], "--dtype: found 'int8'"),
         (["--precision", "int8"], "--precision: found 'int8'"),
         (["--precision", "fp32", "--dtype", "fp32"], "--precision and --dtype are the same"),
-        (["--peer", "ctranslate2"], "--peer ctranslate2: it does no attention here; available: transformers, x-tr"),
+        (["--peer", "ctranslate2"], "--peer ctranslate2: no attention by it here; available: transformers, x-tr"),
         (["--run", "x", "--arch", "gpt"], "--run is a model already"),
         (["--set", "model.d_model=8"], "unknown kind 'model'"),
         (["--arch", "gpt", "--set", "model.no_such=8"], "no_such"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tformer.bench import suite as all_report
+from tformer.bench import suite
 from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench
 
@@ -18,13 +18,13 @@ Cli = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(bench: SpeedBench, *, told: Callable[[Row], None], **_: Any) -> list[Row]:
+    def run(bench: SpeedBench, *, on_row: Callable[[Row], None], **_: Any) -> list[Row]:
         rows = [Row(entry, bench.batch_sizes[0], failed="out of memory") for entry in bench.entries]
         for row in rows:
-            told(row)
+            on_row(row)
         return rows
 
-    monkeypatch.setattr(all_report, "run_speed", run)
+    monkeypatch.setattr(suite, "run_speed", run)
 
 
 def test_progress_on_stderr_and_a_report_of_what_failed(cli: Cli, tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_time_to_quality_needs_text_and_text_to_validate_on(cli: Cli, tmp_path: 
 def test_with_text_the_seconds_to_a_loss_are_reported(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reached(bench: QualityBench, *, told: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
+    def reached(bench: QualityBench, *, on_row: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
         rows = [QualityRow(seed, seconds=11.5, loss=1.84, reached=True) for seed in bench.seeds]
         for row in rows:
-            told(row)
+            on_row(row)
         return rows
 
-    monkeypatch.setattr(all_report, "run_quality", reached)
+    monkeypatch.setattr(suite, "run_quality", reached)
     (tmp_path / "a.txt").write_text("some text\n")
     words = ("--data", tmp_path / "a.txt", "--valid", tmp_path / "a.txt", "--out", tmp_path / "r.md")
     done = cli("bench", "all", "--quick", "--device", "cpu", *words)

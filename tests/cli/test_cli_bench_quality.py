@@ -18,11 +18,11 @@ Cli = Callable[..., Any]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[QualityBench]:
     benches: list[QualityBench] = []
 
-    def run(bench: QualityBench, *, told: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
+    def run(bench: QualityBench, *, on_row: Callable[[QualityRow], None], **_: Any) -> list[QualityRow]:
         benches.append(bench)
         rows = [QualityRow(seed, seconds=10.0 + seed, loss=1.4, reached=seed != 2) for seed in bench.seeds]
         for row in rows:
-            told(row)
+            on_row(row)
         return rows
 
     monkeypatch.setattr("tformer.bench.quality.run_quality", run)
@@ -54,7 +54,7 @@ def test_json_is_one_document(cli: Cli, asked: list[QualityBench], text_file: Pa
         (("--valid", "x"), "--data: found none"),
         (("--data", "x"), "--valid: found none"),
         (("--data", "x", "--valid", "x", "--seeds", "one"), "--seeds: found 'one'"),
-        (("--data", "x", "--valid", "x", "--seeds", ","), "--seeds: found ','"),
+        (("--data", "x", "--valid", "x", "--seeds", ","), "--seeds: found none"),
         (("--data", "x", "--valid", "x", "--target", "nan"), "--target: found nan"),
         (("--data", "x", "--valid", "x", "--target", "-1"), "--target: found -1.0"),
         (("--data", "x", "--valid", "x", "--max-seconds", "0"), "--max-seconds: found 0"),

@@ -20,10 +20,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     from tformer.bench import speed
     from tformer.bench.peers import PEERS, Peer
 
-    monkeypatch.setitem(PEERS, ("train", "torch"), Peer("none", ("torch",)))
+    monkeypatch.setitem(PEERS, ("train", "torch"), Peer("none", "Training", ("torch",)))
     requests: list[dict[str, Any]] = []
 
-    def bounds(measurement: str, arguments: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+    def limits(measurement: str, arguments: Mapping[str, Any], **_: Any) -> dict[str, Any]:
         cost = {"flops": 5e8, "bytes_read": 1e8, "steps": 1, "examples": 2, "memory": {}}
         return {"ceilings": CEILINGS, "costs": [cost] * len(arguments["bench"]["entries"])}
 
@@ -35,8 +35,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         timing = {"median": seconds, "minimum": seconds, "spread": 0.0, "repeats": 3}
         return {**timing, "tokens": 100, "memory": {"peak_rss_bytes": 2**20}}
 
-    monkeypatch.setattr(speed, "run_isolated", bounds)
-    monkeypatch.setattr(speed, "race", lambda contenders, **_: [row(one) for one in contenders])
+    monkeypatch.setattr(speed, "run_isolated", limits)
+    monkeypatch.setattr(speed, "race", lambda _, contenders, **__: [row(one) for one in contenders])
     return requests
 
 
@@ -133,7 +133,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["train", "--max-seconds", "inf"], "--max-seconds: found inf, expected a finite number"),
         (["tokenize", "--megabytes", "inf"], "--megabytes: found inf, expected a finite number"),
         (["train", "--length", "-1"], "--length: found -1"),
-        (["train", "--peer", "nobody"], "--peer nobody: it does no train here; available:"),
+        (["train", "--peer", "nobody"], "--peer nobody: no train by it here; available:"),
         (["train", "--preset", "char", "--length", "999"], "--length: found 999"),
         (["train", "--precision", "int4"], "--precision: found 'int4'"),
         (["train", "--device", "tpu"], "unknown device 'tpu'"),

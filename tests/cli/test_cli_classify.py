@@ -10,14 +10,14 @@ import threading
 import numpy as np
 import pytest
 
-from tformer.cli.classify_input import blocks, line_blocks, text_blocks
-from tformer.cli.classify_output import AnswerFormat
+from tformer.cli.classify import AnswerFormat
+from tformer.decoding.lines import blocks, line_blocks, text_blocks
 from tformer.errors import InputError
 from tformer.recipe.sections import Columns
 
 
 def texts_of(path, **options):
-    options = {"pairs": False, "columns": Columns(), "by_column": False, "errors": "strict"} | options
+    options = {"pairs": False, "columns": Columns(), "by_column": False, "errors": "strict", "on_note": print} | options
     return list(text_blocks(str(path), **options))
 
 

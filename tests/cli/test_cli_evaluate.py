@@ -8,9 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from tformer.cli.evaluate_report import MAX_CLASSES, report_lines
 from tformer.decoding.prompts import encode_continuation
-from tformer.evaluation.reports import classification_report
+from tformer.evaluation.reports import MAX_CLASSES, classification_report, report_lines
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 
@@ -139,16 +138,10 @@ def test_without_data_the_held_out_part_of_the_training_text_is_evaluated(cli, m
 
 
 def test_without_any_data_in_the_recipe_the_built_in_text_is_split(cli, make_run, valid, monkeypatch):
-    from tformer.data.sources import (
-        builtin,
-    )
-    from tformer.data.sources import (
-        text as sources,
-    )
+    from tformer.data.sources.builtin import BUILTINS, BuiltinText
 
-    monkeypatch.setitem(builtin.DEFAULTS, "lm", "letters")
-    monkeypatch.setattr(sources, "find_builtin", lambda path: path)
-    monkeypatch.setattr(sources, "BuiltinPart", lambda path: sources.FilePart(valid, None, "strict"))
+    monkeypatch.setattr(BuiltinText, "default", "builtin:letters")
+    monkeypatch.setitem(BUILTINS, "letters", BuiltinText("letters", lambda: [valid.read_text(encoding="utf-8")]))
     found = figures_of(cli, run_on(make_run, "{}"))
     assert found["data"] == "the last 10% of builtin:letters"
     assert found["tokens"] == 341 - int(341 * 0.9) - 1
@@ -191,7 +184,7 @@ def test_skipped_binary_files_are_told(cli, random_run, valid):
 def test_an_infinite_perplexity_is_null_in_json(cli, random_run, valid, monkeypatch):
     figures = {"loss": 1e4, "perplexity": math.inf, "bits_per_byte": 1.0, "accuracy": 0.0, "tokens": 1, "bytes": 1}
     figures["tokens_per_second"] = 1.0
-    monkeypatch.setattr("tformer.evaluation.lm.evaluate_lm", lambda *_args, **_kwargs: figures)
+    monkeypatch.setattr("tformer.tasks.text.evaluate_lm", lambda *_args, **_kwargs: figures)
     assert figures_of(cli, random_run, "--data", valid)["perplexity"] is None
     assert "perplexity inf" in cli("evaluate", random_run, "--data", valid).out
 
@@ -247,7 +240,7 @@ def test_a_users_mistake_is_one_clear_line(cli, random_run, valid, arguments, wo
 
 def test_a_loss_that_is_no_number_is_exit_4(cli, random_run, valid, monkeypatch):
     figures = {"loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "accuracy": 0.0, "tokens": 1}
-    monkeypatch.setattr("tformer.evaluation.lm.evaluate_lm", lambda *_args, **_kwargs: figures)
+    monkeypatch.setattr("tformer.tasks.text.evaluate_lm", lambda *_args, **_kwargs: figures)
     outcome = cli("evaluate", random_run, "--data", valid, "--json")
     assert (outcome.code, outcome.out) == (4, "")
 

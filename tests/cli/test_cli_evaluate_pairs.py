@@ -194,10 +194,7 @@ def test_without_options_the_runs_own_validation_data_is_read(cli, make_pair_run
 
 
 def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_run, tmp_path):
-    from tformer.data.shards.pair_tokens import (
-        split_pairs,
-        tokenise_pairs,
-    )
+    from tformer.data.shards.pair_tokens import tokenise_pairs
     from tformer.data.sources.pairs import open_pairs
     from tformer.loading import load
 
@@ -213,7 +210,8 @@ def test_without_validation_data_what_training_held_out_is_read(cli, make_pair_r
         target_seq_len=16,
         eos=loaded.decoder_tokens.eos,
     )
-    held_out = [pairs.texts(index) for index in split_pairs(pairs, fraction=0.2)[1]]
+    rest = pairs.split(fraction=0.2)[1]
+    held_out = [rest.texts(index) for index in range(len(rest))]
     named = write(tmp_path / "held_out.tsv", ["\t".join(row) for row in held_out])
     found, expected = figures_of(cli, run), figures_of(cli, run, "--data", named)
     assert found["examples"] == len(held_out) and found["data"] == f"20% of {table}, held out"

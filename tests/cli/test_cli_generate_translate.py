@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tformer.cli.generate_output import Printer, as_document, as_lines
-from tformer.cli.translate_input import WINDOW_BATCHES, line_windows, prompt_line, prompt_windows
-from tformer.cli.translate_session import TranslateSession
+from tformer.cli.generate import GenerateOptions
+from tformer.cli.generate_run import SearchSession
+from tformer.cli.report import DataOutput
 from tformer.data.shards.template import single_template
+from tformer.decoding.lines import WINDOW_BATCHES, prompt_window, prompt_windows, source_windows
+from tformer.decoding.output import translation_document, translation_lines
 from tformer.decoding.sentences import SentenceReader
 from tformer.decoding.translate import (
     EMPTY,
@@ -46,7 +48,7 @@ def reader(tokenizer):
 
 
 def windows(path, reader, **options):
-    return list(line_windows(str(path), errors="strict", batch_size=2, reader=reader, **options))
+    return list(source_windows(str(path), errors="strict", batch_size=2, reader=reader, **options))
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_standard_input_comes_in_batches_of_what_has_arrived(reader, monkeypatch
     reading, writing = os.pipe()
     with os.fdopen(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        found = line_windows("-", errors="strict", batch_size=2, reader=reader)
+        found = source_windows("-", errors="strict", batch_size=2, reader=reader)
         os.write(writing, b"a\nb\nc\nd")
         assert next(found).sources == ["a", "b"]
         assert next(found).sources == ["c"]  # the line that has not come whole is waited for
@@ -117,7 +119,7 @@ def test_a_pipe_and_its_prefixes_must_have_as_many_lines(tmp_path, reader, pipe)
         windows("-", reader, prefix_file=str(prefixes))
     prefixes.write_text("d\ne\nf\n")
     pipe("a\nb\n")
-    found = line_windows("-", errors="strict", batch_size=2, reader=reader, prefix_file=str(prefixes))
+    found = source_windows("-", errors="strict", batch_size=2, reader=reader, prefix_file=str(prefixes))
     assert next(found).sources == ["a", "b"]
     with pytest.raises(InputError, match=r"standard input has 2 lines, .*p\.txt 3"):
         list(found)
@@ -131,14 +133,14 @@ def test_the_tasks_prefix_stands_before_each_source_once(tmp_path, reader):
     path.write_text("abcde\n")
     with pytest.raises(InputError, match=r"a\.txt:1: the source has 9 tokens"):
         windows(path, reader, task_prefix="g ")
-    assert prompt_line("ab", task_prefix="g ", prefix=None).sources == ["g ab"]
+    assert prompt_window("ab", task_prefix="g ").sources == ["g ab"]
 
 
 def test_a_long_line_of_a_file_is_refused_before_anything_is_read_for_work(tmp_path, reader):
     path = tmp_path / "a.txt"
     path.write_text("ab\n" * 500 + "abcdefg\n")
     with pytest.raises(InputError, match=r"a\.txt:501: the source has 9 tokens, but the model reads at most 8"):
-        next(line_windows(str(path), errors="strict", batch_size=2, reader=reader))
+        next(source_windows(str(path), errors="strict", batch_size=2, reader=reader))
 
 
 def test_only_lines_that_may_be_too_long_are_tokenised_ahead(tmp_path, tokenizer, monkeypatch):
@@ -168,35 +170,35 @@ BEST = [
 
 
 def test_lines_hold_the_columns_that_were_asked_for():
-    assert as_lines(4, BEST, n_best=False, alignments=False) == "a\tb\n"
-    assert as_lines(4, BEST, n_best=False, alignments=True) == "a\\tb\t1-0 0-1 0-2\n"
-    assert as_lines(4, BEST, n_best=True, alignments=False) == "4\t-0.5000\ta\\tb\n4\t-0.7500\tc\\nd\n"
-    assert as_lines(4, BEST, n_best=True, alignments=True).splitlines()[1] == "4\t-0.7500\tc\\nd\t0-0"
-    assert as_lines(0, [EMPTY], n_best=False, alignments=False) == "\n"
+    assert translation_lines(4, BEST, n_best=False, alignments=False) == "a\tb\n"
+    assert translation_lines(4, BEST, n_best=False, alignments=True) == "a\\tb\t1-0 0-1 0-2\n"
+    assert translation_lines(4, BEST, n_best=True, alignments=False) == "4\t-0.5000\ta\\tb\n4\t-0.7500\tc\\nd\n"
+    assert translation_lines(4, BEST, n_best=True, alignments=True).splitlines()[1] == "4\t-0.7500\tc\\nd\t0-0"
+    assert translation_lines(0, [EMPTY], n_best=False, alignments=False) == "\n"
 
 
 def test_a_document_holds_everything(tokenizer):
-    document = as_document(4, "ab", BEST, source="ab", target_prefix="a", tokenizers=(tokenizer, tokenizer))
+    document = translation_document(4, "ab", BEST, source="ab", target_prefix="a", tokenizers=(tokenizer, tokenizer))
     assert "source" not in document
     assert (document["index"], document["prompt"], document["target_prefix"]) == (4, "ab", "a")
     assert (document["text"], document["score"], document["source_tokens"]) == ("a\tb", -0.5, ["a", "b"])
     assert document["completions"][0]["alignment"] == [[1, 0], [0, 1], [0, 2]]
     assert len(document["completions"][0]["tokens"]) == 2  # without the end
     assert len(document["completions"][1]["tokens"]) == 2  # cut before one came
-    document = as_document(4, "ab", BEST, source="g ab", tokenizers=(tokenizer, tokenizer))
+    document = translation_document(4, "ab", BEST, source="g ab", tokenizers=(tokenizer, tokenizer))
     assert (document["prompt"], document["source"], document["source_tokens"]) == ("ab", "g ab", [*"g ab"])
 
 
 def session(search, reader, tokenizer, *, written, stop=lambda: False, **options):
-    asked = SimpleNamespace(
-        **{"utf8": "strict", "target_prefix": None, "target_prefix_file": None, "as_json": False, "n_best": None}
-        | {"alignments": False, "logprobs": False, "num_samples": 1, "errors": "strict"}
-        | options
-    )
     flag = SimpleNamespace(should_stop=stop, interrupted=lambda message: Interrupted(message, signal_number=2))
-    printer = Printer(written.append, on_terminal=False)
-    return TranslateSession(
-        search, asked, flag, printer, reader=reader, tokenizers=(tokenizer, tokenizer), batch_size=2
+    return SearchSession(
+        search,
+        GenerateOptions(**options),
+        flag,
+        DataOutput(written.append, on_terminal=False),
+        reader=reader,
+        tokenizers=(tokenizer, tokenizer),
+        batch_size=2,
     )
 
 
@@ -251,8 +253,8 @@ def test_the_mean_log_probability_is_of_the_tokens_that_were_scored(reader, toke
 
 def test_a_terminal_gets_no_control_characters():
     written = []
-    printer = Printer(written.append, on_terminal=True)
-    printer.show("a\x1b[2J\n")
-    printer.show_document({"text": "\x9b", "score": float("nan")})
+    output = DataOutput(written.append, on_terminal=True)
+    output.text("a\x1b[2J\n")
+    output.documents([{"text": "\x9b", "score": float("nan")}])
     assert written[0] == "a\\x1b[2J\n"
     assert "\x9b" not in written[1] and json.loads(written[1]) == {"text": "\x9b", "score": None}

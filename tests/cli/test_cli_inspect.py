@@ -20,10 +20,10 @@ Cli = Callable[..., Any]
     [
         (["run", "--arch", "gpt"], "RUN and --arch exclude each other"),
         (["--arch", "gpt", "--shapes", "--verify"], "--shapes and --verify exclude each other"),
-        (["--arch", "gpt", "--verify"], "--verify checks files as they are: leave --arch out"),
-        (["run", "--verify", "--set", "seed=1"], "--verify checks files as they are: leave --set out"),
+        (["--arch", "gpt", "--verify"], "--verify checks files as they are: omit --arch"),
+        (["run", "--verify", "--set", "seed=1"], "--verify checks files as they are: omit --set"),
         (["run", "--text", "a"], "--text is for --shapes"),
-        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs the tokenizer of a run: leave --arch out"),
+        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs the tokenizer of a run: omit --arch"),
         (["--arch", "gpt", "--depth", -1], "--depth -1: it must be at least 0"),
         (["--arch", "gpt", "--shapes", "--depth", 2], "--depth 2: it must be at least 0, and is for the tree"),
         (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),

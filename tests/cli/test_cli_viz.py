@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from tests.viz.plot_runs import train_record, write_run
-from tformer.cli.report import uncollected
+from tformer.cli.process import uncollected
 from tformer.cli.viz_attention import parse_numbers
 from tformer.errors import InputError
 
 Cli = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """runs/old, runs/new (the last to log), runs/empty, and a sweep of two runs."""
     for number, place in enumerate(("runs/old", "runs/new", "sweeps/x/runs/a", "sweeps/x/runs/b")):
@@ -40,14 +40,14 @@ def names(cli: Cli, *arguments: object) -> list[str]:
     return [run["name"] for run in json.loads(outcome.out)["runs"]]
 
 
-def test_the_runs_meant(cli: Cli) -> None:
+def test_the_runs_meant(home: Path, cli: Cli) -> None:
     assert names(cli) == ["new"], "by default the one that logged last"
     assert names(cli, "old", "runs/new", "old") == ["old", "new"]
     assert names(cli, "sweeps/x") == names(cli, "sweeps/x/runs") == ["a", "b"]
     assert names(cli, "runs/old", "sweeps/x/runs/a") == ["old", "a"]
 
 
-def test_no_run_at_all(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_at_all(home: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bare").mkdir()
     for arguments in ((), ("nothing-here",), (tmp_path / "bare",)):
         with monkeypatch.context() as patch:
@@ -56,14 +56,14 @@ def test_no_run_at_all(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert outcome.code == 2 and outcome.out == "" and outcome.err.startswith("error: "), arguments
 
 
-def test_a_run_without_metrics_is_one_line(cli: Cli) -> None:
+def test_a_run_without_metrics_is_one_line(home: Path, cli: Cli) -> None:
     alone = cli("plot", "runs/empty")
     assert alone.code == 2 and "runs/empty has no metrics" in alone.err and len(alone.err.splitlines()) == 2
     beside = cli("plot", "runs/empty", "runs/new", "--format", "csv")
-    assert beside.code == 0 and "left out: runs/empty" in beside.err and beside.out.startswith("run,split,")
+    assert beside.code == 0 and "omitted: runs/empty" in beside.err and beside.out.startswith("run,split,")
 
 
-def test_a_metric_that_only_some_runs_have_is_noted(cli: Cli, tmp_path: Path) -> None:
+def test_a_metric_that_only_some_runs_have_is_noted(home: Path, cli: Cli, tmp_path: Path) -> None:
     write_run(tmp_path / "runs/odd", [train_record(1, 2.0)])
     outcome = cli("plot", "new", "odd", "--metric", "accuracy", "--format", "csv")
     assert outcome.code == 0 and "no accuracy: odd" in outcome.err
@@ -81,19 +81,19 @@ def test_a_metric_that_only_some_runs_have_is_noted(cli: Cli, tmp_path: Path) ->
         (("--format", "gif"), "gif"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(arguments: tuple[str, ...], word: str, cli: Cli) -> None:
+def test_mistakes_are_one_line_and_exit_2(arguments: tuple[str, ...], word: str, home: Path, cli: Cli) -> None:
     outcome = cli("plot", "runs/new", *arguments)
     assert outcome.code == 2 and outcome.out == "" and word in outcome.err
     assert len(outcome.err.splitlines()) <= 2 and "Traceback" not in outcome.err
 
 
-def test_a_file_that_cannot_be_written_is_exit_3(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_exit_3(home: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = cli("plot", "runs/new", "-o", "file/curves.html")
     assert outcome.code == 3 and "file/curves.html" in outcome.err
 
 
-def test_formats_by_suffix_and_by_name(cli: Cli) -> None:
+def test_formats_by_suffix_and_by_name(home: Path, cli: Cli) -> None:
     for name, start in (("c.html", "<!doctype"), ("c.json", "{"), ("c.csv", "run,"), ("c.txt", "loss\n")):
         outcome = cli("plot", "runs/new", "-o", f"made/{name}")
         assert outcome.code == 0 and outcome.out == "" and f"wrote made/{name}" in outcome.err
@@ -103,7 +103,7 @@ def test_formats_by_suffix_and_by_name(cli: Cli) -> None:
     assert piped.out.startswith("<!doctype") and piped.err == ""
 
 
-def test_a_pipe_gets_no_colour_and_the_width_of_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_no_colour_and_the_width_of_columns(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     outcome = cli("plot", "old", "new", "--metric", "loss,lr", "--smooth", "0.5", "--format", "terminal")
     assert outcome.code == 0 and "\x1b" not in outcome.out and "learning rate" in outcome.out
@@ -127,7 +127,7 @@ def test_what_is_no_number_is_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to look at"),
+        ([], "there is no input"),
         (["--text", "a", "--attention", "encodr"], "--attention encodr: unknown"),
         (["--text", "a", "--view", "neuron"], "--view neuron: unknown"),
         (["--text", "a", "--scale", "cube"], "--scale cube: unknown"),

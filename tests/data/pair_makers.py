@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tformer.data.shards.pair_tokens import PairTokens, tokenise_pairs
-from tformer.data.sources.pair_tables import PairRow
 from tformer.data.sources.pairs import (
     PairSource,
     open_pairs,
 )
+from tformer.data.sources.tables import PairRow
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]

@@ -11,17 +11,16 @@ import pytest
 
 from tests.data.fakes import open_one, read_documents
 from tests.data.pair_makers import Spec, tokenise
-from tformer.data.shards.pair_tokens import split_pairs
 from tformer.data.sources.builtin import (
-    FIRST,
-    FORMS,
-    LAST,
+    BUILTINS,
+    DATE_FORMS,
+    FIRST_DATE,
+    LAST_DATE,
     MAX_CHARACTERS,
     MAX_DIGITS,
     MAX_PER_PACKAGE,
     NUM_DATES,
-    NUM_ROWS,
-    PairBuiltin,
+    NUM_DIGIT_ROWS,
     date_rows,
     ordinal,
     package_rows,
@@ -77,20 +76,20 @@ def test_texts_are_distinct_in_any_case_and_mixed() -> None:
     rows = date_rows()
     assert len(rows) == len({row.source.lower() for row in rows}) == NUM_DATES
     targets = [datetime.date.fromisoformat(row.target) for row in rows]
-    assert min(targets).year == FIRST.year and max(targets).year == LAST.year
+    assert min(targets).year == FIRST_DATE.year and max(targets).year == LAST_DATE.year
     assert {row.source.isupper() for row in rows[:50]} == {True, False}
     assert rows[16].place == "builtin:dates:17"
 
 
 def test_forms_are_as_people_write_them() -> None:
-    written = {write_date(DAY, form) for form in FORMS}
-    assert len(written) == len(FORMS)
+    written = {write_date(DAY, form) for form in DATE_FORMS}
+    assert len(written) == len(DATE_FORMS)
     assert written >= {"3rd of March 1987", "Mar 3, 1987", "Tuesday, 3 March 1987", "03.03.1987", "3.3.1987"}
     written_out = " ".join(ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 30))
     assert written_out == "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 23rd 30th"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", DATE_FORMS)
 def test_every_form_means_one_day(form: str) -> None:
     days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=n) for n in range(366)]
     assert len({write_date(day, form) for day in days}) == len(days)
@@ -98,15 +97,15 @@ def test_every_form_means_one_day(form: str) -> None:
 
 def test_it_is_the_same_everywhere() -> None:
     text = "".join(f"{row.source}\t{row.target}\n" for row in date_rows())
-    assert PairBuiltin().fingerprint() == hashlib.sha256(text.encode()).hexdigest()
+    assert BUILTINS["dates"].fingerprint() == hashlib.sha256(text.encode()).hexdigest()
     assert date_rows()[0].source == "December 18th, 2050"
 
 
 def test_no_text_is_on_both_sides_of_the_split() -> None:
     pairs = tokenise(open_pairs([]), template="none", seq_len=64, target_seq_len=64)
-    kept, held_out = split_pairs(pairs, fraction=0.1)
+    kept, held_out = pairs.split(fraction=0.1)
     assert len(held_out) == NUM_DATES // 10
-    texts = [{pairs.texts(n)[0].lower() for n in part.tolist()} for part in (kept, held_out)]
+    texts = [{part.texts(n)[0].lower() for n in range(len(part))} for part in (kept, held_out)]
     assert not texts[0] & texts[1]
 
 
@@ -132,7 +131,7 @@ def test_other_builtins_have_no_pairs_and_dates_no_labels() -> None:
 def test_toy_tasks_are_right_and_distinct(task: str, expected: Callable[[list[str]], list[str]]) -> None:
     (source,) = open_pairs([Spec(f"builtin:{task}")])
     rows = list(source.rows())
-    assert len({row.source for row in rows}) == len(rows) == NUM_ROWS
+    assert len({row.source for row in rows}) == len(rows) == NUM_DIGIT_ROWS
     assert {len(row.source.split()) for row in rows} == set(range(1, MAX_DIGITS + 1))
     assert all(row.target.split() == list(expected(row.source.split())) for row in rows)
-    assert rows[4].place == f"builtin:{task}:5" and PairBuiltin(task).fingerprint() != PairBuiltin().fingerprint()
+    assert rows[4].place == f"builtin:{task}:5" and BUILTINS[task].fingerprint() != BUILTINS["dates"].fingerprint()

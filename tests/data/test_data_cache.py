@@ -29,9 +29,9 @@ from tests.data.fakes import (
     leftovers,
     open_one,
 )
-from tformer.data.shards import files as shards
+from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
-from tformer.data.shards.files import (
+from tformer.data.shards.token_files import (
     HEADER_BYTES,
     DamagedShardError,
     ShardHeader,
@@ -112,10 +112,10 @@ def test_tokens_do_not_depend_on_pieces_or_shards(
     tmp_path_factory: pytest.TempPathFactory, documents: list[str], size: int
 ) -> None:
     patch = pytest.MonkeyPatch()
-    patch.setattr(shards, "SHARD_BYTES", 2 * max(8, size))
+    patch.setattr(token_files, "SHARD_BYTES", 2 * max(8, size))
     patch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of tiny shards
-    patch.setattr("tformer.data.shards.tokenise.BATCH_CHARACTERS", size)
-    patch.setattr("tformer.data.shards.tokenise.MARK_BYTES", 3)
+    patch.setattr("tformer.data.shards.token_files.BATCH_CHARACTERS", size)
+    patch.setattr("tformer.data.shards.token_files.MARK_BYTES", 3)
     try:
         cache = tmp_path_factory.mktemp("cache")
         corpus = token_corpus(InMemory(documents, size), ByteTokenizer(), cache_dir=cache)
@@ -318,7 +318,7 @@ def test_full_disk_is_a_storage_error_that_names_the_bytes(rows: Path, tmp_path:
 import resource, signal, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.cache import token_corpus
+from tformer.data.shards.corpus import token_corpus
 from tformer.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
@@ -359,9 +359,9 @@ class Slow(ByteTokenizer):
 
 
 def _tokenise_slowly(rows: Path, cache: Path) -> None:
-    import tformer.data.shards.tokenise
+    import tformer.data.shards.token_files
 
-    tformer.data.shards.tokenise.BATCH_CHARACTERS = 20
+    tformer.data.shards.token_files.BATCH_CHARACTERS = 20
     token_corpus(open_one(rows), Slow(), cache_dir=cache)
 
 
@@ -416,7 +416,7 @@ import gzip, resource, sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
 import numpy as np
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.cache import token_corpus
+from tformer.data.shards.corpus import token_corpus
 class Fast(ByteTokenizer):  # a thirtieth of the tokens, so that lists of numbers do not take the test's time
     def encode_batch(self, texts):
         return [list(text.encode()[::30]) for text in texts]

@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, open_one
-from tformer.data.shards import files as shards
-from tformer.data.shards import tokenise as chunks
+from tformer.data.shards import token_files
 from tformer.data.shards.corpus import (
     TokenCorpus,
-    split_corpus,
     token_corpus,
 )
-from tformer.data.shards.tokenise import safe_chunks
+from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -32,8 +30,8 @@ PRETOKENS = re.compile(r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s+")
 @pytest.fixture(autouse=True, scope="module")
 def _small_chunks() -> object:
     patch = pytest.MonkeyPatch()
-    patch.setattr(chunks, "CHUNK_CHARACTERS", 20)
-    patch.setattr(chunks, "CHUNK_LIMIT", 60)
+    patch.setattr(token_files, "CHUNK_CHARACTERS", 20)
+    patch.setattr(token_files, "CHUNK_LIMIT", 60)
     yield
     patch.undo()
 
@@ -82,7 +80,7 @@ def test_chunks_keep_documents_apart() -> None:
 
 @pytest.fixture
 def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenised: Callable[..., TokenCorpus]) -> TokenCorpus:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 64)  # 32 tokens
+    monkeypatch.setattr(token_files, "SHARD_BYTES", 64)  # 32 tokens
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {number}\n" for number in range(40)))
     return tokenised(path)
@@ -120,7 +118,7 @@ def test_corpus_documents_of_a_part_are_clipped() -> None:
 
 def test_split_cuts_one_text_at_the_exact_token() -> None:
     corpus = TokenCorpus.from_ids(range(1003854))
-    train, valid = split_corpus(corpus, fraction=0.1)
+    train, valid = corpus.split(fraction=0.1)
     assert len(train) == int(1003854 * 0.9)
     assert len(train) + len(valid) == 1003854
     assert valid.slice(0, 1)[0] == len(train)
@@ -133,22 +131,22 @@ def test_split_is_exact_or_at_a_near_document(sizes: list[int], fraction: float)
     cut = int(len(corpus) * (1 - fraction))
     if cut == 0:
         return
-    train, valid = split_corpus(corpus, fraction=fraction)
+    train, valid = corpus.split(fraction=fraction)
     assert np.concatenate([train.slice(0, 10**6), valid.slice(0, 10**6)]).tolist() == list(range(len(corpus)))
     assert len(train) == cut or (len(train) in starts and abs(len(train) - cut) <= 0.1 * (len(corpus) - cut))
-    assert len(split_corpus(corpus, fraction=fraction)[0]) == len(train)
+    assert len(corpus.split(fraction=fraction)[0]) == len(train)
 
 
 def test_split_keeps_short_documents_whole() -> None:
     corpus = TokenCorpus.from_ids(range(7000), documents=range(0, 7000, 7))
-    train, valid = split_corpus(corpus, fraction=0.1)
+    train, valid = corpus.split(fraction=0.1)
     assert len(train) % 7 == 0
     assert valid.document_offsets[0] == 0 and (np.diff(valid.document_offsets) == 7).all()
 
 
 def test_split_refuses_a_corpus_without_two_parts() -> None:
     with pytest.raises(InputError, match="memory: 1 tokens are too few"):
-        split_corpus(TokenCorpus.from_ids([5]), fraction=0.1)
+        TokenCorpus.from_ids([5]).split(fraction=0.1)
 
 
 def test_bytes_of_parts_follow_the_decoder(tmp_path: Path, tokenised: Callable[..., TokenCorpus]) -> None:
@@ -205,7 +203,7 @@ def test_chunked_tokens_equal_those_of_the_whole_text(
     (tmp_path / "a.txt").write_text(text)
     options = TokenizerOptions(model=model, vocab_size=400)  # type: ignore[arg-type]
     tokenizer = train_tokenizer(lambda: iter([text]), options)
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 500)
+    monkeypatch.setattr(token_files, "CHUNK_CHARACTERS", 500)
     corpus = token_corpus(open_one(tmp_path / "a.txt"), tokenizer, cache_dir=tmp_path / "cache")
     assert corpus.slice(0, len(corpus)).tolist() == tokenizer.encode(text)
     assert corpus.num_bytes == len(text)

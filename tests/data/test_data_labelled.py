@@ -17,14 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.data.sources.labelled import (
-    LabelledRow,
+    LabelIndex,
     LabelledSource,
+    collect_labels,
     open_labelled,
 )
-from tformer.data.sources.labels import (
-    LabelIndex,
-    collect_labels,
-)
+from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 
 

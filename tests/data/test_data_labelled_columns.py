@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
-from tformer.data.sources.labelled_columns import (
-    Roles,
-    asked_columns,
-    choose_columns,
-    has_names,
-)
+from tformer.data.sources.columns import LabelledLayout
 from tformer.errors import InputError
 
 
@@ -22,17 +18,23 @@ class Columns:
     label: str | int | None = None
 
 
+class Roles(NamedTuple):
+    text: int
+    text2: int | None
+    label: int | None
+    guessed: bool
+
+
 def choose(
     names: str | None, *rows: str, needs_label: bool = True, numeric_label: bool = False, **asked: object
 ) -> Roles:
-    return choose_columns(
-        names.split(",") if names is not None else None,
-        [row.split(",") for row in rows],
-        asked_columns(Columns(**asked)),  # type: ignore[arg-type]
-        name="a.csv",
-        needs_label=needs_label,
-        numeric_label=numeric_label,
+    layout = LabelledLayout(needs_label=needs_label, numeric_label=numeric_label)
+    named = layout.named(Columns(**asked))  # type: ignore[arg-type]
+    chosen = layout.choose(
+        names.split(",") if names is not None else None, [row.split(",") for row in rows], named, name="a.csv"
     )
+    columns = [chosen.get(role, (None,))[0] for role in layout.roles]
+    return Roles(*columns, guessed=bool(chosen.keys() - named.keys()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -159,4 +161,5 @@ def test_without_names_the_number_of_columns_is_said() -> None:
 )
 def test_a_row_of_names_is_recognised(lines: list[str], asked: dict[str, object], expected: bool) -> None:
     rows = [line.split(",") for line in lines]
-    assert has_names(rows, asked_columns(Columns(**asked))) is expected  # type: ignore[arg-type]
+    layout = LabelledLayout()
+    assert layout.has_names(rows, layout.named(Columns(**asked))) is expected  # type: ignore[arg-type]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
-from tformer.data.shards import pair_tokens
+from tformer.data.shards import token_files
 from tformer.data.shards.pair_tokens import (
     PairTokens,
     join_pairs,
-    split_pairs,
+    tokenise_pairs,
 )
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -60,7 +60,7 @@ def test_each_side_has_its_own_tokenizer() -> None:
     options = TokenizerOptions(model="char", vocab_size=40, template="t5")
     other = train_tokenizer(lambda: iter(["xyz" * 9]), options)
     assert other.special.eos is not None
-    pairs = pair_tokens.tokenise_pairs(
+    pairs = tokenise_pairs(
         [rows_of([("the cat", "xyz")])], words(), other, seq_len=9, target_seq_len=9, eos=other.special.eos
     )
     example = pairs.examples(0, [0])[0]
@@ -85,7 +85,7 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of([(" ".join(WORDS[: n % 7]), " ".join(WORDS[n % 5 :])) for n in range(40)])
     whole = tokenise(rows)
     seen: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(pair_tokens, "BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(token_files, "BATCH_CHARACTERS", 50)
     parts = tokenise(rows, progress=lambda done, total: seen.append((done, total)))
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
     assert (parts.fingerprint, parts.notes, shown(parts)) == (whole.fingerprint, whole.notes, shown(whole))
@@ -214,34 +214,39 @@ def test_fingerprint_follows_what_changes_the_examples() -> None:
 # -- the fixed split ---------------------------------------------------------------------------------------------------
 
 
+def sources_of(pairs: PairTokens) -> list[str]:
+    return [pairs.texts(index)[0] for index in range(len(pairs))]
+
+
 @given(
     st.lists(TEXTS.filter(bool), min_size=2, max_size=40).filter(lambda texts: len(set(texts)) > 1),
     st.floats(0.01, 0.49),
 )
 def test_equal_sources_fall_on_one_side_and_both_have_some(texts: list[str], fraction: float) -> None:
     pairs = tokenise(rows_of([(text, "a") for text in texts]))
-    kept, held_out = split_pairs(pairs, fraction=fraction)
-    assert sorted([*kept, *held_out]) == list(range(len(texts))) and len(kept) and len(held_out)
-    assert not {texts[n] for n in kept} & {texts[n] for n in held_out}
-    again = split_pairs(pairs, fraction=fraction)
-    assert again[0].tolist() == kept.tolist() and again[1].tolist() == held_out.tolist()
+    kept, held_out = (sources_of(part) for part in pairs.split(fraction=fraction))
+    assert kept and held_out and not set(kept) & set(held_out)
+    assert kept == [text for text in texts if text in kept] and held_out == [text for text in texts if text in held_out]
+    assert sorted(kept + held_out) == sorted(texts)
+    assert [part.fingerprint for part in pairs.split(fraction=fraction)] == [
+        part.fingerprint for part in pairs.split(fraction=fraction)
+    ]
 
 
-def test_the_split_is_near_the_fraction_mixed_and_depends_on_the_seed_alone() -> None:
+def test_the_split_is_near_the_fraction_and_mixed() -> None:
     texts = [" ".join(WORDS[int(digit)] for digit in f"{n:04}" if digit < "6") + " the" * (n % 3) for n in range(900)]
     texts = list(dict.fromkeys(texts))
     pairs = tokenise(rows_of([(text, "a") for text in texts]))
-    held_out = split_pairs(pairs, fraction=0.1)[1]
-    assert len(held_out) == round(0.1 * len(texts)) and 0.3 < held_out.mean() / len(texts) < 0.7
-    assert held_out.tolist() != split_pairs(pairs, fraction=0.1, seed=1)[1].tolist()
-    order = np.arange(len(texts))[::-1]
-    turned = split_pairs(pairs.subset(order), fraction=0.1)[1]
-    assert sorted(order[turned]) == held_out.tolist(), "by the texts, not by their places"
+    held_out = sources_of(pairs.split(fraction=0.1)[1])
+    places = np.array([texts.index(text) for text in held_out])
+    assert len(held_out) == round(0.1 * len(texts)) and 0.3 < places.mean() / len(texts) < 0.7
+    turned = pairs.subset(np.arange(len(texts))[::-1]).split(fraction=0.1)[1]
+    assert sources_of(turned)[::-1] == held_out, "by the texts, not by their places"
 
 
 def test_one_source_alone_cannot_be_split() -> None:
     with pytest.raises(InputError, match="2 pairs with 1 different source are too few"):
-        split_pairs(tokenise(rows_of([("a", "a"), ("a", "mat")])), fraction=0.1)
+        tokenise(rows_of([("a", "a"), ("a", "mat")])).split(fraction=0.1)
 
 
 def test_refused_pairs_are_named_with_place_and_numbers() -> None:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tests.data.pair_makers import Columns, Spec, open_one, read, write
 from tformer.data.sources.pairs import (
-    PairRow,
     open_pairs,
     shared_columns,
 )
+from tformer.data.sources.tables import PairRow
 from tformer.errors import InputError
 
 PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]

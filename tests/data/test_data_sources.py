@@ -302,7 +302,7 @@ def test_fingerprint_of_a_large_file_reads_its_ends_only(tmp_path: Path) -> None
 
 
 def test_a_column_is_a_number_or_a_name() -> None:
-    from tformer.data.sources.tables import parse_column
+    from tformer.data.sources.columns import parse_column
 
     assert [parse_column(text) for text in (None, "2", "text", "²", "-1")] == [None, 2, "text", "²", "-1"]
 

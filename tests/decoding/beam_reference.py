@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.decoding.sampling import NgramBlocker
 from tformer.decoding.settings import (
     BeamSettings,
     Hypothesis,
@@ -19,6 +18,15 @@ from tformer.decoding.settings import (
 
 NEVER = float("-inf")
 Rule = Callable[[tuple[int, ...]], Sequence[float]]  # new tokens so far -> log-probabilities [V]
+
+
+def slow_repeated_ngrams(tokens: Sequence[int], n: int) -> list[int]:
+    """The tokens that would complete an n-gram among `tokens`, one place after the other."""
+    tail = tuple(tokens[len(tokens) - (n - 1) :])
+    if len(tail) < n - 1:
+        return []
+    ngrams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+    return sorted({ngram[-1] for ngram in ngrams if ngram[:-1] == tail})
 
 
 class ScriptedStepper:
@@ -118,7 +126,7 @@ def slow_beam_search(
     *,
     limit: int = 1000,
     history: Sequence[int] = (),
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     never_stop: bool = False,
 ) -> list[Hypothesis]:
     """One sentence, every candidate looked at, nothing batched."""
@@ -129,7 +137,7 @@ def slow_beam_search(
     for length in range(limit):
         taken: list[int] = []
         for group in range(groups):
-            candidates = _candidates(rule, settings, live[group], history, never, length, limit)
+            candidates = _candidates(rule, settings, live[group], history, suppressed, length, limit)
             candidates = _in_order(candidates, settings.diversity_penalty, taken)
             going: list[tuple[float, float, tuple[int, ...]]] = []
             took: list[int] = []
@@ -166,7 +174,7 @@ def _candidates(
     settings: BeamSettings,
     live: list[tuple[float, float, tuple[int, ...]]],
     history: Sequence[int],
-    never: Sequence[int],
+    suppressed: Sequence[int],
     length: int,
     limit: int,
 ) -> list[tuple[float, float, int, int]]:
@@ -174,14 +182,14 @@ def _candidates(
     candidates = []
     for beam, (total, logprob, ids) in enumerate(live):
         seen = [*history, *ids]
-        own = [NEVER if token in never else value for token, value in enumerate(rule(ids))]
+        own = [NEVER if token in suppressed else value for token, value in enumerate(rule(ids))]
         scores = [np.float32(value) for value in own]
         if settings.repetition_penalty != 1.0:
             factor = np.float32(settings.repetition_penalty)
             repeated = {token for token in seen if token != settings.eos_id}
             scores = [value * factor if token in repeated else value for token, value in enumerate(scores)]
         if settings.no_repeat_ngram:
-            banned = set(NgramBlocker(settings.no_repeat_ngram, seen).banned()) - {settings.eos_id}
+            banned = set(slow_repeated_ngrams(seen, settings.no_repeat_ngram)) - {settings.eos_id}
             left = [NEVER if token in banned else value for token, value in enumerate(scores)]
             scores = left if max(left) > NEVER else scores
         if settings.forced_eos is not None and length + 1 == limit:

@@ -105,22 +105,22 @@ def test_exhaustive_stopping_finds_the_best_of_everything(kind: Any, alpha: floa
     options=searches(),
     seed=seeds,
     levels=st.sampled_from([None, 2, 5]),
-    never=st.sampled_from([(), (0,), (2, 5)]),
+    suppressed=st.sampled_from([(), (0,), (2, 5)]),
     sentences=st.lists(st.tuples(st.integers(1, 7), st.lists(st.integers(0, 5), max_size=4)), min_size=1, max_size=3),
 )
 def test_the_search_is_the_slow_search_of_each_sentence_alone(
     options: BeamSettings,
     seed: int,
     levels: int | None,
-    never: tuple[int, ...],
+    suppressed: tuple[int, ...],
     sentences: list[tuple[int, list[int]]],
 ) -> None:
     """Hypotheses, sums and scores to the last bit, ties included, whatever else is in the batch."""
     rules = [random_rule(seed + place, vocab_size=6, levels=levels) for place in range(len(sentences))]
     limits, histories = [limit for limit, _ in sentences], [history for _, history in sentences]
-    found = beam_search(ScriptedStepper(rules), options, limits=limits, histories=histories, never=never)
+    found = beam_search(ScriptedStepper(rules), options, limits=limits, histories=histories, suppressed=suppressed)
     for rule, limit, history, hypotheses in zip(rules, limits, histories, found, strict=True):
-        assert hypotheses == slow_beam_search(rule, options, limit=limit, history=history, never=never)
+        assert hypotheses == slow_beam_search(rule, options, limit=limit, history=history, suppressed=suppressed)
 
 
 @given(options=searches(), seed=seeds, order=st.permutations(range(5)))

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.decoding.beam_reference import slow_repeated_ngrams
 from tformer.decoding.beam_candidates import CHUNK, top_candidates
 from tformer.decoding.beam_search import FinishedHypotheses
 from tformer.decoding.sampling import (
     NO_TOKEN,
-    NgramBlocker,
     block_repeated_ngrams,
     pad_left,
-    penalise_repeated,
+    penalise_repetition,
     repeated_ngrams,
 )
 from tformer.decoding.settings import (
@@ -162,8 +162,8 @@ def test_a_number_that_is_none_is_among_the_best_candidates(vocab_size: int, sig
 
 
 @given(rows=histories, n=st.integers(1, 4))
-def test_repeated_ngrams_are_those_of_the_blocker(rows: list[list[int]], n: int) -> None:
-    assert repeated_ngrams(pad_left(rows), n) == [NgramBlocker(n, row).banned() for row in rows]
+def test_repeated_ngrams_are_found(rows: list[list[int]], n: int) -> None:
+    assert repeated_ngrams(pad_left(rows), n) == [slow_repeated_ngrams(row, n) for row in rows]
 
 
 @given(rows=histories)
@@ -172,15 +172,15 @@ def test_repeated_tokens_are_penalised_once_each(rows: list[list[int]]) -> None:
     expected = [
         [value * (1.5 if token in row else 1.0) for token, value in enumerate([-1.0, -2.0, -3.0, -4.0])] for row in rows
     ]
-    assert penalise_repeated(logprobs, pad_left(rows), 1.5).tolist() == expected
+    assert penalise_repetition(logprobs, pad_left(rows), 1.5, exempt=()).tolist() == expected
 
 
 def test_what_is_looked_at_stays_as_it_was() -> None:
     logprobs = torch.tensor([[-1.0, -2.0], [-3.0, NEVER]])
     before = logprobs.clone()
-    penalised = penalise_repeated(logprobs, pad_left([[1, 1], [1]]), 2.0)
+    penalised = penalise_repetition(logprobs, pad_left([[1, 1], [1]]), 2.0, exempt=())
     assert penalised.tolist() == [[-1.0, -4.0], [-3.0, NEVER]]
-    blocked = block_repeated_ngrams(logprobs, pad_left([[1, 0], [1]]), 1)
+    blocked = block_repeated_ngrams(logprobs, pad_left([[1, 0], [1]]), 1, exempt=())
     assert blocked.tolist() == [[-1.0, -2.0], [-3.0, NEVER]]  # row 0: nothing would be left
     assert torch.equal(logprobs, before)
 

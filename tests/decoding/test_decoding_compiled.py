@@ -205,7 +205,7 @@ def test_memory_of_batches_long_past_is_given_back() -> None:
     decoder = attach(model)
     for count in range(1, 9):
         generate(model, [[1]] * 2**count, GenerationSettings(max_new_tokens=2, temperature=0.0))
-    assert len(decoder._caches) <= compiled.KEPT + 1
+    assert len(decoder._caches) <= compiled.MAX_FREE_CACHES + 1
 
 
 @pytest.mark.parametrize("most", [2, 64])

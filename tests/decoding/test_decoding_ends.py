@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from tests.decoding.beam_reference import ScriptedStepper, table
+from tests.decoding.uncached import uncached_generate
 from tformer.build import build_model
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.continuer import Continuer
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import unwritten_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Translator
-from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.model import Model
@@ -61,19 +61,19 @@ def make_translator(
 # --- pad and start are never written ----------------------------------------------------------------------------------
 
 
-def test_pad_and_start_are_unwritten_unless_they_end_a_text_or_are_forced() -> None:
+def test_pad_and_start_are_suppressed_unless_they_end_a_text_or_are_forced() -> None:
     special = SpecialIds(pad=0, bos=1, eos=2)
-    assert unwritten_tokens(special, DecoderTokens(start=7, eos=2), eos=2) == (0, 1, 7)
-    assert unwritten_tokens(special, DecoderTokens(start=2, eos=2), eos=2) == (0, 1)
-    assert unwritten_tokens(special, DecoderTokens(start=2, eos=2, forced_bos=1), eos=2) == (0,)
-    assert unwritten_tokens(SpecialIds(bos=3, eos=3), eos=3) == ()
-    assert unwritten_tokens(SpecialIds(), eos=None) == ()
+    assert suppressed_tokens(special, DecoderTokens(start=7, eos=2), eos=2) == (0, 1, 7)
+    assert suppressed_tokens(special, DecoderTokens(start=2, eos=2), eos=2) == (0, 1)
+    assert suppressed_tokens(special, DecoderTokens(start=2, eos=2, forced_bos=1), eos=2) == (0,)
+    assert suppressed_tokens(SpecialIds(bos=3, eos=3), eos=3) == ()
+    assert suppressed_tokens(SpecialIds(), eos=None) == ()
 
 
 def test_a_recipe_may_rule_out_other_tokens_or_none() -> None:
     special = SpecialIds(pad=0, bos=1, eos=2)
-    assert unwritten_tokens(special, DecoderTokens(start=7, eos=2), eos=2, suppressed=(9, 3, 9)) == (3, 9)
-    assert unwritten_tokens(special, eos=2, suppressed=()) == ()
+    assert suppressed_tokens(special, DecoderTokens(start=7, eos=2), eos=2, suppressed=(9, 3, 9)) == (3, 9)
+    assert suppressed_tokens(special, eos=2, suppressed=()) == ()
     for kind in (BeamSettings, GenerationSettings):
         assert kind.from_recipe(Generation()).suppress_tokens is None
         assert kind.from_recipe(Generation(suppress_tokens=(3,))).suppress_tokens == (3,)
@@ -125,7 +125,7 @@ def test_a_beam_of_a_decoder_alone_never_writes_pad() -> None:
 def test_what_is_never_offered_keeps_the_numbers_of_the_others() -> None:
     rule = table({}, otherwise=(0.5, 0.2, 0.3))
     options = BeamSettings(beam_size=1, max_new_tokens=2, eos_id=EOS)
-    [[found]] = beam_search(ScriptedStepper([rule]), options, never=[A])
+    [[found]] = beam_search(ScriptedStepper([rule]), options, suppressed=[A])
     assert found.ids == (B, B)
     assert found.logprob == pytest.approx(2 * torch.tensor(0.3).log().item(), abs=1e-6)
 

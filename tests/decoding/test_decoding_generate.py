@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.decoding.beam_reference import ScriptedStepper, random_rule
+from tests.decoding.uncached import uncached_generate
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError, TformerError
 from tformer.recipe.sections import Generation
 

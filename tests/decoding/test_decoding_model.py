@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.decoding.uncached import uncached_generate
 from tformer.build import build_model
-from tformer.decoding.generate import generate, inference
+from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
     QUANTIZE,
     cast_matrices,
+    inference,
     inference_dtype,
     prepare_inference,
 )
 from tformer.decoding.settings import GenerationSettings
-from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.linear import Linear

@@ -15,10 +15,10 @@ from tformer.decoding.completion import (
     TextFollower,
     held_length,
 )
-from tformer.decoding.output import as_document, open_output
-from tformer.decoding.prompts import encode_prompt, read_lines, start_ids
+from tformer.decoding.lines import line_blocks
+from tformer.decoding.output import generated_document
+from tformer.decoding.prompts import encode_prompt, start_ids
 from tformer.decoding.sampling import (
-    NgramBlocker,
     UniformStream,
     block_tokens,
     chosen_logprobs,
@@ -26,12 +26,14 @@ from tformer.decoding.sampling import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    pad_left,
     penalise_repetition,
     reshape,
 )
 from tformer.decoding.settings import Generated
 from tformer.errors import InputError, Interrupted, visible
 from tformer.formatting import as_one_line
+from tformer.output_files import open_output
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 NEVER = float("-inf")
@@ -44,9 +46,12 @@ def kept(logits: torch.Tensor) -> list[list[int]]:
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens():
     logits = torch.tensor([[2.0, -2.0, 4.0, -4.0], [2.0, -2.0, 4.0, -4.0]])
-    seen = torch.tensor([[True, True, False, False], [False, False, True, True]])
-    assert penalise_repetition(logits, seen, 2.0).tolist() == [[1.0, -4.0, 4.0, -4.0], [2.0, -2.0, 2.0, -8.0]]
-    assert torch.equal(penalise_repetition(logits, seen, 1.0), logits)
+    seen = pad_left([[1, 0, 1], [2, 3]])
+    assert penalise_repetition(logits, seen, 2.0, exempt=()).tolist() == [
+        [1.0, -4.0, 4.0, -4.0],
+        [2.0, -2.0, 2.0, -8.0],
+    ]
+    assert torch.equal(penalise_repetition(logits, seen, 1.0, exempt=()), logits)
 
 
 def test_blocked_tokens_are_never_chosen_and_other_rows_stay():
@@ -169,17 +174,6 @@ def test_a_stream_depends_on_seed_row_and_sample():
     assert chi_square(counts, torch.full((10,), 0.1)) < CHI_SQUARE_999[9]
 
 
-@given(history=st.lists(st.integers(0, 3), max_size=30), n=st.integers(1, 4))
-def test_ngram_blocker_bans_exactly_the_tokens_that_repeat_an_ngram(history, n):
-    ngrams = {tuple(history[start : start + n]) for start in range(len(history) - n + 1)}
-    tail = tuple(history[len(history) - n + 1 :]) if n > 1 else ()
-    expected = [token for token in range(4) if len(tail) == n - 1 and (*tail, token) in ngrams]
-    blocker = NgramBlocker(n, history[: len(history) // 2])
-    for token in history[len(history) // 2 :]:
-        blocker.push(token)
-    assert blocker.banned() == expected
-
-
 class Pieces:
     """A stream over ready-made pieces: id n is the n-th."""
 
@@ -263,27 +257,31 @@ def test_a_prompt_without_tokens_is_the_start(word_tokenizer):
     assert encode_prompt(word_tokenizer, "the cat") == word_tokenizer.encode("the cat")
 
 
+def read_lines(path, errors="strict"):
+    return [line for block in line_blocks(path, errors=errors, size=2) for line in block]
+
+
 def test_lines_are_read_without_their_ends(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo \x00\n  three")
-    assert list(read_lines(str(path))) == ["one", "", "two \x00", "  three"]
+    assert read_lines(str(path)) == ["one", "", "two \x00", "  three"]
     path.write_bytes(b"")
-    assert list(read_lines(str(path))) == []
+    assert read_lines(str(path)) == []
 
 
 def test_invalid_utf8_is_named_by_file_line_and_byte(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"fine\nnot \xff fine\n")
     with pytest.raises(InputError, match=r"in\.txt:2.*byte 9.*0xff") as raised:
-        list(read_lines(str(path)))
+        read_lines(str(path))
     assert raised.value.exit_code == 2
-    assert list(read_lines(str(path), errors="replace")) == ["fine", "not � fine"]
+    assert read_lines(str(path), errors="replace") == ["fine", "not � fine"]
 
 
 def test_missing_prompt_files_are_input_errors(tmp_path):
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(InputError, match=path.name):
-            list(read_lines(str(path)))
+            read_lines(str(path))
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -300,13 +298,13 @@ def test_one_line_stays_one_line():
 
 def test_the_document_of_a_prompt():
     completions = [Generated((1, 2), "x", (-0.5, -0.25), "eos"), Generated((3,), "y", (-1.0,), "length")]
-    document = as_document(4, "p", completions)
+    document = generated_document(4, "p", completions)
     assert json.loads(json.dumps(document)) == document
     assert list(document) == ["index", "prompt", "text", "finish_reason", "logprobs", "completions"]
     assert (document["index"], document["prompt"], document["text"]) == (4, "p", "x")
     assert (document["finish_reason"], document["logprobs"]) == ("eos", [-0.5, -0.25])
     assert [c["text"] for c in document["completions"]] == ["x", "y"]
-    assert as_document(0, "", [Generated((1,), "x", None, "length")])["logprobs"] is None
+    assert generated_document(0, "", [Generated((1,), "x", None, "length")])["logprobs"] is None
 
 
 # --- where it goes ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tests.decoding.random_models import random_model
-from tformer.decoding.generate import generate, inference
+from tformer.decoding.generate import generate
+from tformer.decoding.inference import inference
 from tformer.decoding.settings import GenerationSettings
 from tformer.decoding.stepper import (
     DecoderStepper,

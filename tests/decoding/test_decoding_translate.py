@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.decoding.uncached import uncached_generate
 from tformer.build import build_model
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
@@ -18,7 +19,6 @@ from tformer.decoding.score import coverage_penalty, score_targets
 from tformer.decoding.sentences import Places
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings, length_penalty
 from tformer.decoding.translate import EMPTY, Translator
-from tformer.decoding.uncached import uncached_generate
 from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.model import Transformer

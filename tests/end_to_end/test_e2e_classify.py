@@ -147,9 +147,9 @@ def test_a_reader_that_leaves_ends_the_command_quietly(encoder_run: Runs, tmp_pa
 
 
 def test_an_interrupt_keeps_what_was_done(cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: Any) -> None:
-    from tformer.cli import classify_input
+    from tformer.decoding import lines
 
-    monkeypatch.setattr(classify_input, "BLOCK_LINES", 10)
+    monkeypatch.setattr(lines, "BLOCK_LINES", 10)
     texts, out = tmp_path / "texts.txt", tmp_path / "out.tsv"
     texts.write_text("the saw\n" * 35)
     real = Classifier.classify

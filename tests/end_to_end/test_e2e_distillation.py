@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_one_line_that_names_both_sides(
 
 def test_a_model_with_a_generator_has_no_teacher(labelled: Callable[..., tuple[object, ...]], cli: Cli) -> None:
     message = refusal(cli(*labelled("single", "--objective", "replaced_token", recipe=ENCODER + GENERATOR)))
-    assert "expected null with replaced_token, which learns from a generator" in message
+    assert "expected null with replaced_token, which has no soft targets" in message
 
 
 def test_other_labels_and_another_vocabulary_are_refused(
@@ -183,10 +183,10 @@ def test_an_interruption_keeps_what_was_translated(
     pairs: tuple[object, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tformer.decoding.loaded import translator_of
-    from tformer.training import sequence_targets
+    from tformer.tasks import sequence_teacher
 
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sequence_targets, "SENTENCES", 10)
+    monkeypatch.setattr(sequence_teacher, "SENTENCES", 10)
     flags = (*pairs, "--teacher", tmp_path / "teacher", "--distil", "sequence", "--out", tmp_path / "student")
     translate, calls = translator_of, []
 
@@ -203,7 +203,7 @@ def test_an_interruption_keeps_what_was_translated(
         translator.translate = spy  # type: ignore[method-assign]
         return translator
 
-    monkeypatch.setattr(sequence_targets, "translator_of", interrupted)
+    monkeypatch.setattr(sequence_teacher, "translator_of", interrupted)
     outcome = cli(*flags)
     assert outcome.code == 130 and "20 of 54 sentences are kept" in outcome.err
     assert not (tmp_path / "student").exists()

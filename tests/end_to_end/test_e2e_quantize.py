@@ -6,16 +6,16 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from tests.end_to_end.labelled_examples import sentences
 from tests.end_to_end.translate_runs import LINES, SEQ2SEQ, Cli, Run, documents, refusal
-from tformer.cli.options import CHOICES
 from tformer.decoding.inference import QUANTIZE
 from tformer.nn.products import int8_is_possible
+from tformer.options import Quantize
 
 Runs = Callable[[str], Path]
 
@@ -25,13 +25,13 @@ pytestmark = in_8_bits
 
 def evaluated(cli: Cli, *arguments: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """The report of the weights as they are, and in 8 bits."""
-    plain, small = ([*arguments, "--json", "--quantize", kind] for kind in CHOICES)
+    plain, small = ([*arguments, "--json", "--quantize", kind] for kind in QUANTIZE)
     [before], [after] = (documents(cli("evaluate", *words)) for words in (plain, small))
     return before, after
 
 
 def test_the_choices_are_those_that_there_are() -> None:
-    assert CHOICES == QUANTIZE
+    assert get_args(get_args(Quantize)[0]) == QUANTIZE
 
 
 @pytest.mark.parametrize("kind", ["single", "multi", "score", "image", "masked", "sentences", "electra"])
@@ -82,7 +82,7 @@ def test_labels_in_8_bits_are_those_in_fp32(cli: Cli, encoder_run: Runs, tmp_pat
     texts.write_text("".join(f"{text}\n" for _, text in sentences(50, 11)))
     run = encoder_run("single")
     before, after = (
-        documents(cli("classify", run, "--input", texts, "--json", "--quantize", kind)) for kind in CHOICES
+        documents(cli("classify", run, "--input", texts, "--json", "--quantize", kind)) for kind in QUANTIZE
     )
     assert [one["label"] for one in before] == [one["label"] for one in after]
     for one, other in zip(before, after, strict=True):
@@ -110,7 +110,7 @@ def test_an_ensemble_in_8_bits(cli: Cli, random_run: Callable[..., Run], lines: 
 
 def test_masks_are_filled_in_8_bits(cli: Cli, encoder_run: Runs) -> None:
     words = ["generate", encoder_run("masked"), "--prompt", "the [MASK] and the owl", "--top-k", 3, "--json"]
-    before, after = (documents(cli(*words, "--quantize", kind)) for kind in CHOICES)
+    before, after = (documents(cli(*words, "--quantize", kind)) for kind in QUANTIZE)
     assert json.dumps(after) != json.dumps(before) and len(after) == len(before)
 
 
@@ -130,7 +130,7 @@ def test_weights_on_disk_stay_as_trained(cli: Cli, decoder: Run) -> None:
 def test_what_cannot_be_is_refused_before_anything_is_loaded(cli: Cli, words: tuple[str, ...]) -> None:
     command, *rest = words
     message = refusal(cli(command, "no-such-run", *rest, "--quantize", "int4"))
-    assert message == "error: --quantize must be none or int8, found 'int4'"
+    assert message == "error: Invalid value for '--quantize': 'int4' is not one of 'none', 'int8'."
     message = refusal(cli(command, "no-such-run", *rest, "--quantize", "int8", "--precision", "fp16"))
     assert message == "error: --quantize int8 and --precision fp16 exclude each other"
 

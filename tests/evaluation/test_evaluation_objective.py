@@ -11,19 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.evaluation.lm import pseudo_perplexity
 from tformer.evaluation.predict import evaluate_objective
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
-from tformer.objectives.options import (
-    ClassificationOptions,
-    MaskedLmOptions,
-    NextSentenceOptions,
-    RegressionOptions,
-    ReplacedTokenOptions,
-)
+from tformer.objectives.labelled import ClassificationOptions, RegressionOptions
+from tformer.objectives.masked_lm import MaskedLmOptions
+from tformer.objectives.next_sentence import NextSentenceOptions
+from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 

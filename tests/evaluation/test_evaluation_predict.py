@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
 from tformer.evaluation.predict import length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
-from tformer.objectives.options import ClassificationOptions
+from tformer.objectives.labelled import ClassificationOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 

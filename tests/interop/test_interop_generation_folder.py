@@ -14,7 +14,6 @@ import transformers
 
 import tformer
 from tests.interop.writing import EOS, MODELS, PAD, TEXTS, VOCABULARY, sharpened
-from tformer.cli.generate_models import end_token
 from tformer.decoding.continuer import Continuer
 from tformer.decoding.loaded import translator_of
 from tformer.decoding.settings import BeamSettings
@@ -74,7 +73,7 @@ def write(loaded: Loaded) -> list[list[str]]:
     if loaded.model.encoder is not None:
         found = translator_of(loaded).translate(TEXTS)
     else:
-        settings = BeamSettings.from_recipe(loaded.recipe.generation, eos_id=end_token(loaded))
+        settings = BeamSettings.from_recipe(loaded.recipe.generation, eos_id=loaded.text_tokenizer.special.eos)
         found = Continuer([loaded.model], loaded.text_tokenizer, settings).continue_texts(TEXTS)
     return [ones[0].text.split() for ones in found]
 

@@ -154,8 +154,10 @@ def test_an_end_of_sequence_that_gpt2_is_told_to_add(tmp_path: Path) -> None:
     assert_alike(byte_bpe(tmp_path, "<s>", "</s>", config={"model_type": "gpt2"}, tokenizer_config=options))
 
 
-@pytest.mark.parametrize("kind", ["roberta", "bart", "longformer"])
-@pytest.mark.parametrize("named", [False, True], ids=["by model type", "by class"])
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("roberta", False), ("roberta", True), ("bart", False), ("longformer", True)],  # by model type, or by class
+)
 def test_roberta_and_its_relatives(tmp_path: Path, kind: str, named: bool) -> None:
     options = {"tokenizer_class": f"{kind.capitalize()}Tokenizer"} if named else {}
     special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

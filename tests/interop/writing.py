@@ -177,5 +177,5 @@ def ours(pair: Pair, settings: BeamSettings | GenerationSettings, **forced: int)
         found = Continuer([pair.ours], TOKENIZER, settings).continue_texts(TEXTS, batch_size=3)
         return [[(one.ids, one.score) for one in ones] for ones in found]
     prompts = [TOKENIZER.encode(text) for text in TEXTS]
-    never = settings.suppress_tokens or ()
-    return [[(one.ids, 0.0) for one in ones] for ones in generate(pair.ours, prompts, settings, never=never)]
+    suppressed = settings.suppress_tokens or ()
+    return [[(one.ids, 0.0) for one in ones] for ones in generate(pair.ours, prompts, settings, suppressed=suppressed)]

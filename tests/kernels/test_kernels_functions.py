@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.pairwise import pairwise
 from tformer.decoding.beam_candidates import _top_by_chunks, top_candidates
 from tformer.kernels.functions import Kernels, find
 from tformer.nn.products import LARGEST, ZERO_POINT, _rounded, _unsigned_rows
@@ -30,20 +31,25 @@ def attention_parts(
     return tuple(torch.randn(shape).bfloat16() for shape in shapes)
 
 
-@pytest.mark.parametrize("masked", [None, "rows", "queries"])
-@pytest.mark.parametrize("biased", [None, "shared", "rows"])
-@pytest.mark.parametrize(("kv_heads", "size", "value"), [(4, 64, 64), (2, 20, 33), (1, 7, 130), (4, 32, 16)])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 15), (1, 16), (4, 17), (8, 70)])
+@pytest.mark.parametrize(
+    ("lengths", "sizes", "masked", "biased"),
+    pairwise(
+        lengths=[(1, 1), (1, 15), (1, 16), (4, 17), (8, 70)],
+        sizes=[(4, 64, 64), (2, 20, 33), (1, 7, 130), (4, 32, 16)],
+        masked=[None, "rows", "queries"],
+        biased=[None, "shared", "rows"],
+    ),
+)
 def test_few_queries_equal_the_formula(
     kernels: Kernels,
-    queries: int,
-    keys: int,
-    kv_heads: int,
-    size: int,
-    value: int,
+    lengths: tuple[int, int],
+    sizes: tuple[int, int, int],
     masked: str | None,
     biased: str | None,
 ) -> None:
+    """lengths: queries and keys. sizes: kv heads, size of a query and of a value."""
+    queries, keys = lengths
+    kv_heads, size, value = sizes
     q, k, v = attention_parts(3, 4, kv_heads, queries, keys, size, value)
     mask = bias = None
     if masked is not None:
@@ -100,12 +106,13 @@ def test_scores_of_any_size_give_weights_that_sum_to_one(kernels: Kernels, size:
 
 
 @pytest.mark.parametrize(("rows", "queries"), [(0, 1), (2, 0)])
-def test_nobody_asks(kernels: Kernels, rows: int, queries: int) -> None:
+def test_an_empty_batch_gives_an_empty_result(kernels: Kernels, rows: int, queries: int) -> None:
     assert kernels.attend(*attention_parts(rows, 2, 2, queries, 5, 8, 8), scale=1.0).shape == (rows, 2, queries, 8)
 
 
-every_size = pytest.mark.parametrize("inner", [1, 31, 32, 64, 100])
-every_number_of_rows = pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
+# Every remainder of a tile's four rows and of a vector's 32 columns, on each side of where the kernels change.
+INNER = [32, 1, 31, 64, 100]
+ROWS = [1, 0, 2, 3, 4, 5, 7, 8, 9, 16, 17]
 
 
 def linear_parts(rows: int, inner: int, columns: int = 37) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,9 +120,7 @@ def linear_parts(rows: int, inner: int, columns: int = 37) -> tuple[Tensor, Tens
     return torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16(), torch.randn(columns)
 
 
-@every_size
-@every_number_of_rows
-@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("rows", "inner", "with_bias"), pairwise(rows=ROWS, inner=INNER, with_bias=[False, True]))
 def test_a_product_of_few_rows_is_the_plain_one(kernels: Kernels, rows: int, inner: int, with_bias: bool) -> None:
     x, weight, bias = linear_parts(rows, inner)
     given = bias if with_bias else None
@@ -126,9 +131,9 @@ def test_a_product_of_few_rows_is_the_plain_one(kernels: Kernels, rows: int, inn
     assert torch.equal(rounded, found.bfloat16())
 
 
-@every_size
-@every_number_of_rows
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("rows", "inner", "dtype"), pairwise(rows=ROWS, inner=INNER, dtype=[torch.float32, torch.bfloat16])
+)
 def test_an_8_bit_product_follows_the_rule_of_rounding(
     kernels: Kernels, rows: int, inner: int, dtype: torch.dtype
 ) -> None:

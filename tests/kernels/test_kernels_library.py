@@ -28,6 +28,28 @@ def _a_new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     library.load.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled once for the tests that need only its file."""
+    compiler = library.find_compiler()
+    assert compiler is not None
+    target = tmp_path_factory.mktemp("compiled") / "library.so"
+    library.build(compiler, target)
+    return target
+
+
+@pytest.fixture
+def quick_build(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`build` copies the compiled library."""
+
+    def build(compiler: str, target: Path) -> None:
+        new = Path(shutil.copy(compiled, target.with_suffix(".new")))  # the old file may be mapped
+        new.chmod(0o700)
+        new.replace(target)
+
+    monkeypatch.setattr(library, "build", build)
+
+
 def kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "kernels").iterdir())
 
@@ -41,6 +63,7 @@ def test_it_is_built_once_and_for_its_user_alone(tmp_path: Path, monkeypatch: py
     assert library.load() is not None
 
 
+@pytest.mark.usefixtures("quick_build")
 @pytest.mark.parametrize("loosened", ["folder", "file"])
 def test_what_others_can_write_is_not_loaded(loosened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.load() is not None
@@ -66,6 +89,7 @@ def test_its_threads_are_those_of_pytorch() -> None:
     assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line}) == 1
 
 
+@pytest.mark.usefixtures("quick_build")
 def test_for_little_work_only_what_is_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TFORMER_KERNELS")
     assert find(may_build=False) is None and kept(tmp_path) == []
@@ -112,6 +136,7 @@ def test_cc_may_name_a_launcher_options_or_nothing_that_is_there(word: str, monk
     assert Path(str(library.find_compiler())).resolve() == Path(str(expected)).resolve()
 
 
+@pytest.mark.usefixtures("quick_build")
 def test_a_mapped_file_may_have_any_name(tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/latin-\xfc"
     os.mkdir(folder)
@@ -130,6 +155,7 @@ def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find() is None
 
 
+@pytest.mark.usefixtures("quick_build")
 def test_a_damaged_library_is_made_anew(tmp_path: Path) -> None:
     compiler = library.find_compiler()
     assert compiler is not None

@@ -11,19 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tformer.nn import losses
-from tformer.nn.heads import (
-    HEADS,
+from tformer.nn.classification_heads import (
     ClassifierHeadOptions,
     HeadContext,
-    LmHeadOptions,
-    MaskedLmHeadOptions,
     NextSentenceHeadOptions,
-    Output,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
-    build_head,
     pool,
 )
+from tformer.nn.heads import HEADS, LmHeadOptions, MaskedLmHeadOptions, Output
 from tformer.nn.losses import linear_cross_entropy
 from tformer.nn.norm import NormOptions
 from tformer.nn.products import Quantize, int8_is_possible, prepare_product
@@ -41,7 +37,7 @@ def randomised(module: nn.Module) -> nn.Module:
 
 
 def test_lm_head_formula_with_scale_bias_and_softcap() -> None:
-    head = randomised(build_head(LmHeadOptions(bias=True, scale="inverse_sqrt_d", softcap=2.0), context()))
+    head = randomised(LmHeadOptions(bias=True, scale="inverse_sqrt_d", softcap=2.0).build(context()))
     x = torch.randn(2, 3, 8)
     raw = F.linear(x / math.sqrt(8), head.weight, head.bias)
     torch.testing.assert_close(head(x), 2.0 * torch.tanh(raw / 2.0))
@@ -50,14 +46,14 @@ def test_lm_head_formula_with_scale_bias_and_softcap() -> None:
 
 def test_tied_head_uses_the_table_itself() -> None:
     table = nn.Parameter(torch.randn(11, 8))
-    head = build_head(LmHeadOptions(), context(tied=table))
+    head = LmHeadOptions().build(context(tied=table))
     assert head.weight is table
     assert [id(p) for p in head.parameters()] == [id(table)]
 
 
 def test_fixnorm_head_uses_rows_of_length_one() -> None:
     table = nn.Parameter(torch.randn(11, 8) * 3)
-    head = build_head(LmHeadOptions(), context(tied=table, fixnorm=True))
+    head = LmHeadOptions().build(context(tied=table, fixnorm=True))
     torch.testing.assert_close(head.matrix().norm(dim=-1), torch.ones(11))
     x = torch.randn(2, 8)
     torch.testing.assert_close(head(x), x @ F.normalize(table, dim=-1).mT)
@@ -65,7 +61,7 @@ def test_fixnorm_head_uses_rows_of_length_one() -> None:
 
 def test_masked_lm_transform_bridges_a_factorised_table() -> None:
     table = nn.Parameter(torch.randn(11, 4))
-    head = randomised(build_head(MaskedLmHeadOptions(), context(tied=table)))
+    head = randomised(MaskedLmHeadOptions().build(context(tied=table)))
     x = torch.randn(2, 3, 8)
     inner = F.gelu(F.linear(x, head.dense.weight, head.dense.bias))
     inner = F.layer_norm(inner, (4,), head.norm.weight, head.norm.bias)
@@ -73,7 +69,7 @@ def test_masked_lm_transform_bridges_a_factorised_table() -> None:
 
 
 def test_lm_head_projects_to_a_factorised_table() -> None:
-    head = randomised(build_head(LmHeadOptions(), context(tied=nn.Parameter(torch.randn(11, 4)))))
+    head = randomised(LmHeadOptions().build(context(tied=nn.Parameter(torch.randn(11, 4)))))
     x = torch.randn(2, 3, 8)
     torch.testing.assert_close(head(x), x @ head.project.weight.mT @ head.weight.mT)
 
@@ -99,7 +95,7 @@ def test_mean_of_nothing_is_zero() -> None:
 
 
 def test_classifier_formula_and_dropout_before_the_projection() -> None:
-    head = randomised(build_head(ClassifierHeadOptions(num_labels=5), context(dropout=0.5)))
+    head = randomised(ClassifierHeadOptions(num_labels=5).build(context(dropout=0.5)))
     x = torch.randn(2, 3, 8)
     assert not torch.equal(head(x), head(x))
     head.eval()
@@ -108,21 +104,21 @@ def test_classifier_formula_and_dropout_before_the_projection() -> None:
 
 
 def test_labels_come_from_the_data_when_left_open() -> None:
-    assert build_head(ClassifierHeadOptions(), context(num_labels=7)).project.weight.shape[0] == 7
+    assert ClassifierHeadOptions().build(context(num_labels=7)).project.weight.shape[0] == 7
     with pytest.raises(ValueError, match="num_labels"):
-        build_head(ClassifierHeadOptions(), context())
+        ClassifierHeadOptions().build(context())
 
 
 def test_shapes_of_the_other_heads() -> None:
     x = torch.randn(2, 3, 8)
-    assert build_head(RegressionHeadOptions(pooler=False), context())(x).shape == (2, 1)
-    assert build_head(NextSentenceHeadOptions(), context())(x).shape == (2, 2)
-    assert build_head(ReplacedTokenHeadOptions(), context())(x).shape == (2, 3)
+    assert RegressionHeadOptions(pooler=False).build(context())(x).shape == (2, 1)
+    assert NextSentenceHeadOptions().build(context())(x).shape == (2, 2)
+    assert ReplacedTokenHeadOptions().build(context())(x).shape == (2, 3)
 
 
 def test_logits_are_fp32_of_bf16_hidden_states() -> None:
     for options in (LmHeadOptions(bias=True), MaskedLmHeadOptions(), ClassifierHeadOptions(num_labels=2)):
-        assert randomised(build_head(options, context()))(torch.randn(2, 3, 8).bfloat16()).dtype == torch.float32
+        assert randomised(options.build(context()))(torch.randn(2, 3, 8).bfloat16()).dtype == torch.float32
 
 
 def test_every_kind_has_a_row() -> None:
@@ -135,7 +131,7 @@ SMALL_HEADS: dict[str, Any] = {"lm": LmHeadOptions(), "masked_lm": MaskedLmHeadO
 def output(**options: Any) -> Output:
     torch.manual_seed(0)
     context = HeadContext(d_model=8, vocab_size=11, norm=NormOptions())
-    heads = {name: build_head(head, context) for name, head in {**SMALL_HEADS, **options}.items()}
+    heads = {name: head.build(context) for name, head in {**SMALL_HEADS, **options}.items()}
     for head in heads.values():
         for parameter in head.parameters():
             nn.init.normal_(parameter)

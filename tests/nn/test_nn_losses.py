@@ -14,12 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer.nn import losses
+from tformer.nn.classification_heads import HeadContext
 from tformer.nn.heads import (
+    MaskedLmHeadOptions,
     Output,
-    VocabularyHead,
     counted_places,
 )
 from tformer.nn.losses import CrossEntropy, linear_cross_entropy
+from tformer.nn.norm import NormOptions
 
 
 def problem(
@@ -259,7 +261,7 @@ def test_places_of_a_known_count_are_those_that_are_true() -> None:
 def test_a_masked_loss_on_a_gpu_needs_its_count_alone() -> None:
     """Without one it would have to ask the device, which fake tensors refuse."""
     with FakeTensorMode(), torch.no_grad(), torch.device("meta"):
-        head = VocabularyHead(8, 30)
+        head = MaskedLmHeadOptions().build(HeadContext(d_model=8, vocab_size=30, norm=NormOptions()))
         output = Output(torch.empty(2, 6, 8, device="meta"), nn.ModuleDict({"masked_lm": head}))
         labels = torch.empty(2, 6, device="meta", dtype=torch.long)
         assert output.loss_terms("masked_lm", labels, num_labels=3).loss.shape == ()

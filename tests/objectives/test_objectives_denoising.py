@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.denoising import NOWHERE, Denoising, Edits, denoise, restore, span_lengths
-from tformer.objectives.options import DenoisingOptions
+from tformer.objectives.denoising import NOWHERE, Denoising, DenoisingOptions, Edits, denoise, restore, span_lengths
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 PAD, UNK, BOS, EOS, MASK, STOP, VOCAB, SEQ_LEN = 0, 1, 2, 3, 4, 5, 40, 32

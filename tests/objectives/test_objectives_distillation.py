@@ -19,14 +19,10 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import LossResult, ObjectiveContext, total_loss
 from tformer.objectives.causal_lm import CausalLmOptions
 from tformer.objectives.distillation import Distillation, Teacher, teacher_layer
-from tformer.objectives.options import (
-    ClassificationOptions,
-    MaskedLmOptions,
-    MultiLabelOptions,
-    NextSentenceOptions,
-    RegressionOptions,
-    Seq2SeqOptions,
-)
+from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
+from tformer.objectives.masked_lm import MaskedLmOptions
+from tformer.objectives.next_sentence import NextSentenceOptions
+from tformer.objectives.seq2seq import Seq2SeqOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 from tformer.training.teacher import layer_pairs
@@ -91,7 +87,6 @@ def distillation(kind: str, teacher: Transformer, **options: Any) -> Distillatio
     return Distillation(
         build_objective(KINDS[kind], CONTEXT),  # type: ignore[arg-type]
         Teacher(forward, values.pop("order", None)),
-        kinds=kind.split(","),
         **values,
     )
 

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.sources.images import ImageExample
 from tformer.errors import InputError
+from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.collate import drop_words
 from tformer.objectives.labelled import (
-    ExampleCollator,
+    ClassificationOptions,
+    RegressionOptions,
     swap_pair,
 )
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
@@ -39,8 +41,9 @@ def pair(first: list[int], second: list[int], label: Any = None) -> Example:
 
 def collate(samples: list[Any], *, training: bool = False, seed: int = 0, dtype: torch.dtype = torch.long, **options):
     noise = {name: options.pop(name) for name in ("word_dropout", "swap_pairs") if name in options}
-    collator = ExampleCollator(context(**options), dtype, **noise)
-    return collator(samples, rng=np.random.default_rng(seed), training=training)
+    kind = ClassificationOptions if dtype == torch.long else RegressionOptions
+    objective = build_objective([kind(**noise)], context(**options))
+    return objective.collate(samples, rng=np.random.default_rng(seed), training=training)
 
 
 @pytest.mark.parametrize("padding", ["right", "left", "random"])

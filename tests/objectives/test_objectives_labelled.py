@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, total_loss
-from tformer.objectives.labelled import class_weights
-from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
+from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions, class_weights
 from tformer.tokenizer.special import SpecialIds
 
 CLASSES = 3

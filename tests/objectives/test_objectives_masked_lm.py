@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.masked_lm import MaskedLm, choose, corrupt, never_masked
-from tformer.objectives.options import MaskedLmOptions
+from tformer.objectives.masked_lm import MaskedLm, MaskedLmOptions, choose, corrupt
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 
@@ -155,10 +154,10 @@ def test_corruption_leaves_its_input_alone_and_knows_rows_without_text() -> None
 
 def test_never_masked_falls_back_to_the_special_ids() -> None:
     special = SpecialIds(pad=0, mask=4, sentinels=(8, 9))
-    found = never_masked(ObjectiveContext(special, seq_len=8, vocab_size=12))
+    found = ObjectiveContext(special, seq_len=8, vocab_size=12).special_V
     assert np.flatnonzero(found).tolist() == [0, 4, 8, 9]
     table = np.arange(12) < 3
-    assert never_masked(ObjectiveContext(special, seq_len=8, never_masked=table)) is table
+    assert ObjectiveContext(special, seq_len=8, never_masked=table).special_V is table
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused() -> None:

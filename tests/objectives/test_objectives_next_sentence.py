@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import Combined, Objective, ObjectiveContext, total_loss
-from tformer.objectives.next_sentence import NextSentence
-from tformer.objectives.options import MaskedLmOptions, NextSentenceOptions, ReplacedTokenOptions
+from tformer.objectives.masked_lm import MaskedLmOptions
+from tformer.objectives.next_sentence import NextSentence, NextSentenceOptions
+from tformer.objectives.replaced_token import ReplacedTokenOptions
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 
@@ -46,8 +47,7 @@ def model() -> Transformer:
 
 
 def test_the_loss_is_cross_entropy_over_pairs() -> None:
-    built, objective = model(), make(NEXT)
-    assert isinstance(objective, NextSentence)
+    built, objective = model(), NextSentence(NEXT, CONTEXT)
     batch = objective.collate(PAIRS, rng=np.random.default_rng(0))
     result = objective.loss(built, batch)
     scores = built(**batch.model_inputs()).head("next_sentence")
@@ -70,7 +70,7 @@ def test_two_objectives_share_one_batch_and_one_forward_pass() -> None:
     batch = objective.collate(PAIRS, rng=np.random.default_rng(0))
     result = objective.loss(forward, batch)
     assert calls == [{"input_ids", "attention_mask", "token_type_ids"}]
-    alone = [make(MASKED).loss(built, batch), make(NEXT).loss(built, batch)]
+    alone = [make(MASKED).loss(built, batch), NextSentence(NEXT, CONTEXT).loss(built, batch)]
     assert result.terms.keys() == {"masked_lm", "next_sentence"}
     torch.testing.assert_close(total_loss(result.terms), sum(total_loss(one.terms) for one in alone))
     assert result.metrics == {**alone[0].metrics, **alone[1].metrics}
@@ -79,19 +79,15 @@ def test_two_objectives_share_one_batch_and_one_forward_pass() -> None:
 
 
 def test_what_makes_the_batches_comes_first() -> None:
-    with pytest.raises(InputError, match="next_sentence cannot be the first") as caught:
-        make(NEXT, MASKED)
-    assert caught.value.hint == "list it after masked_lm"
+    for options in ((NEXT, MASKED), (NEXT,), (CausalLmOptions(), NEXT)):
+        with pytest.raises(InputError, match="expected one objective, or masked_lm, next_sentence"):
+            make(*options)
 
 
 @pytest.mark.parametrize("options", [(MASKED, MASKED), (MASKED, ReplacedTokenOptions())])
 def test_what_cannot_share_is_refused(options: Any) -> None:
     with pytest.raises(InputError, match="objectives: "):
         make(*options)
-
-
-def test_any_shared_objective_combines() -> None:
-    assert isinstance(make(CausalLmOptions(), NEXT), Combined)
 
 
 def test_samples_that_are_no_pairs_are_refused() -> None:

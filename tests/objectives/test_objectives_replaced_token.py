@@ -13,14 +13,13 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.options import ReplacedTokenOptions
-from tformer.objectives.replaced_token import ReplacedToken, detection_terms, draw_tokens
+from tformer.objectives.replaced_token import ReplacedToken, ReplacedTokenOptions, detection_terms, draw_tokens
 from tformer.recipe.model import Model
 from tformer.tokenizer.special import SpecialIds
 

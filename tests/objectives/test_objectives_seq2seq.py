@@ -16,8 +16,7 @@ from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.options import Seq2SeqOptions
-from tformer.objectives.seq2seq import Seq2Seq
+from tformer.objectives.seq2seq import Seq2Seq, Seq2SeqOptions
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 PAD, UNK, START, END = 0, 1, 2, 3

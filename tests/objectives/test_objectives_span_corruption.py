@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import span_corruption
 from tformer.objectives.base import ObjectiveContext, total_loss
-from tformer.objectives.options import SpanCorruptionOptions
 from tformer.objectives.span_corruption import (
     SpanCorruption,
+    SpanCorruptionOptions,
     corrupt_spans,
     noise_mask,
     random_parts,

@@ -16,7 +16,9 @@ from tformer.objectives.collate import (
     WordDropout,
     drop_words,
 )
-from tformer.objectives.options import DenoisingOptions, MaskedLmOptions, SpanCorruptionOptions
+from tformer.objectives.denoising import DenoisingOptions
+from tformer.objectives.masked_lm import MaskedLmOptions
+from tformer.objectives.span_corruption import SpanCorruptionOptions
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 V, UNK, MASK, EOS = 40, 3, 4, 2
@@ -39,7 +41,7 @@ def test_each_token_is_replaced_with_probability_p_by_itself() -> None:
 
 def test_share_zero_changes_nothing_and_draws_nothing() -> None:
     rng = np.random.default_rng(0)
-    drop = WordDropout(0.0, SpecialIds(), kept=np.zeros(0, dtype=np.int64))
+    drop = WordDropout(0.0, SpecialIds(), excluded=np.zeros(0, dtype=np.int64))
     row = ROWS[0]
     assert drop(row, rng) is row and drop.rows([row], rng)[0] is row
     assert rng.random() == np.random.default_rng(0).random()
@@ -64,7 +66,7 @@ def test_a_vocabulary_without_a_token_to_write_takes_random_ones_but_never_speci
     written = noisy.input_ids[changed]
     assert len(written.unique()) > 20 and EOS not in written
     with pytest.raises(InputError, match="word_dropout needs a tokenizer"):
-        WordDropout(0.1, SpecialIds(), kept=np.zeros(0, dtype=np.int64), roles=UNK_FIRST)
+        WordDropout(0.1, SpecialIds(), excluded=np.zeros(0, dtype=np.int64), roles=UNK_FIRST)
 
 
 def test_masked_lm_replaces_only_what_is_not_to_be_predicted_and_writes_no_mask() -> None:

@@ -149,7 +149,7 @@ def test_what_an_attention_kind_cannot_do_is_refused_before_training(decoder: di
             r"layers\.1\.attention\.window: unknown option",
         ),
         ({"layers": {1: {"attention": {"kind": "fulll"}}}}, r"layers\.1\.attention.*fulll"),
-        ({"layers": {1: {"num_heads": 5}}}, r"decoder\.layers\.1\.num_heads: the size of a head must be given"),
+        ({"layers": {1: {"num_heads": 5}}}, r"decoder\.layers\.1\.num_heads: found no size of a head"),
         (
             {"head_dim": 8, "positions": {"kind": "alibi"}, "layers": {1: {"num_heads": 5}}},
             r"decoder\.layers\.1\.num_heads: every layer needs the 8 heads .* positions of kind alibi",

@@ -142,7 +142,7 @@ def test_python_tags_never_run(tmp_path: Path) -> None:
 def test_files_over_one_megabyte_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "big.yaml"
     path.write_text("# " + "x" * MAX_BYTES)
-    with pytest.raises(InputError, match="larger than 1 MB"):
+    with pytest.raises(InputError, match="more than 1 MB"):
         read_yaml(path)
 
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.errors import InputError
-from tformer.tokenizer import SpecialIds, Tokenizer, TokenizerOptions, probe_losslessness, train_tokenizer
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.options import TemplateName, TokenizerModel
-from tformer.tokenizer.probes import PROBES
+from tformer.tokenizer.special import SpecialIds
+from tformer.tokenizer.train import PROBES, probe_losslessness
 
 MODELS = get_args(TokenizerModel)
 TEMPLATES = get_args(TemplateName)

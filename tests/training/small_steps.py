@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from tests.test_presets_build import VOCABULARY, read, scaled_down
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.data.sources.images import ImageExample
-from tformer.device import DTYPES, LossScaler
+from tformer.device import DTYPES
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
-from tformer.training.state import TrainerState
+from tformer.training.state import LossScaler, TrainerState
 
 PRESETS = (
     *("gpt/tiny", "gpt/small", "llama/tiny", "bert/tiny", "bert/classify", "roberta/tiny", "electra/tiny", "vit/tiny"),

@@ -16,8 +16,8 @@ import tformer
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import documents, many, sentences, write_images, write_table
 from tests.training.pair_makers import RECIPE, english, german, metrics
-from tformer.training import pair_material, sequence_targets
-from tformer.training.sequence_targets import weights_digest
+from tformer.tasks import pairs, sequence_teacher
+from tformer.tasks.sequence_teacher import weights_digest
 
 Cli = Callable[..., Any]
 
@@ -223,14 +223,14 @@ def test_two_sets_share_one_digest_taken_before_the_cast_and_a_rerun_finds_both(
 ) -> None:
     """The teacher computes in bf16: had the second set a digest of cast weights, a rerun would translate it again."""
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sequence_targets, "inference_dtype", lambda *_, **__: torch.bfloat16)
+    monkeypatch.setattr(sequence_teacher, "inference_dtype", lambda *_, **__: torch.bfloat16)
     taken: list[torch.dtype] = []
 
     def digest(model: Any) -> str:
         taken.append(next(model.encoder.parameters()).dtype)
         return weights_digest(model)
 
-    monkeypatch.setattr(pair_material, "weights_digest", digest)
+    monkeypatch.setattr(pairs, "weights_digest", digest)
     teacher = train("--set", two_sets)
 
     def kept() -> dict[str, str]:
@@ -240,7 +240,7 @@ def test_two_sets_share_one_digest_taken_before_the_cast_and_a_rerun_finds_both(
     train(*flags)
     first = kept()
     assert len(first) == 2 and all(first.values())
-    monkeypatch.setattr(sequence_targets, "translator_of", None)  # nothing is translated again
+    monkeypatch.setattr(sequence_teacher, "translator_of", None)  # nothing is translated again
     train(*flags)
     assert kept() == first and taken == [torch.float32] * 2
 

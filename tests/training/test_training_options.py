@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tformer.device import (
-    LossScaler,
     has_bf16_instructions,
     resolve_precision,
 )
 from tformer.training.parallel import SingleProcess
+from tformer.training.state import LossScaler
 
 Cli = Callable[..., Any]
 

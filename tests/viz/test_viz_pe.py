@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tformer.errors import InputError
-from tformer.nn.positions.biases import AlibiPositions
+from tformer.nn.positions import POSITIONS, PositionSizes
+from tformer.nn.positions.biases import AlibiPositions, T5BiasOptions
 from tformer.nn.positions.fixed import (
     Patch2dOptions,
     Patch2dPositions,
@@ -18,10 +19,12 @@ from tformer.nn.positions.fixed import (
     SinusoidalPositions,
 )
 from tformer.nn.positions.rope import RopeOptions, RopePositions
-from tformer.viz.pe import absolute, relative
-from tformer.viz.pe.settings import ALL, ENCODINGS, VIEWS, Settings, check_settings
-from tformer.viz.pe.tables import Table
-from tformer.viz.pe.views import FIXED, LEARNED, plots_of
+from tformer.viz.pe import fixed
+from tformer.viz.pe.learned import Table
+from tformer.viz.pe.page import explorer
+from tformer.viz.pe.selection import all_views, plots_of
+from tformer.viz.pe.settings import ALL, ENCODINGS, Settings, check_settings
+from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import (
     Heat,
     Lines,
@@ -32,7 +35,7 @@ from tformer.viz.plots import (
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
 def test_the_sinusoidal_gram_matrix_is_toeplitz(layout: str) -> None:
-    table = absolute.sinusoidal_table(Settings(layout=layout), 512)
+    table = fixed.sinusoidal_table(Settings(layout=layout), 512)
     gram = table @ table.T
     for offset in range(-511, 512, 7):
         diagonal = np.diagonal(gram, offset)
@@ -41,7 +44,7 @@ def test_the_sinusoidal_gram_matrix_is_toeplitz(layout: str) -> None:
 
 def test_the_table_is_the_papers_and_that_of_training() -> None:
     settings = Settings(d_model=20, base=500.0)
-    table = absolute.sinusoidal_table(settings, 60)
+    table = fixed.sinusoidal_table(settings, 60)
     for position in (0, 1, 17, 59):
         for i in range(10):
             angle = position / 500.0 ** (2 * i / 20)
@@ -50,23 +53,23 @@ def test_the_table_is_the_papers_and_that_of_training() -> None:
     module = SinusoidalPositions(SinusoidalOptions(base=500.0), d_model=20, max_seq_len=60)
     trained = module.embed(torch.zeros(1, 60, 20), torch.arange(60).unsqueeze(0))[0].numpy()
     assert np.array_equal(table.astype(np.float32), trained)
-    assert 0 < absolute.fp32_error(settings, 60) < 6e-8
+    assert 0 < fixed.fp32_error(settings, 60) < 6e-8
 
 
 def test_wavelengths_run_from_two_pi_towards_two_pi_base() -> None:
-    lengths = absolute.wavelengths(Settings(d_model=512))
+    lengths = fixed.wavelengths(Settings(d_model=512))
     assert lengths[0] == pytest.approx(2 * math.pi)
     assert lengths[-1] == pytest.approx(2 * math.pi * 10000 ** (510 / 512))
     assert np.allclose(np.diff(np.log(lengths)), math.log(10000) / 256)
-    fairseq = absolute.wavelengths(Settings(d_model=512, layout="fairseq"))
+    fairseq = fixed.wavelengths(Settings(d_model=512, layout="fairseq"))
     assert fairseq[-1] == pytest.approx(2 * math.pi * 10000)
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
 def test_columns_named_sines_hold_sines(layout: str) -> None:
     settings = Settings(d_model=12, layout=layout)
-    table = absolute.sinusoidal_table(settings, 3)
-    sines = absolute.sine_dimensions(settings).astype(int)
+    table = fixed.sinusoidal_table(settings, 3)
+    sines = fixed.sine_dimensions(settings).astype(int)
     cosines = np.setdiff1d(np.arange(12), sines)
     assert np.all(table[0, sines] == 0) and np.all(table[0, cosines] == 1)
     assert len(sines) == 6
@@ -75,15 +78,15 @@ def test_columns_named_sines_hold_sines(layout: str) -> None:
 def test_ropes_curve_and_the_sinusoidal_gram_curve_are_one_function() -> None:
     """Mean cosine over the same frequencies; rope's also as the product of two all-ones vectors, turned."""
     settings = Settings(d_model=64, heads=1)
-    curve = relative.rope_curve(settings, 200)
-    assert np.allclose(curve, absolute.distance_curve(absolute.sinusoidal_table(settings, 200)), atol=1e-12)
-    rotated = relative.rotated(settings, 200)
+    curve = fixed.rope_curve(settings, 200)
+    assert np.allclose(curve, fixed.distance_curve(fixed.sinusoidal_table(settings, 200)), atol=1e-12)
+    rotated = fixed.rotated(settings, 200)
     assert np.allclose(rotated @ rotated[0] / 64, curve, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 def test_rope_depends_on_distance_only(layout: str) -> None:
-    rotated = relative.rotated(Settings(encoding="rope", d_model=48, heads=2, layout=layout), 96)
+    rotated = fixed.rotated(Settings(encoding="rope", d_model=48, heads=2, layout=layout), 96)
     scores = rotated @ rotated.T
     for offset in range(-95, 96, 5):
         assert np.ptp(np.diagonal(scores, offset)) < 1e-4, offset
@@ -106,7 +109,7 @@ def test_any_query_and_key_of_rope_meet_by_distance_only() -> None:
 
 def test_angles_are_position_times_frequency() -> None:
     settings = Settings(d_model=128, heads=8, base=100.0)
-    angles = relative.rope_angles(settings, 40)
+    angles = fixed.rope_angles(settings, 40)
     expected = np.arange(40)[:, None] * 100.0 ** (-2 * np.arange(8) / 16)
     assert np.allclose(np.exp(1j * angles), np.exp(1j * expected), atol=1e-12)
     assert angles.min() >= 0 and angles.max() < 2 * math.pi
@@ -117,7 +120,7 @@ def test_alibi_slopes_are_the_published_ones() -> None:
     eight = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
     for heads, expected in ((8, eight), (16, [2 ** (-(n + 1) / 2) for n in range(16)]), (12, eight + between)):
-        [plot] = relative.slopes(Settings(encoding="alibi", heads=heads))
+        _, [plot] = plots_of(Settings(encoding="alibi", heads=heads), "slopes", None)
         assert np.allclose(plot.lines[0].y, expected, rtol=1e-12)  # type: ignore[union-attr]
 
 
@@ -125,7 +128,7 @@ def test_alibis_matrix_is_the_modules() -> None:
     module = AlibiPositions(num_heads=6)
     place = torch.arange(20).unsqueeze(0)
     for head in (1, 4, 6):
-        shown = relative.alibi_bias(Settings(encoding="alibi", heads=6), head, 20)
+        shown = fixed.alibi_bias(Settings(encoding="alibi", heads=6), head, 20)
         assert np.allclose(shown, module.bias(place, place)[0, head - 1].numpy(), atol=1e-6)
 
 
@@ -139,15 +142,15 @@ FIRST_CAUSAL = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 
 @pytest.mark.parametrize(("bidirectional", "firsts"), [(True, FIRST_BOTH), (False, FIRST_CAUSAL)])
 def test_t5_buckets_are_the_published_ones(bidirectional: bool, firsts: list[int]) -> None:
     distances = np.arange(300.0)
-    shown = relative.bucket_of(Settings(encoding="t5_bias"), -distances, bidirectional=bidirectional)
+    shown = fixed.bucket_of(Settings(encoding="t5_bias"), -distances, bidirectional=bidirectional)
     expected = np.searchsorted(firsts, distances, side="right") - 1
     assert np.array_equal(shown, expected)
-    later = relative.bucket_of(Settings(encoding="t5_bias"), distances[1:], bidirectional=bidirectional)
+    later = fixed.bucket_of(Settings(encoding="t5_bias"), distances[1:], bidirectional=bidirectional)
     assert np.array_equal(later, expected[1:] + 16 if bidirectional else np.zeros(299))
 
 
 def test_shaws_index_is_the_clipped_distance() -> None:
-    shown = relative.shaw_index(Settings(encoding="shaw", clip=4), 12)
+    shown = fixed.shaw_index(Settings(encoding="shaw", clip=4), 12)
     for i in range(12):
         for j in range(12):
             assert shown[i, j] == min(max(j - i, -4), 4) + 4
@@ -155,11 +158,11 @@ def test_shaws_index_is_the_clipped_distance() -> None:
 
 def test_patches_know_row_and_column() -> None:
     settings = Settings(encoding="patch2d", d_model=32, grid=5)
-    table = absolute.patch_table(settings)
+    table = fixed.patch_table(settings)
     module = Patch2dPositions(Patch2dOptions(), d_model=32, grid=(5, 5, True))
     assert np.array_equal(table.astype(np.float32), module.table[1:].numpy())
     assert np.allclose(table[7, :16], table[17, :16]) and np.allclose(table[7, 16:], table[9, 16:])
-    [plot] = absolute.patch_similarity(settings)
+    _, [plot] = plots_of(settings, "similarity", None)
     values = plot.values  # type: ignore[union-attr]
     assert values.shape == (29, 29) and np.isnan(values[5]).all() and np.isnan(values[:, 11]).all()
     for patch in range(25):
@@ -180,9 +183,39 @@ def settings_for(kind: str) -> Settings:
     return replace(SMALL, compare=ALL) if kind == "compare" else replace(SMALL, encoding=kind)
 
 
-def test_the_catalogue_and_the_functions_name_the_same_views() -> None:
-    named = {(kind, name) for kind, views in VIEWS.items() for name in views if kind != "compare"}
-    assert named == set(FIXED) | set(LEARNED) and set(VIEWS) == {*ENCODINGS, "compare"}
+def test_every_kind_that_acts_has_views() -> None:
+    assert set(ENCODINGS) == {*VIEWS} - {"compare"} == {*POSITIONS} - {"none"}
+    assert all(all_views().values())
+
+
+def test_a_kind_without_views_is_shown_by_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module computes the numbers, also for the page, which has no formula for it."""
+    for kind in ("sinusoidal", "rope", "alibi"):
+        monkeypatch.delitem(VIEWS, kind)
+    name, [heat] = plots_of(replace(SMALL, encoding="sinusoidal"), None, None)
+    assert isinstance(heat, Heat) and name == "embed"
+    assert np.allclose(heat.values, fixed.sinusoidal_table(SMALL, 12), atol=1e-6)
+    name, [heat] = plots_of(replace(SMALL, encoding="rope"), "rotate", None)
+    assert isinstance(heat, Heat) and np.array_equal(heat.values, fixed.rotated(SMALL, 12))
+    alibi = replace(SMALL, encoding="alibi")
+    name, plots = plots_of(alibi, None, None)
+    assert name == "bias" and [plot.title for plot in plots] == [f"Bias of the scores, head {n}" for n in (1, 2)]
+    for head, plot in enumerate(plots, 1):
+        assert isinstance(plot, Heat) and np.allclose(plot.values, fixed.alibi_bias(alibi, head, 12), atol=1e-6)
+    page = explorer(alibi, "bias", None, command="tformer viz-pe")
+    assert page.count('id="blob-alibi-bias-') == 2 and page.count('id="blob-rope-rotate-') == 1
+
+
+def test_a_learned_kind_without_views_needs_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(VIEWS, "t5_bias")
+    with pytest.raises(InputError, match="--encoding t5_bias shows what a model has learned"):
+        plots_of(replace(SMALL, encoding="t5_bias"), None, None)
+    module = T5BiasOptions().build(PositionSizes(16, 2, 8, 8, 12, True))
+    torch.nn.init.normal_(module.weight)
+    table = Table("t5_bias", "run", module=module)
+    _, plots = plots_of(replace(SMALL, encoding="t5_bias"), None, table)
+    place = torch.arange(12).unsqueeze(0)
+    assert np.array_equal(plots[1].values, module.bias(place, place)[0, 1].detach().numpy())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, views in VIEWS.items() for name in views])

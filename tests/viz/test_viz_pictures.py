@@ -19,7 +19,7 @@ from tformer.errors import InputError, StorageError
 from tformer.viz import Curve, draw_curves, picture_format
 from tformer.viz.curves import COLOURS, DASHES, LABEL_WIDTH, MARKERS, _wrap
 from tformer.viz.figure import draw_plots
-from tformer.viz.pe.settings import VIEWS
+from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import Heat, Line, Lines, Plot, Ramp
 from tformer.viz.terminal import colour_support, draw_plot, nearest_256
 
@@ -120,7 +120,7 @@ def test_the_palette_of_256() -> None:
 
 def test_a_page_loads_no_matplotlib() -> None:
     code = (
-        "import sys, tformer.viz.page, tformer.viz.pe.page, tformer.viz.terminal, tformer.viz.figure\n"
+        "import sys, tformer.viz.page, tformer.viz.pe.page, tformer.viz.terminal\n"
         "assert 'matplotlib' not in sys.modules and 'tformer.checkpoint' not in sys.modules\n"
         "assert 'pydantic' not in sys.modules and 'tformer.nn.attention' not in sys.modules\n"
     )

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.viz.plot_runs import train_record, valid_record, write_run
 from tformer.errors import InputError
-from tformer.viz.figure import draw_figure
+from tformer.viz.figure import draw_panels
 from tformer.viz.page import script_bytes
 from tformer.viz.plot.page import (
     MAX_VALUES,
@@ -222,18 +222,18 @@ def test_what_logarithmic_axes_cannot_show_is_left_out(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", [train_record(0, -1.0), train_record(1, -2.0)])])
     text = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none", log_y=True)
     assert "nothing that these axes can show" in text
-    assert draw_figure(panels_of(runs), "svg", title="", x_label="step", log_x=True, log_y=True).startswith(b"<?xml")
+    assert draw_panels(panels_of(runs), "svg", title="", x_label="step", log_x=True, log_y=True).startswith(b"<?xml")
 
 
 def test_pictures_have_a_panel_for_each_metric_and_equal_bytes(runs: list[Run]) -> None:
     panels = panels_of(runs, "loss", "lr", "accuracy", smooth=0.5)
-    made = [draw_figure(panels, "svg", title="a $ < b", x_label="step", log_y=True) for _ in range(2)]
+    made = [draw_panels(panels, "svg", title="a $ < b", x_label="step", log_y=True) for _ in range(2)]
     assert made[0] == made[1]
     root = ElementTree.fromstring(made[0])
     words = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
     assert {"loss", "learning rate", "accuracy", "a $ < b", "first · train", "second · train"} <= set(words)
     assert words.count("step") == 3 and words.count("first · train") == 1, "one legend for all panels"
-    png = Image.open(io.BytesIO(draw_figure(panels[:1], "png", title="", x_label="step")))
+    png = Image.open(io.BytesIO(draw_panels(panels[:1], "png", title="", x_label="step")))
     assert png.format == "PNG" and png.width == 880
 
 

@@ -1,1 +1,1 @@
-"""Measurements of speed and memory: each in a process of its own, and how tables and curves tell of them."""
+"""Benchmarks of speed, memory and time to quality: every measurement in a process of its own, and reports of them."""

@@ -1,37 +1,45 @@
-"""`bench attention`: time and memory of every attention kind at every length."""
+"""`bench attention`: time and memory of every attention kind at every length, one process for each.
+
+Lengths are measured in rising order, all kinds at each, so that kinds which are compared are measured close in time.
+A kind that runs out of memory or time at a length is not tried at greater ones.
+
+Times are compared with what the machine multiplies and reads at most. The rate of products is measured at the start of
+the same run, at the shape of the block around attention, [B T, D] x [D, 4 D], in the number format of the benchmark.
+Operations are those of forward and backward by the convention of training (three times forward; what a fused backward
+computes again is not counted): 4 h per head for each key of a query, by the kind's own `keys_per_query`. Causal full
+attention needs half of the keys. Bytes are the least possible: queries, keys, values, outputs and their gradients, each
+read once where it is needed, and the mask of dense-masked attention.
+
+Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_dim, D = H h.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tformer.bench.attention_peers import ATTENTION_PEERS
-from tformer.bench.machine import (
-    Ceilings,
-    Roofline,
-    measure_ceilings,
-    roofline,
-)
-from tformer.bench.processes import (
-    OUT_OF_MEMORY,
-    TOO_LONG,
-    run_isolated,
-)
+from tformer.bench.machine import measure_ceilings
+from tformer.bench.options import AttentionOptions, words_of
+from tformer.bench.peers import choose_peers
+from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG, RacedRow, race, run_isolated
+from tformer.bench.speed import Entry, Row, recipe_of
+from tformer.bench.workloads import Cost
 from tformer.bench.workloads.attention import (
+    ATTENTION_PEERS,
     DENSE_MASKED,
     FULL,
     KINDS,
-    make_mechanism,
+    AttentionBench,
     make_options,
-    sizes_of,
+    peer_name,
 )
 from tformer.build import layer_sizes
 from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops
-from tformer.device import DTYPES
+from tformer.device import DTYPES, resolve_device
 from tformer.errors import InputError, did_you_mean
 from tformer.nn.attention import ProjectionOptions
 from tformer.recipe.model import layer_sections
@@ -39,16 +47,28 @@ from tformer.recipe.problems import EXPECTED
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import describe, parse_value
 
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+HEADS, HEAD_DIM, DTYPE = 4, 64, "fp32"
+"""Defaults without a model."""
+
+MOST_ROWS = 8192  # of the product whose rate is the ceiling
+NOT_TRIED = "not tried"
+HALVED = frozenset({FULL, *ATTENTION_PEERS})
+"""Kinds that skip the later half of the keys, or could, where attention is causal."""
+
 NOT_MEASURED = frozenset(field.name for field in fields(ProjectionOptions))
 """Options of the projections around a kind, and the factor of the scores, which costs nothing."""
 
-SECTIONS = frozenset(Recipe.model_fields)
+RECIPE_SECTIONS = frozenset(Recipe.model_fields)
+
+OnRow = Callable[[Row, int, int], None]
+"""Called after each row with its number and how many there are."""
 
 
 def choose_kinds(names: Sequence[str] | None, *, causal: bool) -> tuple[list[str], list[str]]:
-    """The kinds to measure, full attention first, for everything is compared with it; and what to tell.
+    """The kinds to measure, full attention first as the reference of all others; and notes for the user.
 
-    names: None: all. InputError for an unknown name, or one without a causal mode that was asked for by name.
+    names: None: all. InputError for an unknown name, and for one without a causal mode that was named.
     """
     notes: list[str] = []
     if names is None:
@@ -61,12 +81,12 @@ def choose_kinds(names: Sequence[str] | None, *, causal: bool) -> tuple[list[str
         if causal and not KINDS[name].mechanism.causal:
             raise InputError(f"--kinds: {name} has no causal mode", hint="leave it or --causal out")
     if FULL not in names:
-        notes.append("full attention is measured too: the rest is compared with it")
+        notes.append("full attention is measured too: the others are compared with it")
     return list(dict.fromkeys([FULL, *names])), notes
 
 
 def read_settings(texts: Sequence[str], kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`KIND.OPTION=VALUE` for each --set, as options by kind. InputError names what is wrong with one."""
+    """Options by kind from each `--set KIND.OPTION=VALUE`. InputError names what is wrong with one."""
     settings: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for text in texts:
         path, equals, value = (part.strip() for part in text.partition("="))
@@ -84,20 +104,20 @@ def read_settings(texts: Sequence[str], kinds: Sequence[str]) -> dict[str, dict[
             hint = did_you_mean(option, known) if known else f"{kind} has no options here"
             raise InputError(f"--set {path}: {kind} has no such option here", hint=hint)
         settings[kind][option] = parse_value(value, name=f"--set {path}")
-        _check(kind, settings[kind])
+        _check_options(kind, settings[kind])
     if DENSE_MASKED in kinds and "window" in settings.get("sliding_window", {}):
         settings[DENSE_MASKED].setdefault("window", settings["sliding_window"]["window"])
     return settings
 
 
 def split_settings(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """--set of kinds, and of a model's recipe: those whose first word is a section of recipes."""
-    of_recipe = [text for text in texts if text.partition("=")[0].partition(".")[0].strip() in SECTIONS]
+    """--set of kinds, and --set of a model's recipe (the first word is a section of recipes)."""
+    of_recipe = [text for text in texts if text.partition("=")[0].partition(".")[0].strip() in RECIPE_SECTIONS]
     return [text for text in texts if text not in of_recipe], of_recipe
 
 
-def _check(kind: str, options: Mapping[str, Any]) -> None:
-    """Types and values, as a recipe would be checked."""
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Check types and values as a recipe's are checked."""
     try:
         TypeAdapter(KINDS[kind]).validate_python(dict(options))
     except ValidationError as error:
@@ -111,7 +131,10 @@ def _check(kind: str, options: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class ModelAttention:
-    """options: of the kind, those that are not as usual. notes: what of the model is left out."""
+    """Attention of a model's first layer: of the decoder where there is no encoder, causal, else of the encoder.
+
+    options: of the kind, those that differ from the defaults. notes: differences from the model.
+    """
 
     kind: str
     options: Mapping[str, Any]
@@ -123,11 +146,11 @@ class ModelAttention:
     notes: tuple[str, ...]
 
     def lengths(self, usual: Sequence[int]) -> tuple[int, ...]:
-        """The usual lengths that are less than the longest that the model reads, and that one."""
+        """The usual lengths below the model's longest input, and that one."""
         return (*(length for length in usual if length < self.max_length), self.max_length)
 
     def options_beside(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Options by kind as --set gives them, with the model's own where they say nothing."""
+        """Options by kind from --set, with the model's own as defaults."""
         found = {kind: dict(options) for kind, options in settings.items()}
         if self.kind in found:
             found[self.kind] = {**self.options, **found[self.kind]}
@@ -137,13 +160,13 @@ class ModelAttention:
 
 
 def attention_of(recipe: Recipe) -> ModelAttention:
-    """Of a model. InputError when its sizes do not fit together."""
+    """The attention of a model. InputError when its sizes do not fit together."""
     side = "decoder" if recipe.model.encoder is None else "encoder"
     layers = layer_sections(getattr(recipe.model, side), path=f"model.{side}")
     sizes, first = layer_sizes(recipe.model, side), layers[0].attention
     notes = [f"the attention of the {side}"] if recipe.model.encoder and recipe.model.decoder else []
     if any(layer.attention != first for layer in layers) or len(set(sizes)) > 1:
-        notes.append("its layers differ: measured is the attention of the first")
+        notes.append("its layers differ: the attention of the first is measured")
     if sizes[0].value_dim != sizes[0].head_dim:
         notes.append(f"values have {sizes[0].value_dim} numbers a head: measured as {sizes[0].head_dim}")
     usual = type(first)()
@@ -160,150 +183,133 @@ def attention_of(recipe: Recipe) -> ModelAttention:
     )
 
 
-@dataclass(frozen=True)
-class AttentionBench:
-    """What to measure.
-
-    Attributes:
-        kinds: the other libraries' ways are among them, last. options: of each, by name.
-        kv_heads: None: as many as heads.
-        max_seconds: of one cell, starting Python included.
-        model: whose attention it is, where it is a model's.
-        compile: our kinds go through torch.compile.
-    """
-
-    kinds: tuple[str, ...]
-    lengths: tuple[int, ...]
-    options: Mapping[str, Mapping[str, Any]]
-    batch_size: int = 1
-    heads: int = 4
-    head_dim: int = 64
-    causal: bool = False
-    dtype: str = "fp32"
-    device: str = "cpu"
-    repeats: int = 10
-    max_seconds: float = 120.0
-    kv_heads: int | None = None
-    model: str | None = None
-    compile: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One kind at one length: seconds of forward and backward, or why there are none.
-
-    peak_bytes: above the inputs; peak_rss_bytes: of the whole process.
-    """
-
-    kind: str
-    length: int
-    median: float | None = None
-    minimum: float | None = None
-    spread: float | None = None
-    repeats: int | None = None
-    peak_bytes: int | None = None
-    peak_rss_bytes: int | None = None
-    failed: str | None = None
+def resolve_attention(options: AttentionOptions) -> tuple[AttentionBench, list[str]]:
+    """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
+    options.check()
+    dtype = _number_format(options)
+    device = resolve_device(options.device)
+    kind_sets, own = list(options.sets), None
+    kinds = None if options.kinds is None else list(words_of("--kinds", options.kinds))
+    name: str | None = None
+    if options.model.is_given:
+        kind_sets, recipe_sets = split_settings(options.sets)
+        recipe, name = recipe_of(options.model, recipe_sets, device=device, bench="attention")
+        own = attention_of(recipe)
+        kinds = [own.kind] if kinds is None else kinds
+    causal = options.causal or (own is not None and own.causal)
+    chosen, notes = choose_kinds(kinds, causal=causal)
+    peers = [peer_name(*found) for found in choose_peers("attention", options.peer, None, device=device)]
+    settings = read_settings(kind_sets, chosen)
+    bench = AttentionBench(
+        kinds=(*chosen, *peers),
+        lengths=options.lengths_given or (LENGTHS if own is None else own.lengths(LENGTHS)),
+        options={**(settings if own is None else own.options_beside(settings)), **{peer: {} for peer in peers}},
+        batch_size=options.batch_size,
+        heads=options.heads or (HEADS if own is None else own.heads),
+        head_dim=options.head_dim or (HEAD_DIM if own is None else own.head_dim),
+        kv_heads=None if own is None or options.heads is not None or own.kv_heads == own.heads else own.kv_heads,
+        causal=causal,
+        dtype=dtype,
+        device=str(device),
+        repeats=options.repeats,
+        max_seconds=options.max_seconds,
+        model=name,
+        compile=options.compile,
+    )
+    check(bench)
+    return bench, [*notes, *(() if own is None else own.notes)]
 
 
-NOT_TRIED = "not tried"
-
-Measured = Callable[[Cell, int, int], None]
-"""Called after each cell, with its number and how many there are."""
+def _number_format(options: AttentionOptions) -> str:
+    flag, found = ("--dtype", options.dtype) if options.precision is None else ("--precision", options.precision)
+    if found is not None and found not in DTYPES:
+        raise InputError(f"{flag}: found '{found}'", hint=did_you_mean(found, DTYPES))
+    return found or DTYPE
 
 
 def check(bench: AttentionBench) -> None:
-    """Refuse options that suit no length. Errors: InputError, with the words of the kind."""
-    longest = sizes_of(
-        heads=bench.heads,
-        head_dim=bench.head_dim,
-        length=bench.lengths[-1],
-        causal=bench.causal,
-        kv_heads=bench.kv_heads,
-    )
+    """Raise InputError for options that fit no length."""
     for kind in bench.kinds:
         if kind in ATTENTION_PEERS:
             continue
         try:
             with torch.device("meta"):
-                make_mechanism(kind, bench.options[kind], longest)
+                bench.mechanism(kind, bench.lengths[-1])
         except ValueError as error:
             raise InputError(f"{kind}.{error}", hint=f"--set {kind}.OPTION=VALUE, or leave {kind} out") from None
 
 
-def bench_attention(bench: AttentionBench, *, measured: Measured, should_stop: Callable[[], bool]) -> list[Cell] | None:
-    """Every cell, by length and kind; None when stopped."""
-    cells: list[Cell] = []
-    given_up: dict[str, Cell] = {}
+def run_attention(
+    bench: AttentionBench, *, on_row: OnRow, should_stop: Callable[[], bool]
+) -> tuple[dict[str, Any], list[Row]] | None:
+    """The ceilings (a `Ceilings` as a mapping, or {"failed": reason}), and a row for each kind and length in order.
+
+    None when stopped.
+    """
+    ceilings = run_isolated(
+        "attention ceilings", {"bench": bench.to_json()}, max_seconds=bench.max_seconds, should_stop=should_stop
+    )
+    if ceilings is None:
+        return None
+    rows: list[Row] = []
+    given_up: dict[str, Row] = {}
     total = len(bench.kinds) * len(bench.lengths)
     for length in bench.lengths:
         for kind in bench.kinds:
             if kind in given_up:
-                cell = Cell(kind, length, failed=f"{NOT_TRIED}: {given_up[kind].failed} at {given_up[kind].length:,}")
+                failed = f"{NOT_TRIED}: {given_up[kind].failed} at {given_up[kind].length:,}"
+                row: Row | None = Row(Entry(kind, bench.dtype), bench.batch_size, length=length, failed=failed)
             else:
-                found = _measure(bench, kind, length, should_stop)
-                if found is None:
-                    return None
-                cell = found
-                if (cell.failed or "").startswith((OUT_OF_MEMORY, TOO_LONG)):
-                    given_up[kind] = cell
-            cells.append(cell)
-            measured(cell, len(cells), total)
-    return cells
+                row = _measure(bench, kind, length, None if "failed" in ceilings else ceilings, should_stop)
+            if row is None:
+                return None
+            if (row.failed or "").startswith((OUT_OF_MEMORY, TOO_LONG)):
+                given_up[kind] = row
+            rows.append(row)
+            on_row(row, len(rows), total)
+    return ceilings, rows
 
 
-def _measure(bench: AttentionBench, kind: str, length: int, should_stop: Callable[[], bool]) -> Cell | None:
-    arguments: dict[str, Any] = {
-        "kind": kind,
-        "length": length,
-        "options": dict(bench.options[kind]),
-        "batch_size": bench.batch_size,
-        "heads": bench.heads,
-        "head_dim": bench.head_dim,
-        "causal": bench.causal,
-        "dtype": bench.dtype,
-        "device": bench.device,
-        "repeats": bench.repeats,
-        "max_seconds": bench.max_seconds,
-    }
-    # What is as usual is not said.
-    arguments |= {} if bench.kv_heads is None else {"kv_heads": bench.kv_heads}
-    arguments |= {"compile": True} if bench.compile else {}
-    found = run_isolated("attention", arguments, max_seconds=bench.max_seconds, should_stop=should_stop)
-    return None if found is None else Cell(kind, length, **found)
+def _measure(
+    bench: AttentionBench,
+    kind: str,
+    length: int,
+    ceilings: Mapping[str, Any] | None,
+    should_stop: Callable[[], bool],
+) -> Row | None:
+    """One kind at one length, alone: at great lengths it may need the memory of the whole machine."""
+    raced = race(
+        "attention",
+        [{"bench": bench.to_json(), "kind": kind, "length": length}],
+        repeats=bench.repeats,
+        max_seconds=bench.max_seconds,
+        should_stop=should_stop,
+    )
+    return None if raced is None else row_of(bench, kind, length, raced[0], ceilings)
 
 
-def succeeded(cells: Sequence[Cell], kind: str) -> dict[int, Cell]:
-    """The measured cells of a kind, by length."""
-    return {cell.length: cell for cell in cells if cell.kind == kind and cell.failed is None}
+def row_of(bench: AttentionBench, kind: str, length: int, raced: RacedRow, ceilings: Mapping[str, Any] | None) -> Row:
+    """The row of one measurement: seconds and tokens are those of one forward and backward pass."""
+    cost = Cost(flops(bench, kind, length), bytes_read(bench, kind, length), steps=1, examples=bench.batch_size)
+    row = Row.of_race(
+        raced, Entry(kind, bench.dtype), bench.batch_size, length=length, cost=asdict(cost), ceilings=ceilings
+    )
+    if row.failed is not None:
+        return row
+    tokens = bench.batch_size * length
+    calls = row.tokens // tokens  # in a round
+    return replace(row, seconds=row.seconds / calls, minimum=row.minimum / calls, tokens=tokens)
 
 
-MOST_ROWS = 8192
-HALVED = frozenset({FULL, *ATTENTION_PEERS})
-"""What leaves out the later half of the keys where attention is causal, or could."""
-
-
-def ceilings(*, dtype: str, device: str, rows: int, width: int) -> dict[str, Any]:
-    """In the measuring process: a `Ceilings` as a mapping."""
-    return asdict(measure_ceilings([dtype], torch.device(device), product=(rows, width, 4 * width)))
-
-
-def measure_attention_ceilings(bench: AttentionBench, *, should_stop: Callable[[], bool]) -> dict[str, Any] | None:
-    """A `Ceilings` as a mapping, or {"failed": why}; None when stopped."""
-    arguments = {
-        "dtype": bench.dtype,
-        "device": bench.device,
-        "rows": min(MOST_ROWS, bench.batch_size * bench.lengths[-1]),
-        "width": bench.heads * bench.head_dim,
-    }
-    return run_isolated("attention_ceilings", arguments, max_seconds=bench.max_seconds, should_stop=should_stop)
+def measure_attention_ceilings(*, bench: Mapping[str, Any]) -> dict[str, Any]:
+    """A `Ceilings` as a mapping; runs in a measuring process."""
+    asked = AttentionBench(**bench)
+    rows, width = min(MOST_ROWS, asked.batch_size * asked.lengths[-1]), asked.heads * asked.head_dim
+    return asdict(measure_ceilings([asked.dtype], torch.device(asked.device), product=(rows, width, 4 * width)))
 
 
 def flops(bench: AttentionBench, kind: str, length: int) -> float:
-    """Of forward and backward of all positions of all sequences."""
+    """Operations of forward and backward of all positions of all sequences."""
     keys = float(length)
     if kind not in ATTENTION_PEERS and kind != DENSE_MASKED:
         keys = make_options(kind, bench.options[kind]).keys_per_query(length)
@@ -321,15 +327,6 @@ def bytes_read(bench: AttentionBench, kind: str, length: int) -> float:
     return numbers * DTYPES[bench.dtype].itemsize + mask
 
 
-def line_of(bench: AttentionBench, cell: Cell, found: Mapping[str, Any] | None) -> Roofline | None:
-    """Shares of the ceilings; None for a cell that holds no number, or without ceilings."""
-    if cell.median is None or found is None or "failed" in found:
-        return None
-    measured = Ceilings(**found)
-    return roofline(
-        flops(bench, cell.kind, cell.length),
-        bytes_read(bench, cell.kind, cell.length),
-        cell.median,
-        flops_per_second=measured.arithmetic(bench.dtype),
-        bytes_per_second=measured.bytes_per_second,
-    )
+def succeeded(rows: Sequence[Row], kind: str) -> dict[int, Row]:
+    """The measured rows of a kind, by length."""
+    return {row.length: row for row in rows if row.entry.name == kind and row.failed is None}

@@ -6,43 +6,39 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tformer.bench.attention import (
-    NOT_TRIED,
-    AttentionBench,
-    Cell,
-    bytes_read,
-    flops,
-    line_of,
-    succeeded,
-)
+from tformer.bench.attention import NOT_TRIED, succeeded
 from tformer.bench.machine import roofline_line
-from tformer.bench.processes import (
-    OUT_OF_MEMORY,
-    TOO_LONG,
+from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG
+from tformer.bench.report import (
+    UNSTEADY,
+    Table,
+    bullets,
+    ceilings_line,
+    figures,
+    markdown,
 )
-from tformer.bench.report import Table, ceilings_words, markdown
-from tformer.bench.workloads.attention import (
-    DENSE_MASKED,
-    FULL,
-)
-from tformer.checkpoint.atomic import write_text
+from tformer.bench.speed import Row
+from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
+from tformer.checkpoint.files import write_text
 from tformer.checkpoint.run import make_folders
 from tformer.formatting import binary_bytes, finite_or_none, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves
 
 LONG = 2048
-"""Costs that do not grow with length hide the slope below this length."""
+"""Below this length, costs that do not grow with length hide the exponent."""
+
+FILES = ("table.md", "table.csv", "table.json", "time.svg", "memory.svg")
 
 
-def slope_lengths(lengths: list[int]) -> list[int]:
-    """The lengths to fit a slope over: those from `LONG` where there are two, else all."""
+def slope_lengths(lengths: Sequence[int]) -> list[int]:
+    """The lengths to fit an exponent over: those from `LONG` where there are two, else all."""
     long = [length for length in lengths if length >= LONG]
-    return long if len(long) >= 2 else lengths
+    return long if len(long) >= 2 else list(lengths)
 
 
 def log_log_slope(costs: Mapping[int, float]) -> float | None:
@@ -56,9 +52,9 @@ def log_log_slope(costs: Mapping[int, float]) -> float | None:
 
 
 def crossover(costs: Mapping[int, float], reference: Mapping[int, float]) -> float | None:
-    """The length from which on `costs` stay below `reference`, between lengths interpolated on logarithmic axes.
+    """The length from which `costs` stay below `reference`, interpolated on logarithmic axes.
 
-    0: below at every length that both have; infinity: not below at the longest; None: no length in common.
+    0: below at every common length; infinity: not below at the longest; None: no common length.
     """
     ratios = [
         (math.log(length), math.log(costs[length] / reference[length])) for length in sorted(costs.keys() & reference)
@@ -74,57 +70,16 @@ def crossover(costs: Mapping[int, float], reference: Mapping[int, float]) -> flo
     return math.exp(x + (next_x - x) * ratio / (ratio - next_ratio))
 
 
-Found = Mapping[str, Any]
-"""A `Ceilings` as a mapping, or {"failed": why}."""
-
-
-def figures(bench: AttentionBench, cell: Cell, ceilings: Found | None) -> dict[str, Any]:
-    """The keys that a row of every bench has; None where nothing was measured. A step is forward and backward."""
-    tokens, measured = bench.batch_size * cell.length, cell.median is not None
-    line = line_of(bench, cell, ceilings)
-    return {
-        "tokens_per_second": None if cell.median is None else tokens / cell.median,
-        "step_ms": None if cell.median is None else 1000 * cell.median,
-        "flops": flops(bench, cell.kind, cell.length) if measured else None,
-        "bytes_read": bytes_read(bench, cell.kind, cell.length) if measured else None,
-        "share_of_peak": None if line is None else line.share,
-        "share_of_arithmetic": None if line is None else line.arithmetic,
-        "share_of_bandwidth": None if line is None else line.bandwidth,
-        "bound": None if line is None else line.bound,
-    }
-
-
-def lines(bench: AttentionBench, cells: Sequence[Cell], ceilings: Found | None) -> list[str]:
-    """The ceilings, and what binds each kind at its greatest length; why there are none, where that is so."""
-    if ceilings is None:
-        return []
-    if "failed" in ceilings:
-        return [f"ceilings: {ceilings['failed']}"]
-    told = [f"ceilings: {ceilings_words(ceilings)}"]
-    for kind in bench.kinds:
-        own = succeeded(cells, kind)
-        line = line_of(bench, own[max(own)], ceilings) if own else None
-        if line is not None:
-            told.append(roofline_line(f"{kind} at {max(own):,}", line))
-    return told
-
-
-UNSTEADY = 0.2
-"""A spread above this share of the median is told."""
-
-FILES = ("table.md", "table.csv", "table.json", "time.svg", "memory.svg")
-
-
 @dataclass(frozen=True)
 class Summary:
-    """One kind over all lengths. None: not known, for want of measurements.
+    """One kind over all lengths. None: unknown, for want of measurements.
 
     Attributes:
         time_slope, memory_slope: exponents of the length, fitted over `slope_lengths`.
-        crossover: length from which on it is faster than full attention; 0: at every length; infinity: at none.
-        compared_at: the greatest length that both were measured at.
+        crossover: length from which it is faster than full attention; 0: at every length; infinity: at none.
+        compared_at: the greatest length at which both were measured.
         speedup: full attention's time over this kind's there; memory_share: this kind's memory over that of
-            dense-masked attention there (`masked_at`).
+            dense-masked attention (at `masked_at`).
     """
 
     kind: str
@@ -138,62 +93,57 @@ class Summary:
     memory_share: float | None
 
 
-def summarise(bench: AttentionBench, cells: Sequence[Cell]) -> list[Summary]:
+def summarise(bench: AttentionBench, rows: Sequence[Row]) -> list[Summary]:
     """A summary of each kind, in the order of the kinds."""
-    return [_summary(kind, cells) for kind in bench.kinds]
+    return [_summary(kind, rows) for kind in bench.kinds]
 
 
-def _summary(kind: str, cells: Sequence[Cell]) -> Summary:
-    own, full, masked = (succeeded(cells, name) for name in (kind, FULL, DENSE_MASKED))
+def _summary(kind: str, rows: Sequence[Row]) -> Summary:
+    own, full, masked = (succeeded(rows, name) for name in (kind, FULL, DENSE_MASKED))
+    times, full_times = ({length: row.seconds for length, row in some.items()} for some in (own, full))
     lengths = slope_lengths(sorted(own))
     at = max(own.keys() & full, default=None)
     masked_at = max(own.keys() & masked, default=None)
     return Summary(
         kind,
         tuple(lengths),
-        log_log_slope({length: _seconds(own[length]) for length in lengths}),
-        log_log_slope({length: _bytes(own[length]) for length in lengths}),
-        None if kind == FULL else crossover(_times(own), _times(full)),
+        log_log_slope({length: times[length] for length in lengths}),
+        log_log_slope({length: _peak(own[length]) for length in lengths}),
+        None if kind == FULL else crossover(times, full_times),
         at,
-        None if at is None else _seconds(full[at]) / _seconds(own[at]),
+        None if at is None else full_times[at] / times[at],
         masked_at,
-        None if masked_at is None else _bytes(own[masked_at]) / max(1, _bytes(masked[masked_at])),
+        None if masked_at is None else _peak(own[masked_at]) / max(1, _peak(masked[masked_at])),
     )
 
 
-def _seconds(cell: Cell) -> float:
-    assert cell.median is not None
-    return cell.median
+def _peak(row: Row) -> int:
+    """Peak memory beyond the inputs."""
+    return row.memory["peak_bytes"]
 
 
-def _bytes(cell: Cell) -> int:
-    assert cell.peak_bytes is not None
-    return cell.peak_bytes
-
-
-def _times(cells: dict[int, Cell]) -> dict[int, float]:
-    return {length: _seconds(cell) for length, cell in cells.items()}
-
-
-def tables(bench: AttentionBench, cells: Sequence[Cell]) -> list[Table]:
-    """Time, memory, and what follows from them."""
-    by_place = {(cell.kind, cell.length): cell for cell in cells}
+def tables(bench: AttentionBench, rows: Sequence[Row]) -> list[Table]:
+    """Time, memory, and their growth."""
+    by_place = {(row.entry.name, row.length): row for row in rows}
     headings = ("kind", *(f"{length:,}" for length in bench.lengths))
 
-    def table(title: str, show: Any) -> Table:
-        rows = [(kind, *(show(by_place[kind, length]) for length in bench.lengths)) for kind in bench.kinds]
-        return Table(title, headings, tuple(rows))
+    def table(title: str, show: Callable[[Row], str]) -> Table:
+        cells = [
+            (kind, *(_reason(row) or show(row) for length in bench.lengths for row in [by_place[kind, length]]))
+            for kind in bench.kinds
+        ]
+        return Table(title, headings, tuple(cells))
 
     return [
-        table("Time of forward and backward, median", lambda cell: _why(cell) or short_seconds(_seconds(cell))),
-        table("Peak memory beyond the inputs", lambda cell: _why(cell) or binary_bytes(_bytes(cell))),
-        _summary_table(bench, summarise(bench, cells)),
+        table("Time of forward and backward, median", lambda row: short_seconds(row.seconds)),
+        table("Peak memory beyond the inputs", lambda row: binary_bytes(_peak(row))),
+        _summary_table(bench, summarise(bench, rows)),
     ]
 
 
-def _why(cell: Cell) -> str:
-    """A short word for a cell that holds no number; `notes` has the rest."""
-    failed = cell.failed or ""
+def _reason(row: Row) -> str:
+    """A short reason for a cell without a number; `notes` has the rest."""
+    failed = row.failed or ""
     if failed.startswith(TOO_LONG):
         return failed
     return next((word for word in (OUT_OF_MEMORY, NOT_TRIED) if failed.startswith(word)), "failed" if failed else "")
@@ -205,55 +155,64 @@ def _summary_table(bench: AttentionBench, summaries: Sequence[Summary]) -> Table
     def at(length: int | None) -> str:
         return "" if length in (None, longest) else f" (at {length:,})"
 
-    headings = [
+    headings = (
         "kind",
         "slope of time",
         "slope of memory",
         "faster than full",
         f"speed at {longest:,}: full = 1 x",
         f"memory at {longest:,}: {DENSE_MASKED} = 1 x",
-    ]
+    )
     rows = []
-    for one in summaries:
-        over = _range(one.slope_lengths) if one.slope_lengths else ""
+    for found in summaries:
+        over = f"{found.slope_lengths[0]:,} to {found.slope_lengths[-1]:,}" if found.slope_lengths else ""
         rows.append(
             (
-                one.kind,
-                "" if one.time_slope is None else f"{one.time_slope:.2f} ({over})",
-                "" if one.memory_slope is None else f"{one.memory_slope:.2f}",
-                show_crossover(one, bench),
-                "" if one.speedup is None else ratio(one.speedup) + at(one.compared_at),
-                "" if one.memory_share is None else ratio(one.memory_share) + at(one.masked_at),
+                found.kind,
+                "" if found.time_slope is None else f"{found.time_slope:.2f} ({over})",
+                "" if found.memory_slope is None else f"{found.memory_slope:.2f}",
+                show_crossover(found, bench),
+                "" if found.speedup is None else ratio(found.speedup) + at(found.compared_at),
+                "" if found.memory_share is None else ratio(found.memory_share) + at(found.masked_at),
             )
         )
-    return Table("Growth with length T, as an exponent: cost ~ T^slope", tuple(headings), tuple(rows))
+    return Table("Growth with length T, as an exponent: cost ~ T^slope", headings, tuple(rows))
 
 
-def _range(lengths: Sequence[int]) -> str:
-    return f"{lengths[0]:,} to {lengths[-1]:,}"
-
-
-def show_crossover(one: Summary, bench: AttentionBench) -> str:
-    """From which length on a kind is faster than full attention, in words."""
-    if one.crossover is None:
+def show_crossover(found: Summary, bench: AttentionBench) -> str:
+    """From which length a kind is faster than full attention, in words."""
+    if found.crossover is None:
         return ""
-    if one.crossover == 0:
+    if found.crossover == 0:
         return f"from {bench.lengths[0]:,} or less"
-    if math.isinf(one.crossover):
-        return f"not up to {one.compared_at:,}"
-    return f"from about {float(f'{one.crossover:.2g}'):,.0f}"
+    if math.isinf(found.crossover):
+        return f"not up to {found.compared_at:,}"
+    return f"from about {float(f'{found.crossover:.2g}'):,.0f}"
 
 
-def notes(bench: AttentionBench, cells: Sequence[Cell]) -> list[str]:
-    """What the tables have no room for."""
+def lines(bench: AttentionBench, rows: Sequence[Row], ceilings: Mapping[str, Any]) -> list[str]:
+    """The ceilings, or why they are missing; and what bounds each kind at its greatest length."""
+    if "failed" in ceilings:
+        return [f"ceilings: {ceilings['failed']}"]
+    found = [f"ceilings: {ceilings_line(ceilings)}"]
+    for kind in bench.kinds:
+        own = succeeded(rows, kind)
+        line = own[max(own)].roofline if own else None
+        if line is not None:
+            found.append(roofline_line(f"{kind} at {max(own):,}", line))
+    return found
+
+
+def notes(bench: AttentionBench, rows: Sequence[Row]) -> list[str]:
+    """Full reasons of failures, and unsteady times."""
     found = [
-        f"{cell.kind} at {cell.length:,}: {cell.failed}"
-        for cell in cells
-        if cell.failed not in (None, _why(cell)) and _why(cell) != NOT_TRIED
+        f"{row.entry.name} at {row.length:,}: {row.failed}"
+        for row in rows
+        if row.failed not in (None, _reason(row)) and _reason(row) != NOT_TRIED
     ]
-    unsteady = [cell for cell in cells if cell.spread is not None and cell.spread > UNSTEADY]
+    unsteady = [row for row in rows if row.spread > UNSTEADY]
     if unsteady:
-        places = ", ".join(f"{cell.kind} at {cell.length:,}" for cell in unsteady[:3])
+        places = ", ".join(f"{row.entry.name} at {row.length:,}" for row in unsteady[:3])
         more = f" and {len(unsteady) - 3} more" if len(unsteady) > 3 else ""
         found.append(f"unsteady, the machine may be busy: times of {places}{more} spread over {UNSTEADY:.0%} or more")
     return found
@@ -270,55 +229,68 @@ def settings_line(bench: AttentionBench) -> str:
     return ", ".join([*parts, *options])
 
 
-def document(bench: AttentionBench, cells: Sequence[Cell], *, environment: dict[str, Any]) -> dict[str, Any]:
-    """Everything, for programs; seconds and bytes. environment: with `ceilings` where they were measured."""
-    found = environment.get("ceilings")
+def document(bench: AttentionBench, rows: Sequence[Row], *, environment: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document; seconds and bytes. environment: with `ceilings`."""
     return {
         "environment": environment,
         "settings": bench.to_json(),
-        "cells": [asdict(cell) | figures(bench, cell, found) for cell in cells],
-        "summary": [asdict(one) | {"faster_than_full": show_crossover(one, bench)} for one in summarise(bench, cells)],
-        "notes": notes(bench, cells),
+        "cells": [cell(row) | figures(row) for row in rows],
+        "summary": [
+            asdict(found) | {"faster_than_full": show_crossover(found, bench)} for found in summarise(bench, rows)
+        ],
+        "notes": notes(bench, rows),
     }
 
 
-def text(bench: AttentionBench, cells: Sequence[Cell], *, environment: dict[str, Any]) -> str:
-    """The tables, and the lines under them, as Markdown."""
-    told = "\n".join(f"- {line}" for line in lines(bench, cells, environment.get("ceilings")))
-    return "\n\n".join(part for part in [*map(markdown, tables(bench, cells)), told] if part)
+def cell(row: Row) -> dict[str, Any]:
+    """One kind at one length: a line of the CSV; numbers are None where nothing was measured."""
+    measured = row.failed is None
+    return {
+        "kind": row.entry.name,
+        "length": row.length,
+        "median": row.seconds if measured else None,
+        "minimum": row.minimum if measured else None,
+        "spread": row.spread if measured else None,
+        "repeats": row.repeats if measured else None,
+        "peak_bytes": row.memory.get("peak_bytes"),
+        "peak_rss_bytes": row.memory.get("peak_rss_bytes"),
+        "failed": row.failed,
+    }
 
 
-def write_report(bench: AttentionBench, cells: Sequence[Cell], out: Path, *, environment: dict[str, Any]) -> None:
-    """`FILES`, each whole or not at all; pictures only of what was measured. Errors: StorageError."""
+def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, environment: dict[str, Any]) -> None:
+    """Write `FILES`, each whole or not at all; pictures only where something was measured. Errors: StorageError."""
     make_folders(out)
     parts = [f"# Attention: time and memory against length\n\n{environment['line']}; {settings_line(bench)}"]
-    parts += [text(bench, cells, environment=environment)]
-    parts += ["\n".join(f"- {note}" for note in notes(bench, cells))]
+    parts += map(markdown, tables(bench, rows))
+    parts += [bullets(lines(bench, rows, environment["ceilings"])), bullets(notes(bench, rows))]
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
-    write_text(out / "table.csv", _csv(cells))
+    write_text(out / "table.csv", _csv(rows))
     found = json.dumps(
-        finite_or_none(document(bench, cells, environment=environment)), ensure_ascii=False, allow_nan=False
+        finite_or_none(document(bench, rows, environment=environment)), ensure_ascii=False, allow_nan=False
     )
     write_text(out / "table.json", found + "\n")
-    if any(cell.failed is None for cell in cells):
-        _draw(bench, cells, out)
+    if any(row.failed is None for row in rows):
+        _draw(bench, rows, out)
 
 
-def _csv(cells: Sequence[Cell]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
+    cells = [cell(row) for row in rows]
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, [field.name for field in fields(Cell)], lineterminator="\n")
+    writer = csv.DictWriter(stream, list(cells[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(cell) for cell in cells)
+    writer.writerows(cells)
     return stream.getvalue()
 
 
-def _draw(bench: AttentionBench, cells: Sequence[Cell], out: Path) -> None:
-    for name, label, value in (
-        ("time", "milliseconds, forward and backward", lambda cell: _seconds(cell) * 1000),
-        ("memory", "peak MiB beyond the inputs", lambda cell: _bytes(cell) / 2**20),
-    ):
+def _draw(bench: AttentionBench, rows: Sequence[Row], out: Path) -> None:
+    plots: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
+        ("time", "milliseconds, forward and backward", lambda row: row.seconds * 1000),
+        ("memory", "peak MiB beyond the inputs", lambda row: _peak(row) / 2**20),
+    )
+    for name, label, value in plots:
         curves = [
-            Curve(kind, [(length, value(cell)) for length, cell in sorted(succeeded(cells, kind).items())])
+            Curve(kind, [(length, value(row)) for length, row in sorted(succeeded(rows, kind).items())])
             for kind in bench.kinds
         ]
         draw_curves(

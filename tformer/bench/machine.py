@@ -1,4 +1,16 @@
-"""The machine: its description, peak memory of a process, hardware limits (ceilings), and the roofline model."""
+"""The machine: its description, peak memory of a process, measured hardware limits (ceilings), the roofline model.
+
+Peak memory: on a GPU the allocator counts. On a CPU it is the peak of the resident set, which Linux keeps (VmHWM) and
+lets a process reset (`/proc/self/clear_refs`, see proc(5)). Elsewhere the peak cannot be reset, so that work which
+stays below an earlier peak counts as nothing.
+
+Ceilings: rate of matrix products, and rate of reading buffers far larger than the caches. The buffers are filled first:
+all pages that were never written are one page.
+
+Roofline model (Williams et al., 2009): work of F operations that reads B bytes takes at least max(F / peak,
+B / bandwidth) seconds. The measured time as a share of either tells what bounds the work; where both shares are low,
+the time went elsewhere: starting kernels, Python, copies, activations.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +32,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def environment_line(device: torch.device, *, dtype: str) -> str:
-    """Version of PyTorch, number format, processor, threads."""
+    """Version of PyTorch, number format, processor and threads or GPU, in one line."""
     if device.type == "cuda":
         return f"torch {torch.__version__}, {dtype}, {torch.cuda.get_device_name(device)}"
     bf16 = ", bf16 instructions" if has_bf16_instructions() else ""
@@ -37,11 +49,11 @@ def _processor() -> str:
 
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # what clear_refs takes for it
+RESET_PEAK = "5"  # written to clear_refs
 
 
 class PeakMemory:
-    """Counts from the moment it is made; `bytes()` says how far the peak has risen above what was held then."""
+    """Rise of the peak memory above what was held when this object was made."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -63,7 +75,7 @@ class PeakMemory:
 
 
 def peak_of_process() -> int:
-    """Bytes of this process's largest resident set so far, or since it was last set back."""
+    """Largest resident set of this process in bytes, since its start or the last reset."""
     if STATUS.exists():
         found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
         if found:
@@ -85,7 +97,7 @@ MATRIX = 4096  # rows and columns of the matrices that vectors are multiplied wi
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Of a GPU, dense: without sparsity, fp32 accumulation."""
+    """Rates of a GPU by its maker: dense products (no sparsity) with fp32 accumulation, and memory."""
 
     bf16_flops: float
     bytes_per_second: float
@@ -104,12 +116,16 @@ DATA_SHEETS: dict[str, DataSheet] = {
     "L4": DataSheet(121e12, 300e9, "NVIDIA L4 Tensor Core GPU data sheet"),
     "4090": DataSheet(165.2e12, 1.008e12, "NVIDIA Ada GPU architecture white paper, appendix A"),
 }
-"""By a part of the device's name; the first that fits."""
+"""By a part of the device's name; the first match counts."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """flops_per_second by number format, of the product [rows, inner] x [inner, columns]; bytes_per_second read."""
+    """Measured limits.
+
+    flops_per_second: by number format, of the product [rows, inner] x [inner, columns] (`product`).
+    bytes_per_second: of reading memory.
+    """
 
     flops_per_second: dict[str, float]
     product: tuple[int, int, int]
@@ -117,7 +133,7 @@ class Ceilings:
     data_sheet: DataSheet | None = None
 
     def arithmetic(self, precision: str) -> float:
-        """FLOP/s in a contender's format; of one that has no product here (int8) the best of those measured."""
+        """FLOP/s in a number format; the fastest measured one for a format without a product here (int8)."""
         return self.flops_per_second.get(precision, self.best)
 
     @property
@@ -128,7 +144,7 @@ class Ceilings:
 def measure_ceilings(
     precisions: Iterable[str], device: torch.device, *, product: tuple[int, int, int], buffer_bytes: int | None = None
 ) -> Ceilings:
-    """Every format that is named and known to PyTorch, at the model's own shape, and memory."""
+    """Measure products in each format that PyTorch has, at the model's own shape, and reading memory."""
     rows, inner, columns = product
     rates = {
         precision: matmul_flops_per_second(
@@ -141,7 +157,7 @@ def measure_ceilings(
 
 
 def read_bytes_per_second(device: torch.device, *, buffer_bytes: int | None = None) -> float:
-    """Best rate of ways to read a buffer once: a sum of whole numbers, products of bf16 matrices and a vector."""
+    """The faster of two ways to read a buffer once: a sum of integers, products of bf16 matrices and a vector."""
     size = buffer_bytes or BUFFER_BYTES[device.type]
     numbers = torch.ones(size // 8, dtype=torch.int64, device=device)
     side = min(MATRIX, int((size // 2) ** 0.5))
@@ -156,10 +172,10 @@ def read_bytes_per_second(device: torch.device, *, buffer_bytes: int | None = No
         numbers.sum: numbers.nbytes,
         multiply: matrices.nbytes,
     }
-    return max(count / _quickest(way, device) for way, count in ways.items())
+    return max(count / _least_seconds(way, device) for way, count in ways.items())
 
 
-def _quickest(way: Callable[[], Any], device: torch.device) -> float:
+def _least_seconds(way: Callable[[], Any], device: torch.device) -> float:
     best = float("inf")
     for _ in range(READ_TRIES):
         start = time.perf_counter()
@@ -171,62 +187,60 @@ def _quickest(way: Callable[[], Any], device: torch.device) -> float:
 
 
 def data_sheet_of(device: torch.device) -> DataSheet | None:
-    """What the maker says of a known GPU; None for others and for a CPU."""
+    """Data sheet of a known GPU; None for others and for a CPU."""
     if device.type != "cuda":
         return None
     return data_sheet_named(torch.cuda.get_device_name(device))
 
 
 def data_sheet_named(name: str) -> DataSheet | None:
+    """Data sheet of a GPU by its name. A one-word part must be a word of its own: an L4 is not an L40."""
     words = set(name.replace("-", " ").split())
-    return next((sheet for part, sheet in DATA_SHEETS.items() if part in name and _whole(part, words)), None)
+    return next(
+        (sheet for part, sheet in DATA_SHEETS.items() if part in name and (not part.isalnum() or part in words)), None
+    )
 
 
-def _whole(part: str, words: set[str]) -> bool:
-    """Whether a one-word part is a word of its own: an L4 is no L40."""
-    return not part.isalnum() or part in words
-
-
-BINDS = 0.4
-"""A share of a ceiling below which it does not bind."""
+BOUND_SHARE = 0.4
+"""Least share of a ceiling at which it bounds the work."""
 
 Bound = Literal["arithmetic", "memory", "overhead"]
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Shares of the two ceilings, and what binds."""
+    """Shares of the two ceilings, and which of them bounds the work."""
 
     arithmetic: float
     bandwidth: float
 
     @property
     def bound(self) -> Bound:
-        if max(self.arithmetic, self.bandwidth) < BINDS:
+        if max(self.arithmetic, self.bandwidth) < BOUND_SHARE:
             return "overhead"
         return "arithmetic" if self.arithmetic >= self.bandwidth else "memory"
 
     @property
     def share(self) -> float:
-        """Of the ceiling that is nearer."""
+        """Share of the nearer ceiling."""
         return max(self.arithmetic, self.bandwidth)
 
 
 def roofline(
     flops: float, bytes_read: float, seconds: float, *, flops_per_second: float, bytes_per_second: float
 ) -> Roofline:
-    """Shares of peak rates: operations and bytes read in `seconds`, beside what the machine can do."""
+    """Operations and bytes read in `seconds`, as shares of the machine's rates."""
     return Roofline(flops / seconds / flops_per_second, bytes_read / seconds / bytes_per_second)
 
 
 def roofline_line(name: str, found: Roofline) -> str:
-    """One line: shares of both ceilings, and what binds."""
-    words = {
+    """One line: shares of both ceilings, and what bounds the work."""
+    bounds = {
         "arithmetic": "bound by arithmetic",
         "memory": "bound by memory",
-        "overhead": f"bound by overhead (neither ceiling above {BINDS:.0%})",
+        "overhead": f"bound by overhead (neither ceiling above {BOUND_SHARE:.0%})",
     }
     return (
         f"{name}: {found.arithmetic:.0%} of the matrix-product rate, {found.bandwidth:.0%} of the memory's read rate: "
-        f"{words[found.bound]}"
+        f"{bounds[found.bound]}"
     )

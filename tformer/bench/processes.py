@@ -1,8 +1,13 @@
 """Measuring processes, seen from the parent: one measurement in one process, or contenders whose rounds alternate.
 
-The parent writes JSON requests to `python -m tformer.bench.worker`, one a line, and reads one JSON answer to each. A
-process that exceeds its time limit is killed; a process whose parent is gone ends itself; where memory runs out, the
-kernel kills the measuring process first.
+Nothing that an earlier measurement left behind, above all memory, can disturb a later one. The parent writes JSON
+requests to `python -m tformer.bench.worker`, one a line, and reads one JSON answer to each:
+
+    {"measurement", "arguments", "max_seconds"}      start a measurement (see `worker.MEASUREMENTS`)
+    {"question": "round" | "peak", "max_seconds"}    ask a contender, once it is prepared
+
+The answer {"failed": reason} ends the process. A process that exceeds its time limit is killed; one that outlives its
+parent ends itself; where memory runs out, the kernel kills the measuring process first.
 """
 
 from __future__ import annotations
@@ -15,231 +20,68 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import mean
-from typing import IO, Any, Protocol
-
-
-class Contender(Protocol):
-    """What its process asks of it.
-
-    Attributes:
-        name: `tformer`, or the library's.
-        precision: of its products: fp32, bf16, int8, ...
-    """
-
-    name: str
-    precision: str
-
-    def prepare(self) -> None:
-        """Build the model and whatever is made once. Not timed. Raises ValueError for what it cannot do."""
-
-    def run(self) -> int:
-        """One timed round, finished when it returns (a GPU has been waited for): the number of tokens done."""
-
-
-ENOUGH_SECONDS = 0.5
-"""Quick work is repeated for at least so long, whatever the number of repeats asked for."""
-
-MOST_REPEATS = 1000
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one repetition.
-
-    Attributes:
-        median, minimum: over all repetitions.
-        spread: difference of the upper and the lower quartile, as a share of the median.
-        repeats: how many there were.
-    """
-
-    median: float
-    minimum: float
-    spread: float
-    repeats: int
-
-
-def measure(
-    work: Callable[[], object],
-    *,
-    repeats: int,
-    most_seconds: float,
-    warm_ups: int = 1,
-    synchronise: Callable[[], object] = lambda: None,
-) -> Timing:
-    """Time `work`, at least `repeats` times and for `ENOUGH_SECONDS`.
-
-    Args:
-        most_seconds: after so long, warm-up included, no further repetition begins; one is always timed.
-        warm_ups: repetitions beforehand, which are not counted.
-        synchronise: waits until a device has finished what it was given.
-    """
-    began = time.perf_counter()
-    for _ in range(warm_ups):
-        work()
-    synchronise()
-    times: list[float] = []
-    first = time.perf_counter()
-    while True:
-        start = time.perf_counter()
-        work()
-        synchronise()
-        now = time.perf_counter()
-        times.append(now - start)
-        done = len(times) >= repeats and now - first >= ENOUGH_SECONDS
-        if done or len(times) >= max(repeats, MOST_REPEATS) or now - began >= most_seconds:
-            return summarise(times)
-
-
-def summarise(times: list[float]) -> Timing:
-    """Median, minimum and spread of at least one duration."""
-    median = statistics.median(times)
-    lower, _, upper = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-    return Timing(median, min(times), (upper - lower) / median if median else 0.0, len(times))
-
+from typing import Any
 
 POLL_SECONDS = 0.05
+EXIT_SECONDS = 10
+"""Seconds that a process gets to exit by itself at its end."""
+
 OUT_OF_MEMORY, TOO_LONG = "out of memory", "over"
-"""How the words begin for what had too little room or time."""
+"""First words of the reason when a measurement had too little memory or time."""
 
+ENOUGH_SECONDS = 0.5
+"""Quick rounds are repeated until each contender has run for this long, beyond the number of repeats."""
+MOST_REPEATS = 1000
+SHARE_FOR_ROUNDS = 0.6
+"""Share of the time limit after which no further turn of all contenders begins."""
 
-def run_isolated(
-    measurement: str, arguments: Mapping[str, Any], *, max_seconds: float, should_stop: Callable[[], bool]
-) -> dict[str, Any] | None:
-    """What `one.MEASUREMENTS[measurement](**arguments)` returns in a new process; None when stopped.
-
-    What cannot be measured is `{"failed": why}`: out of memory, over the time limit, refused, crashed.
-    """
-    document = json.dumps({"measurement": measurement, "max_seconds": max_seconds, "arguments": dict(arguments)})
-    child = start_process(subprocess.PIPE)
-    answer: list[tuple[str, str]] = []
-    reader = threading.Thread(target=lambda: answer.append(child.communicate(document)), daemon=True)
-    deadline = time.monotonic() + max_seconds
-    try:
-        reader.start()
-        while reader.is_alive():
-            if should_stop():
-                return None
-            if time.monotonic() >= deadline:
-                return {"failed": too_long(max_seconds)}
-            reader.join(POLL_SECONDS)
-    finally:
-        if child.poll() is None:
-            child.kill()
-        reader.join()
-        child.wait()
-    out, talk = answer[0]
-    return _read(child.returncode, out, talk, max_seconds)
-
-
-def start_process(talk: int | IO[str]) -> subprocess.Popen[str]:
-    """`python -m tformer.bench.worker` with pipes for what goes in and comes out; talk: where its stderr goes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tformer.bench.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=talk,
-        text=True,
-        process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
-    )
-
-
-def _read(code: int, out: str, talk: str, max_seconds: float) -> dict[str, Any]:
-    if code == 0 and out.strip():
-        return dict(json.loads(out.splitlines()[-1]))
-    return {"failed": why_ended(code, talk, max_seconds)}
-
-
-def why_ended(code: int, talk: str, max_seconds: float) -> str:
-    """The words for a process that ended without its answer; talk: what it said on stderr."""
-    if code == -signal.SIGKILL:
-        return f"{OUT_OF_MEMORY}: the system ended the process"
-    if code == -signal.SIGALRM:
-        return too_long(max_seconds)
-    last = talk.strip().splitlines()[-1] if talk.strip() else "it said nothing"
-    return f"the process ended with {code}: {last}"
-
-
-def too_long(max_seconds: float) -> str:
-    """The words for a measurement that was ended by the time limit."""
-    return f"{TOO_LONG} {max_seconds:g} s"
-
-
-PARTING_SECONDS = 10
-"""How long a process that was told to end may take for it."""
+RacedRow = dict[str, Any]
+"""Of one contender: `summarise` of its rounds, `tokens` of a round and peak `memory`; or {"failed": reason}."""
 
 
 class Stopped(Exception):
-    """`should_stop` said so."""
+    """`should_stop` returned True."""
 
 
-class Runner:
-    """One process, from its start to its end.
+class MeasuringProcess:
+    """A `tformer.bench.worker` process. Between requests it is suspended (SIGSTOP).
+
+    Otherwise threads that keep spinning after a round would take time from the next contender's. While it is suspended
+    and its parent dies, the kernel sends it SIGHUP, since its process group is then orphaned (setpgid(2)).
 
     Attributes:
-        failed: why it has no result; its process has ended by then.
-        seconds, tokens: of every timed round; memory: what it said of its peak.
+        failed: why there is no result; the process has ended by then.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], *, max_seconds: float, should_stop: Callable[[], bool]) -> None:
-        """arguments: of `contend.contend`; max_seconds: of its own, starting Python included, others' turns not."""
+    def __init__(self, *, max_seconds: float, should_stop: Callable[[], bool]) -> None:
+        """max_seconds: of its own time, starting Python included, other contenders' rounds not."""
         self.failed: str | None = None
-        self.seconds: list[float] = []
-        self.tokens: list[int] = []
-        self.memory: dict[str, int] = {}
-        self._arguments, self._should_stop = arguments, should_stop
-        self._max_seconds = self._left = max_seconds
-        self._talk = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
-        self._process = start_process(self._talk)
+        self.seconds_left = max_seconds
+        self._max_seconds, self._should_stop = max_seconds, should_stop
+        self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tformer.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
+        )
 
-    def prepare(self) -> None:
-        """Everything up to the first timed round. Like all that asks, it raises Stopped."""
-        self._ask({"measurement": "contender", "arguments": dict(self._arguments)})
-
-    def round(self) -> None:
-        """One more, timed inside."""
-        answer = self._ask({"question": "round"})
-        if self.failed is None:
-            self.seconds.append(answer["seconds"])
-            self.tokens.append(answer["tokens"])
-
-    def tell_peak(self) -> None:
-        """Of the whole life of the process, which is then let go."""
-        answer = self._ask({"question": "peak"})
-        if self.failed is None:
-            self.memory = answer
-            self._let_go()
-
-    @property
-    def has_time(self) -> bool:
-        """For another round that takes as long as the longest."""
-        return self._left > max(self.seconds, default=0.0)
-
-    def end(self) -> None:
-        """At once, whatever it is doing; may be called again."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._talk):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was never written cannot be any more
-                    pipe.close()
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The answer to one request. Raises Stopped."""
         if self._should_stop():
             raise Stopped
         assert self._process.stdin is not None
         began = time.monotonic()
         self._process.send_signal(signal.SIGCONT)
-        with contextlib.suppress(BrokenPipeError):  # it has ended: `_answer` tells why
-            self._process.stdin.write(json.dumps({**request, "max_seconds": self._left}) + "\n")
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `_read_answer` finds out why
+            self._process.stdin.write(json.dumps({**request, "max_seconds": self.seconds_left}) + "\n")
             self._process.stdin.flush()
-        answer = self._answer(deadline=began + self._left)
-        self._left -= time.monotonic() - began
+        answer = self._read_answer(deadline=began + self.seconds_left)
+        self.seconds_left -= time.monotonic() - began
         self.failed = answer.get("failed")
         if self.failed is None:
             self._process.send_signal(signal.SIGSTOP)
@@ -247,105 +89,189 @@ class Runner:
             self.end()
         return answer
 
-    def _answer(self, *, deadline: float) -> dict[str, Any]:
-        out = self._process.stdout
-        assert out is not None
-        while True:
-            gone = self._process.poll() is not None
-            if select.select([out], [], [], 0 if gone else POLL_SECONDS)[0]:
-                line = out.readline()
-                if line:
-                    return dict(json.loads(line))
-                self._process.wait()
-                gone = True
-            if gone:
-                self._talk.seek(0)
-                return {"failed": why_ended(self._process.returncode, self._talk.read(), self._max_seconds)}
-            if self._should_stop():
-                raise Stopped
-            if time.monotonic() >= deadline:
-                return {"failed": too_long(self._max_seconds)}
-
-    def _let_go(self) -> None:
-        """It ends in its own way, helpers and temporary files first."""
+    def finish(self) -> None:
+        """Let the process exit by itself, so that it can end helpers and delete temporary files."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.send_signal(signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(PARTING_SECONDS)
+            self._process.wait(EXIT_SECONDS)
         self.end()
 
+    def end(self) -> None:
+        """Kill the process, whatever it is doing; may be called again."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._messages):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # the process did not read its last request
+                    pipe.close()
 
-SHARE_FOR_ROUNDS = 0.6
-"""Of the time limit, for the turns of all: no further one begins after it."""
+    def _read_answer(self, *, deadline: float) -> dict[str, Any]:
+        out = self._process.stdout
+        assert out is not None
+        while True:
+            has_ended = self._process.poll() is not None
+            if select.select([out], [], [], 0 if has_ended else POLL_SECONDS)[0]:
+                line = out.readline()
+                if line:
+                    return dict(json.loads(line))
+                self._process.wait()
+                has_ended = True
+            if has_ended:
+                return {"failed": self._why_ended()}
+            if self._should_stop():
+                raise Stopped
+            if time.monotonic() >= deadline:
+                return {"failed": over_limit(self._max_seconds)}
 
-Row = dict[str, Any]
+    def _why_ended(self) -> str:
+        """Why the process ended without an answer."""
+        code = self._process.returncode
+        if code == -signal.SIGKILL:
+            return f"{OUT_OF_MEMORY}: the system ended the process"
+        if code == -signal.SIGALRM:
+            return over_limit(self._max_seconds)
+        self._messages.seek(0)
+        lines = self._messages.read().strip().splitlines()
+        return f"the process ended with {code}: {lines[-1] if lines else 'no message'}"
+
+
+def over_limit(max_seconds: float) -> str:
+    """The reason of a measurement that exceeded its time limit."""
+    return f"{TOO_LONG} {max_seconds:g} s"
+
+
+def run_isolated(
+    measurement: str, arguments: Mapping[str, Any], *, max_seconds: float, should_stop: Callable[[], bool]
+) -> dict[str, Any] | None:
+    """Result of one measurement in a new process, or {"failed": reason}; None when stopped."""
+    process = MeasuringProcess(max_seconds=max_seconds, should_stop=should_stop)
+    try:
+        return process.ask(measurement=measurement, arguments=dict(arguments))
+    except Stopped:
+        return None
+    finally:
+        process.end()
+
+
+class Runner(MeasuringProcess):
+    """A contender in its process.
+
+    Attributes:
+        seconds, tokens: of every timed round; memory: its peaks in bytes.
+    """
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+        self.memory: dict[str, int] = {}
+
+    def prepare(self, measurement: str, arguments: Mapping[str, Any]) -> None:
+        """Everything before the first timed round."""
+        self.ask(measurement=measurement, arguments=dict(arguments))
+
+    def run_round(self) -> None:
+        """One more round; the child measures its time."""
+        answer = self.ask(question="round")
+        if self.failed is None:
+            self.seconds.append(answer["seconds"])
+            self.tokens.append(answer["tokens"])
+
+    def read_peak(self) -> None:
+        """Peak memory since the process began; the process then exits."""
+        answer = self.ask(question="peak")
+        if self.failed is None:
+            self.memory = answer
+            self.finish()
+
+    @property
+    def has_time(self) -> bool:
+        """Whether another round fits into its limit, if it takes as long as the longest so far."""
+        return self.seconds_left > max(self.seconds, default=0.0)
+
+    @property
+    def row(self) -> RacedRow:
+        if self.failed is not None:
+            return {"failed": self.failed}
+        return {**summarise(self.seconds), "tokens": round(statistics.mean(self.tokens)), "memory": self.memory}
 
 
 def race(
-    contenders: Sequence[Mapping[str, Any]], *, repeats: int, max_seconds: float, should_stop: Callable[[], bool]
-) -> list[Row] | None:
+    measurement: str,
+    contenders: Sequence[Mapping[str, Any]],
+    *,
+    repeats: int,
+    max_seconds: float,
+    should_stop: Callable[[], bool],
+) -> list[RacedRow] | None:
     """A row for each contender, in order; None when stopped.
 
-    A row is a timing, the tokens of a round and the peak `memory` of the process, or {"failed": why}. A contender for
-    whom memory was too small beside the others is measured again, alone: its row has {"alone": True}.
+    Every contender has a process of its own; all are prepared and warmed up, then their rounds alternate (A B A B), so
+    that another program or a hot processor slows all of them equally. A contender that ran out of memory while others
+    held some is measured again, alone: its row has {"alone": True}.
 
     Args:
-        contenders: the arguments of `contend.contend` for each.
-        repeats: rounds of each at least; quick ones go on until each has had `ENOUGH_SECONDS`.
-        max_seconds: of each process; one that takes longer fails. One turn is always timed.
+        contenders: the arguments of `measurement` for each.
+        repeats: least number of rounds of each; quick rounds go on until each contender has run for `ENOUGH_SECONDS`.
+        max_seconds: of each process; a contender that exceeds it fails. One round is always timed.
     """
 
-    def take(some: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[int]]:
-        return _together(some, repeats=repeats, max_seconds=max_seconds, should_stop=should_stop)
+    def take_turns(some: Sequence[Mapping[str, Any]]) -> tuple[list[RacedRow], list[int]]:
+        return _take_turns(
+            measurement, some, repeats=repeats, limits={"max_seconds": max_seconds, "should_stop": should_stop}
+        )
 
     try:
-        rows, crowded = take(contenders)
+        rows, crowded = take_turns(contenders)
         for index in crowded:
-            [again], _ = take([contenders[index]])
+            [again], _ = take_turns([contenders[index]])
             rows[index] = again if "failed" in again else {**again, "alone": True}
     except Stopped:
         return None
     return rows
 
 
-def _together(
-    contenders: Sequence[Mapping[str, Any]], *, repeats: int, max_seconds: float, should_stop: Callable[[], bool]
-) -> tuple[list[Row], list[int]]:
-    """A row for each, and the places of those for whom memory was too small while others held some."""
+def _take_turns(
+    measurement: str, contenders: Sequence[Mapping[str, Any]], *, repeats: int, limits: dict[str, Any]
+) -> tuple[list[RacedRow], list[int]]:
+    """A row for each contender, and the indices of those that ran out of memory beside others."""
     runners: list[Runner] = []
     crowded: list[int] = []
 
-    def do(runner: Runner, part: Callable[[Runner], None]) -> None:
-        part(runner)
-        if runner.failed is not None and runner.failed.startswith(OUT_OF_MEMORY) and _able(runners):
+    def able() -> list[Runner]:
+        return [runner for runner in runners if runner.failed is None]
+
+    def note_crowding(runner: Runner) -> None:
+        if runner.failed is not None and runner.failed.startswith(OUT_OF_MEMORY) and able():
             crowded.append(runners.index(runner))
 
     try:
         for arguments in contenders:
-            runners.append(Runner(arguments, max_seconds=max_seconds, should_stop=should_stop))
-            do(runners[-1], Runner.prepare)
+            runners.append(Runner(**limits))
+            runners[-1].prepare(measurement, arguments)
+            note_crowding(runners[-1])
         began = time.monotonic()
-        while (able := _able(runners)) and not _enough(able, repeats):
-            for runner in able:
-                do(runner, Runner.round)
-            if time.monotonic() - began >= SHARE_FOR_ROUNDS * max_seconds:
+        while able() and not _is_enough(able(), repeats):
+            for runner in able():
+                runner.run_round()
+                note_crowding(runner)
+            if time.monotonic() - began >= SHARE_FOR_ROUNDS * limits["max_seconds"]:
                 break
-        for runner in _able(runners):
-            do(runner, Runner.tell_peak)
+        for runner in able():
+            runner.read_peak()
+            note_crowding(runner)
     finally:
         for runner in runners:
             runner.end()
-    return [_row(runner) for runner in runners], crowded
+    return [runner.row for runner in runners], crowded
 
 
-def _able(runners: Sequence[Runner]) -> list[Runner]:
-    return [runner for runner in runners if runner.failed is None]
-
-
-def _enough(able: Sequence[Runner], repeats: int) -> bool:
-    """Whether the turns that were taken will do, or somebody has no time for another."""
+def _is_enough(able: Sequence[Runner], repeats: int) -> bool:
+    """Whether the rounds so far are enough, or one contender has no time for another."""
     turns = len(able[0].seconds)
     if turns == 0:
         return False
@@ -353,7 +279,9 @@ def _enough(able: Sequence[Runner], repeats: int) -> bool:
     return long_enough or turns >= max(repeats, MOST_REPEATS) or not all(runner.has_time for runner in able)
 
 
-def _row(runner: Runner) -> Row:
-    if runner.failed is not None:
-        return {"failed": runner.failed}
-    return {**asdict(summarise(runner.seconds)), "tokens": round(mean(runner.tokens)), "memory": runner.memory}
+def summarise(seconds: Sequence[float]) -> dict[str, float | int]:
+    """Median, minimum and number of durations, and their spread: quartile distance as a share of the median."""
+    median = statistics.median(seconds)
+    lower, _, upper = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [median] * 3
+    spread = (upper - lower) / median if median else 0.0
+    return {"median": median, "minimum": min(seconds), "spread": spread, "repeats": len(seconds)}

@@ -1,11 +1,15 @@
-"""`bench quality`: wall-clock seconds of `tformer train` to a validation loss, over seeds."""
+"""`bench quality`: wall-clock seconds of `tformer train` to a validation loss, over seeds.
+
+Each seed is the command as a user types it, in a process and with a cache of its own: starting Python, training the
+tokenizer, tokenising and validating count. The loss is that of the whole validation data. With a target, training ends
+at the first validation that reaches it; the schedule stays that of the recipe. The run goes to a temporary folder.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-import shlex
 import signal
 import statistics
 import subprocess
@@ -19,28 +23,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tformer.bench.processes import too_long
-from tformer.bench.report import Table, markdown
-from tformer.checkpoint.logs import read_metrics
-from tformer.data.sources.text import (
-    STANDARD_INPUT,
-    open_sources,
+from tformer.bench.options import QualityOptions
+from tformer.bench.processes import over_limit
+from tformer.bench.report import (
+    Table,
+    markdown,
 )
+from tformer.checkpoint.logs import read_metrics
+from tformer.data.sources.files import STANDARD_INPUT
+from tformer.data.sources.text import open_sources
+from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.formatting import binary_bytes
 from tformer.recipe import load_recipe
 
 POLL_SECONDS = 0.02
-"""How late a validation is seen at most."""
+"""Longest delay until a validation is noticed."""
 
 PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
-class Watched:
-    """records: of the run's log, so far. seconds: from the start of the process to the validation that reached the
-    target, or to its end. peak_bytes: of its resident set; None: nobody told. failed: why it is no result."""
+class TimedTraining:
+    """One training, followed through the log that it writes.
+
+    Attributes:
+        records: of the run's log.
+        seconds: from the start of the process to the validation that reached the target, or to its end.
+        peak_bytes: of its resident set; None: unknown.
+        failed: why there is no result.
+    """
 
     records: tuple[dict[str, Any], ...]
     seconds: float
@@ -48,45 +61,45 @@ class Watched:
     failed: str | None = None
 
 
-def watch_training(
+def time_training(
     words: Callable[[str], Sequence[str]],
     *,
     target: float | None,
     max_seconds: float,
     should_stop: Callable[[], bool],
-) -> Watched | None:
+) -> TimedTraining | None:
     """Train until a validation loss of `target` or less, or to the end; None when stopped.
 
-    words: the command line for a run directory.
+    The process never outlives this call. words: the command line for a run directory.
     """
-    with tempfile.TemporaryDirectory(prefix="tformer-quality-") as folder, tempfile.TemporaryFile() as talk:
+    with tempfile.TemporaryDirectory(prefix="tformer-quality-") as folder, tempfile.TemporaryFile() as messages:
         run = Path(folder) / "run"
         began = time.monotonic()
         child = subprocess.Popen(
             [sys.executable, "-m", "tformer", *words(str(run))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=talk,
+            stderr=messages,
             env={**os.environ, "TFORMER_CACHE": str(Path(folder) / "cache")},
             process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
         )
         try:
-            return _watch(child, run / METRICS, began, target, max_seconds, should_stop, lambda: _last_words(talk))
+            return _follow(child, run / METRICS, began, target, max_seconds, should_stop, lambda: _last_error(messages))
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
 
-def _watch(
+def _follow(
     child: subprocess.Popen[bytes],
     log: Path,
     began: float,
     target: float | None,
     max_seconds: float,
     should_stop: Callable[[], bool],
-    last_words: Callable[[], str],
-) -> Watched | None:
+    last_error: Callable[[], str],
+) -> TimedTraining | None:
     records: tuple[dict[str, Any], ...] = ()
     size, peak = -1, None
     while True:
@@ -97,14 +110,14 @@ def _watch(
         if written != size:
             size, records = written, tuple(read_metrics(log))
             if target is not None and _reached(records, target):
-                return Watched(records, seconds, peak)
+                return TimedTraining(records, seconds, peak)
         if ended:
-            failed = None if child.returncode == 0 else f"training ended with {child.returncode}: {last_words()}"
-            return Watched(records, seconds, peak, failed)
+            failed = None if child.returncode == 0 else f"training ended with {child.returncode}: {last_error()}"
+            return TimedTraining(records, seconds, peak, failed)
         if should_stop():
             return None
         if seconds >= max_seconds:
-            return Watched(records, seconds, peak, too_long(max_seconds))
+            return TimedTraining(records, seconds, peak, over_limit(max_seconds))
         time.sleep(POLL_SECONDS)
 
 
@@ -114,25 +127,28 @@ def _reached(records: Sequence[dict[str, Any]], target: float) -> bool:
 
 
 def _peak_of(pid: int) -> int | None:
-    """Bytes of a living process's largest resident set; None where the system does not tell."""
+    """Largest resident set of a running process in bytes; None where the system does not report it."""
     with suppress(OSError):
         found = PEAK.search(Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else None
     return None
 
 
-def _last_words(talk: Any) -> str:
-    """What it complained of: its line that begins with `error:`, or the last."""
-    talk.seek(0)
-    told = talk.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
-    return next((line for line in told if line.startswith("error: ")), told[-1]).removeprefix("error: ")
+def _last_error(messages: Any) -> str:
+    """The line of stderr that begins with `error:`, or the last."""
+    messages.seek(0)
+    lines = messages.read().decode("utf-8", "replace").strip().splitlines() or ["no message"]
+    return next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
 
 
 @dataclass(frozen=True)
 class QualityBench:
-    """What to train, and how often. target: validation loss; None: trained to the end.
+    """What to train, and how often.
 
-    max_seconds: of one training. threads: None: as `tformer train` has it.
+    Attributes:
+        target: validation loss; None: train to the end.
+        max_seconds: of one training.
+        threads: None: the default of `tformer train`.
     """
 
     preset: str
@@ -163,11 +179,12 @@ class QualityRow:
 
     Attributes:
         seconds: from the start of the process to the validation that reached the target, or to its end.
-        loss: of the last validation; None: there was none. reached: whether it is the target or below; None: no target.
+        loss: of the last validation; None: none took place.
+        reached: whether the loss is the target or less; None: no target.
         steps: optimizer steps; training_seconds: spent in them.
         tokens_per_second, step_ms: of these steps.
-        share_of_peak: of the matrix-product rate that training measures at its start, its mean.
-        peak_rss_bytes: of the process; None: nobody told.
+        share_of_peak: mean share of the matrix-product rate that training measures at its start.
+        peak_rss_bytes: of the process; None: unknown.
     """
 
     seed: int
@@ -197,12 +214,8 @@ class _Spec:
     weight: float = 1.0
 
 
-Told = Callable[[QualityRow], None]
-"""Called with each row when it is known."""
-
-
 def check(bench: QualityBench) -> None:
-    """Raise InputError for a preset, a key or text that is not there or cannot be read; all of it is."""
+    """Read all text; raise InputError for text that cannot be read, and for an unknown preset or key."""
     device = "cuda" if bench.device.startswith("cuda") else "cpu"
     recipe = load_recipe(arch=bench.arch, preset=bench.preset, sets=bench.sets, device=device).recipe
     for option, path in (("--data", bench.data), ("--valid", bench.valid)):
@@ -213,49 +226,51 @@ def check(bench: QualityBench) -> None:
                 pass
 
 
-def run_quality(bench: QualityBench, *, told: Told, should_stop: Callable[[], bool]) -> list[QualityRow] | None:
-    """A row for each seed, one after another; None when stopped."""
+def run_quality(
+    bench: QualityBench, *, on_row: Callable[[QualityRow], None], should_stop: Callable[[], bool]
+) -> list[QualityRow] | None:
+    """Train each seed, one after another; None when stopped. on_row: called with each row."""
     rows: list[QualityRow] = []
     for seed in bench.seeds:
-        watched = watch_training(
+        training = time_training(
             partial(bench.words, seed),
             target=bench.target,
             max_seconds=bench.max_seconds,
             should_stop=should_stop,
         )
-        if watched is None:
+        if training is None:
             return None
-        row = _row(seed, bench.target, watched)
-        told(row)
+        row = _row(seed, bench.target, training)
+        on_row(row)
         rows.append(row)
     return rows
 
 
-def _row(seed: int, target: float | None, watched: Watched) -> QualityRow:
-    if watched.failed is not None:
-        return QualityRow(seed, failed=watched.failed)
-    records = watched.records
+def _row(seed: int, target: float | None, training: TimedTraining) -> QualityRow:
+    if training.failed is not None:
+        return QualityRow(seed, failed=training.failed)
+    records = training.records
     trained = [record for record in records if record["split"] == "train"]
     losses = [record["loss"] for record in records if record["split"] == "valid" and record["loss"] is not None]
     loss = losses[-1] if losses else None
     shares = [record["peak_share"] for record in trained if record.get("peak_share") is not None]
-    worked = trained[-1]["seconds"] if trained else None
+    training_seconds = trained[-1]["seconds"] if trained else None
     return QualityRow(
         seed,
-        seconds=watched.seconds,
+        seconds=training.seconds,
         loss=loss,
         reached=None if target is None else loss is not None and loss <= target,
         steps=trained[-1]["step"] if trained else None,
-        training_seconds=worked,
-        tokens_per_second=trained[-1]["tokens"] / worked if worked else None,
-        step_ms=1000 * worked / trained[-1]["step"] if worked else None,
+        training_seconds=training_seconds,
+        tokens_per_second=trained[-1]["tokens"] / training_seconds if training_seconds else None,
+        step_ms=1000 * training_seconds / trained[-1]["step"] if training_seconds else None,
         share_of_peak=statistics.fmean(shares) if shares else None,
-        peak_rss_bytes=watched.peak_bytes,
+        peak_rss_bytes=training.peak_bytes,
     )
 
 
 def spread_of(values: Sequence[float | None]) -> Spread | None:
-    """Of the numbers among them; None where there are none."""
+    """Mean and standard deviation of the finite numbers; None without any."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if not found:
         return None
@@ -266,7 +281,7 @@ SPREADS = ("seconds", "loss", "training_seconds", "tokens_per_second")
 
 
 def quality_table(bench: QualityBench, rows: Sequence[QualityRow]) -> Table:
-    """Seed after seed, and mean ± standard deviation."""
+    """A row for each seed, and mean ± standard deviation."""
     headings = ("seed", "seconds from process start", "validation loss", "step", "in steps", "tokens/s", "peak memory")
     made = [_cells(row, len(headings)) for row in rows]
     if sum(row.failed is None for row in rows) > 1:
@@ -310,13 +325,13 @@ def _spread(values: Sequence[float | None], decimals: int) -> str:
 
 
 def settings_line(bench: QualityBench) -> str:
-    """What was trained, and to what."""
+    """Preset, overrides, target and device, in one line."""
     until = "to the end" if bench.target is None else f"to a loss of {bench.target:g}"
     return ", ".join([f"{bench.arch}/{bench.preset}", *bench.sets, until, bench.device])
 
 
 def quality_title(bench: QualityBench) -> str:
-    """A heading."""
+    """Heading of the case in a report."""
     until = "" if bench.target is None else f" to a validation loss of {bench.target:g}"
     return f"Time to quality, {bench.arch}/{bench.preset}{until}"
 
@@ -331,7 +346,7 @@ def quality_section(bench: QualityBench, rows: Sequence[QualityRow]) -> str:
 def quality_document(
     bench: QualityBench, rows: Sequence[QualityRow], *, environment: dict[str, Any], command: str
 ) -> dict[str, Any]:
-    """Everything, as `--json` prints it."""
+    """The JSON document of `--json`."""
     spreads = {name: spread_of([getattr(row, name) for row in rows]) for name in SPREADS}
     return {
         "command": command,
@@ -343,12 +358,15 @@ def quality_document(
 
 
 def quality_command(bench: QualityBench) -> str:
-    """The command that asks for the same; defaults are left out."""
-    words = ["tformer", "bench", "quality"]
-    usual = {field.name: field.default for field in fields(QualityBench)}
-    for name in ("arch", "preset", "data", "valid", "target", "seeds", "device", "threads", "max_seconds"):
-        value = getattr(bench, name)
-        if value != usual[name]:
-            shown = ",".join(map(str, value)) if name == "seeds" else f"{value:g}" if name == "target" else str(value)
-            words += [f"--{name.replace('_', '-')}", shown]
-    return shlex.join([*words, *(word for text in bench.sets for word in ("--set", text))])
+    """The command line of a benchmark; defaults are left out."""
+    seeds = ",".join(map(str, bench.seeds))
+    return QualityOptions(**{**bench.to_json(), "seeds": seeds}).command
+
+
+def resolve_quality(options: QualityOptions) -> QualityBench:
+    """The benchmark. Raises InputError before anything is trained."""
+    options.check()
+    asked = {field.name: getattr(options, field.name) for field in fields(QualityBench)}
+    bench = QualityBench(**{**asked, "seeds": options.seed_numbers, "device": str(resolve_device(options.device))})
+    check(bench)
+    return bench

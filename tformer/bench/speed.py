@@ -1,107 +1,47 @@
-"""Speed benchmarks (`bench train`, `generate`, `translate`, `classify`, `tokenize`): from the request to measured
-rows.
+"""Speed benchmarks (`bench train`, `generate`, `translate`, `classify`, `tokenize`): from the request to measured rows.
+
+At each batch size one process measures what the machine can do at most, and ends; then every contender gets a process
+of its own, and their rounds alternate.
 """
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from tformer.bench.machine import measure_ceilings, peak_of_process
+from tformer.bench.machine import Ceilings, Roofline, measure_ceilings, roofline
+from tformer.bench.options import ModelOptions, SpeedOptions, words_of
 from tformer.bench.peers import PEERS, choose_peers
-from tformer.bench.processes import Contender, race, run_isolated
-from tformer.bench.workloads import (
-    OURS,
-    Task,
-    Work,
-)
+from tformer.bench.processes import RacedRow, race, run_isolated
+from tformer.bench.workloads import OURS, Contender, Task, Work
 from tformer.bench.workloads.classify import CLASSIFY
 from tformer.bench.workloads.decoding import GENERATE, TRANSLATE
 from tformer.bench.workloads.tokenize import TOKENIZE
 from tformer.bench.workloads.train import TRAIN
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
-from tformer.device import (
-    DTYPES,
-    keep_freed_memory,
-    resolve_device,
-    resolve_precision,
-)
+from tformer.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.objectives import OBJECTIVES
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.recipe import Recipe
 
 WORKS: dict[str, Work] = {work.name: work for work in (TRAIN, GENERATE, TRANSLATE, CLASSIFY, TOKENIZE)}
+"""Every workload by name."""
 
+CHARACTERS = 65
+"""Assumed size of a vocabulary of characters: tinyshakespeare's."""
 
-def recipe_of(
-    *,
-    arch: str | None,
-    preset: str | None,
-    config: Path | None,
-    run: str | None,
-    sets: Sequence[str],
-    device: torch.device,
-    bench: str,
-    usual_arch: str = "gpt",
-    objective: str | None = None,
-) -> tuple[Recipe, str]:
-    """The recipe, and what to call it.
-
-    Args:
-        run: a run, checkpoint or Hugging Face folder, whose sizes are taken, not its weights.
-        bench: the command, for messages.
-        usual_arch: where nothing is named.
-        objective: the kind that the recipe gets where it has another; None: its own stand.
-
-    Raises:
-        InputError: unknown names, two models at once, a model that cannot have the objective.
-    """
-    if run is not None:
-        if any(value is not None for value in (arch, preset, config)):
-            raise InputError("--run is a model already", hint="leave --arch, --preset and --config out")
-        checkpoint = open_checkpoint(run)
-        stored = load_recipe(
-            base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets
-        ).recipe
-        objectives = [options.kind for options in stored.objectives]
-        if objective is not None and objective not in objectives:
-            raise InputError(f"--run {run}: it was trained for {objectives[0]}, expected {objective}")
-        return stored, run
-    named: dict[str, Any] = {
-        "arch": arch or (None if config or "/" in (preset or "") else usual_arch),
-        "preset": preset,
-        "config": config,
-        "device": device.type,
-    }
-    if objective is not None:
-        _require_parts(load_recipe(**named).recipe, objective, bench)
-    flags = {} if objective is None else {"objectives": [{"kind": objective}]}
-    recipe = load_recipe(**named, sets=sets, flags=flags).recipe
-    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(config or recipe.arch)
-    return recipe, " ".join([name, *sets])
-
-
-def _require_parts(recipe: Recipe, objective: str, bench: str) -> None:
-    """Before the objective is set, which would be blamed for what the family lacks."""
-    for part in OBJECTIVE_NEEDS[objective].parts:
-        if getattr(recipe.model, part) is None:
-            raise InputError(
-                f"bench {bench}: {recipe.arch} has no {part}, which {objective} needs", hint="use --arch bert"
-            )
+LABELS = ("0", "1")  # of a classifier whose recipe names none
 
 
 class Entry(NamedTuple):
-    """A contender by name. precision: empty where nothing is multiplied."""
+    """A contender by name. precision: empty without products."""
 
     name: str
     precision: str
@@ -113,14 +53,15 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedBench:
-    """What to measure; it travels to other processes as JSON.
+    """What to measure, with everything decided; it travels to other processes as JSON.
 
     Attributes:
-        model: what the model is called in a report.
+        model: the model's name in a report.
         recipe_yaml: with every size decided.
-        precision: of our products, `auto` resolved; entries: who runs.
-        options: the work's own.
-        max_seconds: of one measuring process, starting Python included, others' turns not.
+        precision: of our products, `auto` resolved.
+        entries: the contenders.
+        options: the workload's own.
+        max_seconds: of one measuring process, starting Python included, other contenders' rounds not.
     """
 
     work: str
@@ -149,22 +90,42 @@ class SpeedBench:
     def recipe(self) -> Recipe:
         return recipe_from_yaml(self.recipe_yaml, name="the recipe")
 
+    @property
+    def peer_versions(self) -> dict[str, str]:
+        """Versions of the libraries that ours is compared with."""
+        return {entry.name: metadata.version(entry.name) for entry in self.entries if entry.name != OURS}
+
+    def task(self, batch_size: int) -> Task:
+        """The work at one of its batch sizes."""
+        return Task(
+            work=self.work,
+            recipe=self.recipe,
+            batch_size=batch_size,
+            length=self.length,
+            precision=self.precision,
+            device=torch.device(self.device),
+            compile=self.compile,
+            options=self.options,
+        )
+
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one batch size: what was measured, or why nothing was.
+    """One contender at one size: what was measured, or why nothing was.
 
     Attributes:
-        seconds, spread, repeats: of a round (median; quartile distance as a share of it).
-        tokens: of a round; cost: its `task.Cost` as a mapping.
-        memory: peak_rss_bytes, and on a GPU peak_gpu_bytes, of its process.
-        ceilings: of the machine, measured just before; None where nothing is multiplied.
-        alone: memory was too small beside the others, so that its rounds were not in turn with theirs.
+        seconds, minimum: of a round, median and least; spread: its quartile distance as a share of the median.
+        tokens: of a round; cost: its `Cost` as a mapping.
+        memory: `peak_rss_bytes` of its process, on a GPU `peak_gpu_bytes`, of attention `peak_bytes` beyond the inputs.
+        ceilings: `Ceilings` of the machine as a mapping; None without products.
+        alone: memory was too small beside the others, so that its rounds did not alternate with theirs.
     """
 
     entry: Entry
     batch_size: int
+    length: int = 0
     seconds: float = 0.0
+    minimum: float = 0.0
     spread: float = 0.0
     repeats: int = 0
     tokens: int = 0
@@ -174,188 +135,173 @@ class Row:
     failed: str | None = None
     alone: bool = False
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+    @classmethod
+    def of_race(
+        cls,
+        raced: RacedRow,
+        entry: Entry,
+        batch_size: int,
+        *,
+        length: int,
+        cost: Mapping[str, Any],
+        ceilings: Mapping[str, Any] | None,
+    ) -> Row:
+        if "failed" in raced:
+            return cls(entry, batch_size, length, failed=raced["failed"])
+        measured = {name: value for name, value in raced.items() if name != "median"}
+        return cls(entry, batch_size, length, seconds=raced["median"], cost=cost, ceilings=ceilings, **measured)
 
     @property
     def is_ours(self) -> bool:
         return self.entry.name == OURS
 
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
 
-Told = Callable[[Row], None]
-"""Called with each row when it is known."""
+    @property
+    def step_ms(self) -> float | None:
+        return None if self.cost is None else 1000 * self.seconds / self.cost["steps"]
 
-
-def task_of(bench: SpeedBench, batch_size: int) -> Task:
-    """The work at one of its batch sizes, for the process that does it."""
-    return Task(
-        work=bench.work,
-        recipe=bench.recipe,
-        batch_size=batch_size,
-        length=bench.length,
-        precision=bench.precision,
-        device=torch.device(bench.device),
-        compile=bench.compile,
-        options=bench.options,
-    )
-
-
-def run_speed(bench: SpeedBench, *, told: Told, should_stop: Callable[[], bool]) -> list[Row] | None:
-    """Every row, batch size after batch size, in the order of the entries; None when stopped."""
-    rows: list[Row] = []
-    for batch_size in bench.batch_sizes:
-        found = _at(bench, batch_size, should_stop)
-        if found is None:
+    @property
+    def roofline(self) -> Roofline | None:
+        """Shares of the ceilings, of products in the contender's own number format."""
+        if self.ceilings is None:
             return None
-        for row in found:
-            told(row)
-        rows += found
-    return rows
+        return self._against(Ceilings(**self.ceilings).arithmetic(self.entry.precision))
 
+    @property
+    def share_of_peak(self) -> float | None:
+        """Share of the nearer ceiling, of products in the fastest format: the same machine for all contenders."""
+        found = None if self.ceilings is None else self._against(Ceilings(**self.ceilings).best)
+        return None if found is None else found.share
 
-def _at(bench: SpeedBench, batch_size: int, should_stop: Callable[[], bool]) -> list[Row] | None:
-    given = {"bench": bench.to_json(), "batch_size": batch_size}
-    bounds = run_isolated("bounds", given, max_seconds=bench.max_seconds, should_stop=should_stop)
-    if bounds is None:
-        return None
-    if "failed" in bounds:
-        return [Row(entry, batch_size, failed=f"{bounds['failed']} (ceilings)") for entry in bench.entries]
-    raced = race(
-        [{**given, "name": entry.name, "precision": entry.precision} for entry in bench.entries],
-        repeats=bench.repeats,
-        max_seconds=bench.max_seconds,
-        should_stop=should_stop,
-    )
-    if raced is None:
-        return None
-    return [
-        Row(entry, batch_size, failed=row["failed"])
-        if "failed" in row
-        else Row(
-            entry,
-            batch_size,
-            seconds=row["median"],
-            spread=row["spread"],
-            repeats=row["repeats"],
-            tokens=row["tokens"],
-            cost=cost,
-            memory=row["memory"],
-            ceilings=bounds["ceilings"],
-            alone=row.get("alone", False),
+    @property
+    def share_of_data_sheet(self) -> float | None:
+        """The same share of a known GPU's data sheet."""
+        sheet = None if self.ceilings is None else self.ceilings["data_sheet"]
+        found = None if sheet is None else self._against(sheet["bf16_flops"], sheet["bytes_per_second"])
+        return None if found is None else found.share
+
+    def _against(self, flops_per_second: float, bytes_per_second: float | None = None) -> Roofline | None:
+        if self.cost is None or self.ceilings is None:
+            return None
+        return roofline(
+            self.cost["flops"],
+            self.cost["bytes_read"],
+            self.seconds,
+            flops_per_second=flops_per_second,
+            bytes_per_second=bytes_per_second or self.ceilings["bytes_per_second"],
         )
-        for entry, row, cost in zip(bench.entries, raced, bounds["costs"], strict=True)
-    ]
 
 
-CHARACTERS = 65
-"""What a vocabulary of characters is taken to be: tinyshakespeare's."""
-
-LENGTH_OPTIONS = {"generate": "--prompt-length", "translate": "--source-length"}  # of the others: --length
-
-LABELS = ("0", "1")  # of a classifier whose recipe names none
-
-
-@dataclass(frozen=True)
-class SpeedRequest:
-    """The flags. `run`: a run, checkpoint or Hugging Face folder, whose sizes are taken, not its weights.
-
-    quantize: formats of our matrices to measure: `none` (as the precision says) and `int8`.
-    """
-
-    work: str
-    arch: str | None = None
-    preset: str | None = None
-    config: Path | None = None
-    run: str | None = None
-    sets: Sequence[str] = ()
-    batch_sizes: Sequence[int] = ()
-    length: int | None = None
-    precision: str = "auto"
-    compile: bool = False
-    device: str = "auto"
-    threads: int | None = None
-    peers: Sequence[str] = ()
-    peer_precisions: Sequence[str] | None = None
-    quantize: Sequence[str] = ("none",)
-    repeats: int = 10
-    max_seconds: float = 600.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def resolve(request: SpeedRequest) -> tuple[SpeedBench, list[str]]:
-    """The bench and what was decided for the user. Raises InputError before anything is measured."""
-    work = WORKS[request.work]
-    if request.threads is not None:
-        torch.set_num_threads(request.threads)
-    device = resolve_device(request.device)
-    for kind in request.quantize:
-        require_quantize(kind, device, DTYPES.get(request.precision))
-        if request.compile and kind != "none":
+def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
+    """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
+    options.check()
+    work, products = WORKS[options.work], options.products
+    formats = words_of("--quantize", options.quantize)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(products.device)
+    for kind in formats:
+        require_quantize(kind, device, DTYPES.get(products.precision))
+        if products.compile and kind != "none":
             raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
-    entries = choose_peers(request.work, request.peers, request.peer_precisions, device=device)
-    recipe, name, notes = _recipe_of(request, work, device)
-    length = request.length or work.length(recipe)
+    chosen = None if products.peer_precision is None else words_of("--peer-precision", products.peer_precision)
+    peers = choose_peers(options.work, options.peer, chosen, device=device)
+    recipe, name = recipe_of(
+        options.model,
+        options.sets,
+        device=device,
+        default_arch=work.arch,
+        objective=work.objective,
+        bench=work.name,
+    )
+    recipe, notes = _with_sizes(recipe, name)
+    length = options.length or work.length(recipe)
     if length > recipe.model.max_seq_len:
-        option = LENGTH_OPTIONS.get(request.work, "--length")
-        raise InputError(f"{option}: found {length}, the model reads {recipe.model.max_seq_len} positions at most")
+        raise InputError(
+            f"{options.length_flag}: found {length}, the model reads {recipe.model.max_seq_len} positions at most"
+        )
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": length})})
     bench = SpeedBench(
         work=work.name,
         model=name,
         recipe_yaml=recipe_to_yaml(recipe),
         entries=(),
-        batch_sizes=tuple(request.batch_sizes or work.batch_sizes),
+        batch_sizes=options.batch_sizes or work.batch_sizes,
         length=length,
         precision="fp32",
         device=str(device),
-        compile=request.compile,
+        compile=products.compile,
         threads=torch.get_num_threads(),
-        repeats=request.repeats,
-        max_seconds=request.max_seconds,
-        options=dict(request.options),
+        repeats=options.repeats,
+        max_seconds=options.max_seconds,
+        options=options.own,
     )
-    work.check(task_of(bench, max(bench.batch_sizes)))
-    precision = _precision(bench, request.precision, work, device)
-    own = [Entry(OURS, precision if kind == "none" else kind) for kind in dict.fromkeys(request.quantize)]
-    peers = [Entry(*entry) for entry in entries]
-    settled = {**bench.to_json(), "precision": precision, "entries": [*own, *peers]}
+    largest = bench.task(max(bench.batch_sizes))
+    work.check(largest)
+    precision = _resolve_precision(products.precision, work, largest)
+    own = [Entry(OURS, precision if kind == "none" else kind) for kind in formats]
+    bench = replace(bench, precision=precision, entries=(*own, *(Entry(*peer) for peer in peers)))
     parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
-    return SpeedBench.from_json(settled), [*notes, f"model: {name}, {parameters:,} parameters"]
+    return bench, [*notes, f"model: {name}, {parameters:,} parameters"]
 
 
-def peer_versions(bench: SpeedBench) -> dict[str, str]:
-    """Of every library that ours is compared with."""
-    return {entry.name: metadata.version(entry.name) for entry in bench.entries if entry.name != OURS}
+def recipe_of(
+    model: ModelOptions,
+    sets: Sequence[str],
+    *,
+    device: torch.device,
+    bench: str,
+    default_arch: str = "gpt",
+    objective: str | None = None,
+) -> tuple[Recipe, str]:
+    """The recipe of a shipped preset, of a file or of a run, and its name.
+
+    Args:
+        bench: the command, for messages.
+        objective: the kind that replaces the recipe's where that differs; None: the recipe's stays.
+
+    Raises:
+        InputError: unknown names, two models at once, a model that cannot have the objective.
+    """
+    if model.run is not None:
+        if model != ModelOptions(run=model.run):
+            raise InputError("--run is a model already", hint="leave --arch, --preset and --config out")
+        checkpoint = open_checkpoint(model.run)
+        stored = load_recipe(
+            base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets
+        ).recipe
+        objectives = [options.kind for options in stored.objectives]
+        if objective is not None and objective not in objectives:
+            raise InputError(f"--run {model.run}: it was trained for {objectives[0]}, expected {objective}")
+        return stored, model.run
+    named: dict[str, Any] = {
+        "arch": model.arch or (None if model.config or "/" in (model.preset or "") else default_arch),
+        "preset": model.preset,
+        "config": model.config,
+        "device": device.type,
+    }
+    if objective is not None:
+        _require_parts(load_recipe(**named).recipe, objective, bench)
+    flags = {} if objective is None else {"objectives": [{"kind": objective}]}
+    recipe = load_recipe(**named, sets=sets, flags=flags).recipe
+    name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(model.config or recipe.arch)
+    return recipe, " ".join([name, *sets])
 
 
-def _precision(bench: SpeedBench, asked: str, work: Work, device: torch.device) -> str:
-    if work.product is None:
-        return ""
-    if asked not in ("auto", "fp32", "bf16", "fp16"):
-        raise InputError(f"--precision: found '{asked}', expected auto, fp32, bf16 or fp16")
-    rows, d_model, d_ff = work.product(task_of(bench, max(bench.batch_sizes)))
-    return resolve_precision(asked, device, rows=rows, d_model=d_model, d_ff=d_ff).name
+def _require_parts(recipe: Recipe, objective: str, bench: str) -> None:
+    """Raise InputError before the objective is set: the message of the recipe would name the objective instead."""
+    for part in OBJECTIVES[objective].parts:
+        if getattr(recipe.model, part) is None:
+            raise InputError(
+                f"bench {bench}: {recipe.arch} has no {part}, which {objective} needs", hint="use --arch bert"
+            )
 
 
-def _recipe_of(request: SpeedRequest, work: Work, device: torch.device) -> tuple[Recipe, str, list[str]]:
-    """The recipe, what to call it, and notes."""
-    recipe, name = recipe_of(
-        arch=request.arch,
-        preset=request.preset,
-        config=request.config,
-        run=request.run,
-        sets=request.sets,
-        device=device,
-        usual_arch=work.arch,
-        objective=work.objective,
-        bench=work.name,
-    )
-    return _sized(recipe, name)
-
-
-def _sized(recipe: Recipe, name: str) -> tuple[Recipe, str, list[str]]:
-    """The recipe with its vocabularies decided, and what was assumed."""
+def _with_sizes(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
+    """The recipe with its vocabularies and labels decided, and notes on what was assumed."""
     model, notes = recipe.model, []
     if model.patches is not None:
         raise InputError(f"{name}: models of images are not benched")
@@ -368,61 +314,83 @@ def _sized(recipe: Recipe, name: str) -> tuple[Recipe, str, list[str]]:
     changes: dict[str, Any] = {"model": model.model_copy(update=missing)}
     if any(getattr(head, "num_labels", 1) is None for head in model.heads) and not recipe.data.labels:
         changes["data"] = recipe.data.model_copy(update={"labels": LABELS})
-    return recipe.model_copy(update=changes), name, notes
+    return recipe.model_copy(update=changes), notes
 
 
-def bounds(*, bench: dict[str, Any], batch_size: int) -> dict[str, Any]:
-    """`ceilings` of the machine (None where nothing is multiplied), and `costs`: of each entry's round, in order."""
+def _resolve_precision(asked: str, work: Work, task: Task) -> str:
+    """The number format of our products; empty without products."""
+    if work.product is None:
+        return ""
+    if asked not in ("auto", "fp32", "bf16", "fp16"):
+        raise InputError(f"--precision: found '{asked}', expected auto, fp32, bf16 or fp16")
+    rows, d_model, d_ff = work.product(task)
+    return resolve_precision(asked, task.device, rows=rows, d_model=d_model, d_ff=d_ff).name
+
+
+def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: Callable[[], bool]) -> list[Row] | None:
+    """Every row, batch size after batch size, in the order of the entries; None when stopped.
+
+    on_row: called with each row.
+    """
+    rows: list[Row] = []
+    for batch_size in bench.batch_sizes:
+        found = _at_batch_size(bench, batch_size, should_stop)
+        if found is None:
+            return None
+        for row in found:
+            on_row(row)
+        rows += found
+    return rows
+
+
+def _at_batch_size(bench: SpeedBench, batch_size: int, should_stop: Callable[[], bool]) -> list[Row] | None:
+    given = {"bench": bench.to_json(), "batch_size": batch_size}
+    limits = run_isolated("limits", given, max_seconds=bench.max_seconds, should_stop=should_stop)
+    if limits is None:
+        return None
+    if "failed" in limits:
+        failed = f"{limits['failed']} (ceilings)"
+        return [Row(entry, batch_size, bench.length, failed=failed) for entry in bench.entries]
+    raced = race(
+        "speed",
+        [{**given, "name": entry.name, "precision": entry.precision} for entry in bench.entries],
+        repeats=bench.repeats,
+        max_seconds=bench.max_seconds,
+        should_stop=should_stop,
+    )
+    if raced is None:
+        return None
+    return [
+        Row.of_race(row, entry, batch_size, length=bench.length, cost=cost, ceilings=limits["ceilings"])
+        for entry, row, cost in zip(bench.entries, raced, limits["costs"], strict=True)
+    ]
+
+
+def measure_limits(*, bench: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    """`ceilings` of the machine (None without products), and `costs` of each entry's round; in a measuring process."""
     keep_freed_memory()
-    asked = SpeedBench.from_json(bench)
-    task, work = _start(asked, batch_size), WORKS[asked.work]
+    asked, task = _start(bench, batch_size)
+    work = WORKS[asked.work]
     ceilings: dict[str, Any] | None = None
     if work.product is not None:
         formats = [task.precision, *(entry.precision for entry in asked.entries)]
         ceilings = asdict(measure_ceilings(formats, task.device, product=work.product(task)))
-    costs = [asdict(work.cost(task, entry.precision)) for entry in asked.entries]
-    return {"ceilings": ceilings, "costs": costs}
+    return {"ceilings": ceilings, "costs": [asdict(work.cost(task, entry.precision)) for entry in asked.entries]}
 
 
-def contend(
-    *, bench: dict[str, Any], name: str, precision: str, batch_size: int
-) -> Callable[[str], dict[str, int | float]]:
-    """Prepare a contender and warm it up by a round; returns what answers the questions that follow.
-
-    `round` does one: {"seconds", "tokens"}. `peak` is that of the process so far, preparing included:
-    {"peak_rss_bytes"}, and on a GPU {"peak_gpu_bytes"} of PyTorch's allocator.
-    """
-    if name == OURS:  # the others are measured as their users would run them
+def start_contender(*, bench: dict[str, Any], name: str, precision: str, batch_size: int) -> Contender:
+    """The contender of a measuring process: ours, or a peer's."""
+    if name == OURS:  # peers are measured as their users would run them
         keep_freed_memory()
-    task = _start(SpeedBench.from_json(bench), batch_size)
-    contender = make_contender(task, Entry(name, precision))
-    contender.prepare()
-    gc.collect()
-    contender.run()
-
-    def round_() -> dict[str, int | float]:
-        start = time.perf_counter()
-        tokens = contender.run()
-        return {"seconds": time.perf_counter() - start, "tokens": tokens}
-
-    def peak() -> dict[str, int | float]:
-        found: dict[str, int | float] = {"peak_rss_bytes": peak_of_process()}
-        if task.device.type == "cuda":
-            found["peak_gpu_bytes"] = torch.cuda.max_memory_allocated(task.device)
-        return found
-
-    answers = {"round": round_, "peak": peak}
-    return lambda question: answers[question]()
+    asked, task = _start(bench, batch_size)
+    if name == OURS:
+        return WORKS[asked.work].contender(task, precision)
+    peer: Contender = PEERS[asked.work, name].make(task, precision)
+    return peer
 
 
-def make_contender(task: Task, entry: Entry) -> Contender:
-    """Ours, or a peer's."""
-    if entry.name == OURS:
-        return WORKS[task.work].make(task, entry.precision)
-    return PEERS[task.work, entry.name].make(task, entry.precision)
-
-
-def _start(asked: SpeedBench, batch_size: int) -> Task:
+def _start(bench: dict[str, Any], batch_size: int) -> tuple[SpeedBench, Task]:
+    asked = SpeedBench.from_json(bench)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    return task_of(asked, batch_size)
+    return asked, asked.task(batch_size)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -13,6 +12,16 @@ import torch
 
 from tformer import __version__
 from tformer.bench.machine import environment_line
+from tformer.bench.options import (
+    ClassifyOptions,
+    GenerateOptions,
+    ModelOptions,
+    ProductOptions,
+    SpeedOptions,
+    TrainOptions,
+    TranslateOptions,
+    words_of,
+)
 from tformer.bench.peers import choose_peers
 from tformer.bench.quality import (
     QualityBench,
@@ -23,17 +32,20 @@ from tformer.bench.quality import (
     quality_title,
     run_quality,
 )
-from tformer.bench.report import FAIRNESS, Table, best_rows, document, lines, markdown, row_ratio, share_of_peak, tables
-from tformer.bench.speed import (
-    LENGTH_OPTIONS,
-    Row,
-    SpeedBench,
-    SpeedRequest,
-    peer_versions,
-    resolve,
-    run_speed,
+from tformer.bench.report import (
+    FAIRNESS,
+    Table,
+    best_rows,
+    bullets,
+    document,
+    lines,
+    markdown,
+    peak_bytes,
+    row_ratio,
+    tables,
 )
-from tformer.checkpoint.environment import describe_environment
+from tformer.bench.speed import Row, SpeedBench, resolve, run_speed
+from tformer.checkpoint.logs import describe_environment
 from tformer.decoding.inference import require_quantize
 from tformer.device import resolve_device
 from tformer.errors import InputError, TformerError
@@ -43,87 +55,95 @@ TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "c
 NO_DROPOUT = tuple(
     f"model.{key}=0" for key in ("embedding.dropout", "decoder.dropout", "decoder.attention_dropout")
 )  # as nanoGPT's own bench has it
-BOTH = ("none", "int8")
 QUICK_REPEATS, QUICK_SECONDS, QUICK_TEXTS = 3, 300.0, 1000
 
 
 @dataclass(frozen=True)
 class Case:
-    """title: what is measured, for people; note: what they should know of how."""
+    """One benchmark of `bench all`.
+
+    title: its heading; note: a remark on the options; options: `products` is among the fields.
+    """
 
     title: str
-    request: SpeedRequest
+    options: Any
     note: str = ""
 
-    @property
-    def command(self) -> str:
-        return command_of(self.request)
+
+def _case(title: str, options: SpeedOptions) -> Case:
+    sizes = options.batch_sizes
+    note = f"a batch of {sizes[0]} belongs to the shape that is measured: formats vary, batch sizes do not"
+    return Case(title, options, note if len(sizes) == 1 else "")
 
 
-def _case(title: str, work: str, arch: str, preset: str, **fields: Any) -> Case:
-    return Case(title, SpeedRequest(work, arch=arch, preset=preset, **fields))
-
-
-def _training(title: str, preset: str, batch_sizes: tuple[int, ...], length: int, **fields: Any) -> Case:
-    case = _case(title, "train", "gpt", preset, batch_sizes=batch_sizes, length=length, **fields)
-    return case if len(batch_sizes) > 1 else replace(case, note=_fixed(batch_sizes[0]))
-
-
-def _fixed(batch_size: int) -> str:
-    return f"a batch of {batch_size} belongs to the shape that is measured: nobody's is swept, formats are"
-
-
-def _generation(title: str, preset: str, batch_size: int, **fields: Any) -> Case:
-    options = {"new_tokens": 128}
-    given = {"length": 16, "options": options, "peers": (TRANSFORMERS,), **fields}
-    case = _case(title, "generate", "gpt", preset, batch_sizes=(batch_size,), **given)
-    return replace(case, note=_fixed(batch_size))
+def _gpt(preset: str) -> ModelOptions:
+    return ModelOptions(arch="gpt", preset=preset)
 
 
 CPU_CASES = (
-    _training(
+    _case(
         "Training, 6 layers of width 384 (nanoGPT's baby shape)",
-        "char",
-        (16,),
-        256,
-        sets=NO_DROPOUT,
-        peers=(TRANSFORMERS, X_TRANSFORMERS),
+        TrainOptions(
+            model=_gpt("char"), sets=NO_DROPOUT, batch_size="16", length=256, peer=(TRANSFORMERS, X_TRANSFORMERS)
+        ),
     ),
-    _training("Training and its memory, GPT-2 of 124M", "small", (2,), 512, peers=(TRANSFORMERS,), repeats=5),
-    _generation("Generation, GPT-2 of 124M, one text", "small", 1, quantize=BOTH),
-    _generation("Generation, GPT-2 of 124M, eight texts", "small", 8, quantize=BOTH),
+    _case(
+        "Training and its memory, GPT-2 of 124M",
+        TrainOptions(model=_gpt("small"), batch_size="2", length=512, peer=(TRANSFORMERS,), repeats=5),
+    ),
+    _case(
+        "Generation, GPT-2 of 124M, one text",
+        GenerateOptions(model=_gpt("small"), batch_size="1", quantize="none,int8", peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Generation, GPT-2 of 124M, eight texts",
+        GenerateOptions(model=_gpt("small"), batch_size="8", quantize="none,int8", peer=(TRANSFORMERS,)),
+    ),
     _case(
         "Translation, 6 + 6 layers of width 512, beam 4",
-        "translate",
-        "transformer",
-        "base",
-        sets=("model.vocab_size=16000",),
-        batch_sizes=(8, 32, 64),
-        length=20,
-        options={"new_tokens": 30, "beam": 4, "sentences": 64},
-        quantize=BOTH,
-        peers=(CTRANSLATE2, TRANSFORMERS),
-        repeats=5,
+        TranslateOptions(
+            model=ModelOptions(arch="transformer", preset="base"),
+            sets=("model.vocab_size=16000",),
+            batch_size="8,32,64",
+            length=20,
+            quantize="none,int8",
+            peer=(CTRANSLATE2, TRANSFORMERS),
+            repeats=5,
+        ),
     ),
     _case(
         "Classification of 10,000 short texts, 4 layers of width 512",
-        "classify",
-        "bert",
-        "small",
-        batch_sizes=(16, 32, 64),
-        options={"texts": 10_000},
-        peers=(TRANSFORMERS,),
-        repeats=3,
-        max_seconds=1800.0,
+        ClassifyOptions(
+            model=ModelOptions(arch="bert", preset="small"),
+            batch_size="16,32,64",
+            peer=(TRANSFORMERS,),
+            repeats=3,
+            max_seconds=1800.0,
+        ),
     ),
 )
 
+COMPILED, BF16 = ProductOptions(compile=True), ProductOptions(precision="bf16")
 GPU_CASES = (
-    _training("Training, GPT-2 of 124M", "small", (16, 32, 64), 1024, compile=True, peers=(TRANSFORMERS,)),
-    _training("Training, GPT-2 of 350M", "medium", (8, 16, 32), 1024, compile=True, peers=(TRANSFORMERS,)),
-    _training("Training, GPT-2 of 1.5B", "xl", (4, 8, 16), 1024, compile=True),
-    _generation("Generation, GPT-2 of 124M, one text", "small", 1, precision="bf16"),
-    _generation("Generation, GPT-2 of 1.5B, one text", "xl", 1, precision="bf16"),
+    _case(
+        "Training, GPT-2 of 124M",
+        TrainOptions(model=_gpt("small"), batch_size="16,32,64", length=1024, products=COMPILED, peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Training, GPT-2 of 350M",
+        TrainOptions(model=_gpt("medium"), batch_size="8,16,32", length=1024, products=COMPILED, peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Training, GPT-2 of 1.5B", TrainOptions(model=_gpt("xl"), batch_size="4,8,16", length=1024, products=COMPILED)
+    ),
+    _case(
+        "Generation, GPT-2 of 124M, one text",
+        GenerateOptions(model=_gpt("small"), batch_size="1", products=BF16, peer=(TRANSFORMERS,)),
+    ),
+    _case(
+        "Generation, GPT-2 of 1.5B, one text",
+        GenerateOptions(model=_gpt("xl"), batch_size="1", products=BF16, peer=(TRANSFORMERS,)),
+    ),
 )
 """The presets' own precision is what the device has: bf16."""
 
@@ -155,77 +175,45 @@ def quality_for(
 
 
 def cases_for(device: torch.device, *, quick: bool = False, threads: int | None = None) -> tuple[Case, ...]:
-    """The cases of a kind of device. quick: one batch size of a sweep, fewer rounds and texts."""
+    """The cases of a kind of device. quick: one batch size of several, fewer rounds and texts."""
     chosen = GPU_CASES if device.type == "cuda" else CPU_CASES
-    placed = [_with(case, device=str(device), threads=threads) for case in chosen]
+    placed = [
+        _with(case, products=replace(case.options.products, device=str(device)), threads=threads) for case in chosen
+    ]
     return tuple(_quick(case) if quick else case for case in placed)
 
 
 def _quick(case: Case) -> Case:
-    request = case.request
-    sizes = request.batch_sizes
-    options = dict(request.options)
-    if "texts" in options:
-        options["texts"] = QUICK_TEXTS
+    options = case.options
+    sizes = options.batch_sizes
+    fewer = {"texts": QUICK_TEXTS} if "texts" in options.own else {}
     return _with(
         case,
-        batch_sizes=(sizes[len(sizes) // 2],),
-        options=options,
-        repeats=min(request.repeats, QUICK_REPEATS),
-        max_seconds=min(request.max_seconds, QUICK_SECONDS),
+        batch_size=str(sizes[len(sizes) // 2]),
+        repeats=min(options.repeats, QUICK_REPEATS),
+        max_seconds=min(options.max_seconds, QUICK_SECONDS),
+        **fewer,
     )
 
 
 def _with(case: Case, **changes: Any) -> Case:
-    return replace(case, request=replace(case.request, **changes))
-
-
-def command_of(request: SpeedRequest) -> str:
-    """The command that asks for the same; defaults are left out."""
-    words = ["tformer", "bench", request.work]
-    for name in ("arch", "preset"):
-        value = getattr(request, name)
-        words += [] if value is None else [f"--{name}", value]
-    for text in request.sets:
-        words += ["--set", text]
-    if request.batch_sizes:
-        words += ["--batch-size", ",".join(map(str, request.batch_sizes))]
-    if request.length is not None:
-        words += [LENGTH_OPTIONS.get(request.work, "--length"), str(request.length)]
-    words += _options(request.options)
-    if tuple(request.quantize) != _DEFAULTS["quantize"]:
-        words += ["--quantize", ",".join(request.quantize)]
-    for name in request.peers:
-        words += ["--peer", name]
-    words += ["--compile"] if request.compile else []
-    for name in ("precision", "repeats", "max_seconds", "threads", "device"):
-        value = getattr(request, name)
-        if value != _DEFAULTS[name]:
-            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
-
-
-def _options(options: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-_DEFAULTS = {field.name: field.default for field in fields(SpeedRequest)}
+    return replace(case, options=replace(case.options, **changes))
 
 
 @dataclass(frozen=True)
-class Told:
-    """Who is told of progress: of a case as it begins (title, command, its number, how many there are), of rows, of
-    notes, of seeds."""
+class Progress:
+    """Called as `bench all` goes on: when a case begins (title, command, its number, how many there are), with each
+    row, with each note on what cannot be measured, and with each seed of a time to quality."""
 
-    case: Callable[[str, str, int, int], None]
-    row: Callable[[Row], None]
-    note: Callable[[str], None]
-    seed: Callable[[QualityRow], None]
+    on_case: Callable[[str, str, int, int], None]
+    on_row: Callable[[Row], None]
+    on_note: Callable[[str], None]
+    on_seed: Callable[[QualityRow], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case, as it was measured: without libraries that are missing. bench: None where nothing could be asked."""
+    """A case as measured, without libraries that are missing. bench: None where its request was refused."""
 
     case: Case
     bench: SpeedBench | None
@@ -234,11 +222,11 @@ class Outcome:
 
 
 Quality = tuple[QualityBench, tuple[QualityRow, ...]]
-"""A time to quality, as it was measured."""
+"""A time to quality as measured."""
 
 
 @dataclass(frozen=True)
-class AllReport:
+class SuiteReport:
     markdown: str
     document: dict[str, Any]
     nothing_measured: bool
@@ -248,78 +236,82 @@ def run_all(
     cases: Sequence[Case],
     device: torch.device,
     *,
-    told: Told,
+    progress: Progress,
     should_stop: Callable[[], bool],
     qualities: Sequence[QualityBench] = (),
-) -> AllReport | None:
-    """Every case, and then every time to quality; None when stopped."""
+) -> SuiteReport | None:
+    """Measure every case, and then every time to quality; None when stopped.
+
+    Libraries that are not installed are left out of their cases; what cannot be measured is reported as such.
+    """
     outcomes: list[Outcome] = []
     machine, total = machine_line(device), len(cases) + len(qualities)
     for number, case in enumerate(cases, start=1):
-        told.case(case.title, case.command, number, total)
-        outcome = _measure(case, told, should_stop)
+        progress.on_case(case.title, case.options.command, number, total)
+        outcome = _measure(case, progress, should_stop)
         if outcome is None:
             return None
         outcomes.append(outcome)
     reached: list[Quality] = []
     for number, bench in enumerate(qualities, start=len(cases) + 1):
-        told.case(quality_title(bench), quality_command(bench), number, total)
-        rows = run_quality(bench, told=told.seed, should_stop=should_stop)
+        progress.on_case(quality_title(bench), quality_command(bench), number, total)
+        rows = run_quality(bench, on_row=progress.on_seed, should_stop=should_stop)
         if rows is None:
             return None
         reached.append((bench, tuple(rows)))
     return report_of(outcomes, device, machine=machine, qualities=reached)
 
 
-def _measure(case: Case, told: Told, should_stop: Callable[[], bool]) -> Outcome | None:
-    request, missing = _with_what_is_there(case.request)
+def _measure(case: Case, progress: Progress, should_stop: Callable[[], bool]) -> Outcome | None:
+    case, missing = _with_what_is_available(case)
     notes = [*([case.note] if case.note else []), *missing]
-    case = replace(case, request=request)
     try:
-        bench, decided = resolve(request)
+        bench, decided = resolve(case.options)
     except TformerError as error:
-        told.note(error.message)
+        progress.on_note(error.message)
         return Outcome(case, None, (), (*notes, f"not measured: {error.message}"))
     for note in missing:
-        told.note(note)
-    rows = run_speed(bench, told=told.row, should_stop=should_stop)
+        progress.on_note(note)
+    rows = run_speed(bench, on_row=progress.on_row, should_stop=should_stop)
     return None if rows is None else Outcome(case, bench, tuple(rows), (*notes, *decided))
 
 
-def _with_what_is_there(request: SpeedRequest) -> tuple[SpeedRequest, list[str]]:
-    """The request without libraries and formats that cannot take part, and why each cannot."""
-    kept, formats, notes, device = [], [], [], resolve_device(request.device)
-    for kind in request.quantize:
-        try:
-            require_quantize(kind, device)
-        except InputError as error:
-            notes.append(error.message)
-        else:
-            formats.append(kind)
-    for name in request.peers:
-        try:
-            choose_peers(request.work, [name], None, device=device)
-        except InputError as error:
-            notes.append(error.message)
-        else:
-            kept.append(name)
-    return replace(request, peers=tuple(kept), quantize=tuple(formats)), notes
+def _with_what_is_available(case: Case) -> tuple[Case, list[str]]:
+    """The case without libraries and formats that this machine lacks, and a note for each."""
+    options, notes = case.options, []
+
+    def usable(names: Sequence[str], require: Callable[[str], object]) -> tuple[str, ...]:
+        found = []
+        for name in names:
+            try:
+                require(name)
+            except InputError as error:
+                notes.append(error.message)
+            else:
+                found.append(name)
+        return tuple(found)
+
+    device = resolve_device(options.products.device)
+    formats = usable(words_of("--quantize", options.quantize), lambda kind: require_quantize(kind, device))
+    peers = usable(options.peer, lambda name: choose_peers(options.work, [name], None, device=device))
+    changes = {"quantize": ",".join(formats)} if options.quantize != "none" else {}
+    return _with(case, peer=peers, **changes), notes
 
 
 def machine_line(device: torch.device) -> str:
-    """PyTorch, processor and threads or GPU, memory."""
-    line = environment_line(device, dtype="formats as told")
+    """PyTorch, processor and threads or GPU, and memory, in one line."""
+    line = environment_line(device, dtype="formats as named")
     return f"{line}, {binary_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
 
 
 def report_of(
     outcomes: Sequence[Outcome], device: torch.device, *, machine: str, qualities: Sequence[Quality] = ()
-) -> AllReport:
-    """The page and the document of what was measured."""
+) -> SuiteReport:
+    """The Markdown page and the JSON document of what was measured."""
     environment = describe_environment(device=str(device), data_fingerprint=None)
     versions: dict[str, str] = {}
     for outcome in outcomes:
-        versions |= {} if outcome.bench is None else peer_versions(outcome.bench)
+        versions |= {} if outcome.bench is None else outcome.bench.peer_versions
     environment |= {"line": machine, "peers": versions}
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none"
     head = [
@@ -335,7 +327,7 @@ def report_of(
     timed = [quality_document(bench, rows, environment={}, command=quality_command(bench)) for bench, rows in qualities]
     failures = [row.failed for outcome in outcomes for row in outcome.rows]
     failures += [row.failed for _, rows in qualities for row in rows]
-    return AllReport(
+    return SuiteReport(
         markdown="\n\n".join([*head, *sections]) + "\n",
         document={"environment": environment, "cases": documents, "quality": [_without_environment(d) for d in timed]},
         nothing_measured=all(failed is not None for failed in failures),
@@ -343,7 +335,7 @@ def report_of(
 
 
 def summary(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each case and format of ours: the best batch size, and how much faster than each other's best."""
+    """A line for each case and format of ours: the best batch size, and the speed against each peer's best."""
     headings = ("", "tokens/s", "share of peak", "peak memory", "times as fast as")
     made: list[tuple[str, ...]] = []
     for outcome in outcomes:
@@ -352,14 +344,13 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
         if not ours:
             made.append((outcome.case.title, "not measured", "", "", ""))
         for row in ours:
-            share = share_of_peak(row)
             against = [f"{other.entry.label} {ratio(row_ratio(row, other))}" for other in best if not other.is_ours]
             made.append(
                 (
                     f"{outcome.case.title}: {row.entry.precision}, batch {row.batch_size}",
                     f"{row.tokens_per_second:,.0f}",
-                    "" if share is None else f"{share:.0%}",
-                    binary_bytes(row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])),
+                    "" if row.share_of_peak is None else f"{row.share_of_peak:.0%}",
+                    binary_bytes(peak_bytes(row)),
                     ", ".join(against),
                 )
             )
@@ -367,24 +358,23 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 
 def section(outcome: Outcome) -> str:
-    """A case: its command, tables and lines."""
-    parts = [f"## {outcome.case.title}", f"    {outcome.case.command}"]
-    told = list(outcome.notes)
+    """One case as Markdown: its command, tables and lines."""
+    parts = [f"## {outcome.case.title}", f"    {outcome.case.options.command}"]
+    below = list(outcome.notes)
     if outcome.bench is not None:
         parts += map(markdown, tables(outcome.bench, outcome.rows))
-        told += lines(outcome.rows)
-    parts.append("\n".join(f"- {line}" for line in told))
-    return "\n\n".join(part for part in parts if part)
+        below += lines(outcome.rows)
+    return "\n\n".join(part for part in [*parts, bullets(below)] if part)
 
 
 def _document(outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
-    named = {"title": outcome.case.title, "command": outcome.case.command, "notes": list(outcome.notes)}
+    named = {"title": outcome.case.title, "command": outcome.case.options.command, "notes": list(outcome.notes)}
     if outcome.bench is None:
         return {**named, "rows": []}
-    found = document(outcome.bench, outcome.rows, environment=environment, command=outcome.case.command)
+    found = document(outcome.bench, outcome.rows, environment=environment, command=outcome.case.options.command)
     return {**_without_environment(found), **named}
 
 
 def _without_environment(document: dict[str, Any]) -> dict[str, Any]:
-    """It is the whole report's."""
+    """The whole report has one environment."""
     return {name: value for name, value in document.items() if name != "environment"}

@@ -1,91 +1,87 @@
-"""`python -m tformer.bench.worker`: the measuring process. Reads JSON requests from stdin, writes JSON answers."""
+"""`python -m tformer.bench.worker`: the measuring process. It reads JSON requests from stdin and writes JSON answers.
+
+`processes` describes the requests.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tformer.bench.processes import OUT_OF_MEMORY
 from tformer.errors import TformerError
 
+if TYPE_CHECKING:
+    from tformer.bench.workloads import Contender
+
+MEASUREMENTS = {
+    "limits": "tformer.bench.speed:measure_limits",
+    "speed": "tformer.bench.speed:start_contender",
+    "attention": "tformer.bench.workloads.attention:AttentionContender",
+    "attention ceilings": "tformer.bench.attention:measure_attention_ceilings",
+}
+"""The function of each measurement: it returns the result, or a `Contender` that is then asked for rounds.
+
+Only the module that is needed gets imported, for its memory would be measured too.
+"""
+
+OWN_LIMIT = 10
+"""Seconds beyond the parent's limit after which a process without a parent ends itself."""
+
 Answer = dict[str, Any]
 
 
-def _attention(**arguments: Any) -> Answer:
-    from tformer.bench.machine import peak_of_process
-    from tformer.bench.workloads.attention import measure_attention
-
-    found = measure_attention(**arguments)
-    return {**found, "peak_rss_bytes": peak_of_process()}
-
-
-def _attention_ceilings(**arguments: Any) -> Answer:
-    from tformer.bench.attention import ceilings
-
-    return ceilings(**arguments)
-
-
-def _bounds(**arguments: Any) -> Answer:
-    from tformer.bench.speed import bounds
-
-    return bounds(**arguments)
-
-
-def _contender(**arguments: Any) -> Callable[[str], Answer]:
-    from tformer.bench.speed import contend
-
-    return contend(**arguments)
-
-
-MEASUREMENTS: dict[str, Callable[..., Answer]] = {
-    "attention": _attention,
-    "attention_ceilings": _attention_ceilings,
-    "bounds": _bounds,
-}
-"""Each loads what it needs and no more: that would count as its memory."""
-
-CONVERSATIONS: dict[str, Callable[..., Callable[[str], Answer]]] = {"contender": _contender}
-"""What each returns answers questions."""
-
-OWN_LIMIT = 10
-"""Seconds beyond the parent's limit after which a process whose parent is gone ends itself."""
-
-
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     with contextlib.suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries is no answer
 
-    def say(answer: Answer) -> None:
-        signal.alarm(0)  # now, for from the answer on the process may stand still for longer than its limit
+    def write(answer: Answer) -> None:
+        signal.alarm(0)  # the parent may suspend this process for longer than its limit
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
     try:
         request = _next_request()
-        measurement, arguments = request["measurement"], request["arguments"]
-        if measurement not in CONVERSATIONS:
-            say(MEASUREMENTS[measurement](**arguments))
-            return
-        answer = CONVERSATIONS[measurement](**arguments)
-        say({})
-        while request := _next_request():
-            say(answer(request["question"]))
+        module, _, function = MEASUREMENTS[request["measurement"]].partition(":")
+        found = getattr(import_module(module), function)(**request["arguments"])
+        if isinstance(found, dict):
+            write(found)
+        else:
+            _serve(found, write)
     except Exception as error:
-        say({"failed": why(error)})
+        write({"failed": reason_of(error)})
+
+
+def _serve(contender: Contender, write: Callable[[Answer], None]) -> None:
+    """Prepare the contender and answer questions until stdin ends."""
+    contender.prepare()
+    gc.collect()
+    contender.warm_up()
+    write({})
+    while request := _next_request():
+        if request["question"] == "round":
+            start = time.perf_counter()
+            tokens = contender.run()
+            write({"seconds": time.perf_counter() - start, "tokens": tokens})
+        else:
+            write(contender.peak_memory())
 
 
 def _next_request() -> dict[str, Any]:
-    """Empty at the end of stdin. The clock runs from when a request is there until it is answered."""
+    """The next request; empty at the end of stdin. An alarm ends the process if it takes too long to answer."""
     line = sys.stdin.readline()
     request: dict[str, Any] = json.loads(line) if line else {}
     if request:
@@ -93,8 +89,8 @@ def _next_request() -> dict[str, Any]:
     return request
 
 
-def why(error: Exception) -> str:
-    """One line on what went wrong."""
+def reason_of(error: Exception) -> str:
+    """What went wrong, in one line."""
     if isinstance(error, TformerError):
         return error.message
     text = str(error).splitlines()[0] if str(error) else ""

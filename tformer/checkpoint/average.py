@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer.checkpoint import files, probe
+from tformer.checkpoint import files
+from tformer.checkpoint.manifest import file_names
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, make_folders
 from tformer.checkpoint.save import write_checkpoint
-from tformer.checkpoint.vocabularies import file_names
 from tformer.errors import InputError, Interrupted
 from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_from_yaml, recipe_to_data
@@ -173,8 +173,8 @@ def average_checkpoints(
     checkpoints = sorted(opened, key=_order)
     require_alike(checkpoints)
     last = checkpoints[-1]
-    probe.require_writable(target)
-    probe.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))
+    files.require_writable(target)
+    files.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))
     means = _means(checkpoints, progress=progress, should_stop=should_stop)
     with files.storage_errors(target):
         make_folders(target.absolute().parent)

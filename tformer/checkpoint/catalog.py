@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.checkpoint import atomic, files
+from tformer.checkpoint import files
 from tformer.checkpoint.manifest import read_manifest
 from tformer.errors import InputError
 
@@ -39,7 +39,7 @@ def scan(folder: Path) -> list[Entry]:
     for name in _names(folder):  # `.old-step-…` sorts first, and gives way to `step-…`
         match = _STEP.fullmatch(name)
         path = folder / name
-        if match and (path / atomic.MANIFEST).is_file():
+        if match and (path / files.MANIFEST).is_file():
             step = int(match[1])
             entries[step] = Entry(step, path, _score(path))
     return [entries[step] for step in sorted(entries)]
@@ -76,8 +76,8 @@ def tidy(folder: Path, *, keep_last: int | None = None) -> None:
     best (None: keeps all), and sweeps temporaries and half-removed checkpoints. Only for the holder of the run's lock.
     """
     for name in _names(folder):
-        if name.startswith(atomic.OLD):
-            atomic.settle_replaced(folder / name.removeprefix(atomic.OLD))
+        if name.startswith(files.OLD):
+            files.settle_replaced(folder / name.removeprefix(files.OLD))
     entries = scan(folder)
     _point(folder / LATEST, latest(entries))
     _point(folder / BEST, best(entries))
@@ -85,12 +85,12 @@ def tidy(folder: Path, *, keep_last: int | None = None) -> None:
         _prune(entries, keep_last=keep_last)
     for name in _names(folder):
         if name.startswith(files.TEMPORARY) or (_STEP.fullmatch(name) and _is_half(folder / name)):
-            atomic.remove_tree(folder / name)
+            files.remove_tree(folder / name)
 
 
 def _is_half(path: Path) -> bool:
     """Whether `path` is a folder without a manifest; a link whose target is away is left to its owner."""
-    return path.is_dir() and not path.is_symlink() and not (path / atomic.MANIFEST).is_file()
+    return path.is_dir() and not path.is_symlink() and not (path / files.MANIFEST).is_file()
 
 
 def _prune(entries: Sequence[Entry], *, keep_last: int) -> None:
@@ -99,7 +99,7 @@ def _prune(entries: Sequence[Entry], *, keep_last: int) -> None:
     favourite = best(entries)
     for entry in entries:
         if entry.step not in kept and entry is not favourite:
-            atomic.remove_tree(entry.path)
+            files.remove_tree(entry.path)
 
 
 def _point(pointer: Path, entry: Entry | None) -> None:
@@ -111,7 +111,7 @@ def _point(pointer: Path, entry: Entry | None) -> None:
     if read_pointer(pointer) != entry.path.name:
         if pointer.is_symlink():  # replaced, never written through
             files.unlink(pointer)
-        atomic.write_text(pointer, entry.path.name + "\n")
+        files.write_text(pointer, entry.path.name + "\n")
 
 
 def read_pointer(pointer: Path) -> str | None:

@@ -1,21 +1,80 @@
-"""Every touch of the disk that can fail, one small function each.
+"""Reading untrusted files within bounds, and writing files and folders durably: whole or not at all.
 
-All writing in this package goes through these names as attributes of this module (`files.write(...)`), so that a test
-can fail or kill at the N-th call, and can read back the order of writes, syncs and renames. Nothing here is clever.
+All writing in this package goes through the small functions below as attributes of this module (`files.write(...)`), so
+that a test can fail or kill at the N-th call and read back the order of writes, syncs and renames.
 
-Files are created with mode 0666 and folders with 0777, which the umask then narrows: never `tempfile`, whose 0600
-stays behind after a rename.
+Files are created with mode 0666 and folders with 0777, which the umask then narrows: never `tempfile`, whose mode 0600
+stays after a rename.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
-from tformer.errors import StorageError, cannot_write
+from tformer.errors import InputError, StorageError, cannot_write
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLE_HINT = (
+    "tformer never unpickles, for a pickle can run any code: convert the weights to safetensors where you trust them"
+)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens an existing ordinary file for reading; folders, pipes and devices are refused without blocking."""
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise InputError(f"{path} is not an ordinary file")
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_bounded(path: Path, *, max_bytes: int) -> bytes:
+    """The whole file, refused before it is read when it is larger than `max_bytes`."""
+    with open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > max_bytes:
+            raise InputError(f"{path} has {size:,} bytes, expected at most {max_bytes:,}")
+        return stream.read(max_bytes)
+
+
+def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
+    """A JSON object; anything else, duplicate keys, and nesting too deep for the parser are an `InputError`."""
+    try:
+        value = json.loads(data, object_pairs_hook=_unique)
+    except RecursionError:
+        raise InputError(f"{name} is damaged: JSON nested too deeply") from None
+    except ValueError as error:
+        raise InputError(f"{name} is damaged: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{name} is damaged: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key appears twice")
+    return result
+
+
+def looks_like_pickle(data: bytes) -> bool:
+    """Whether a file's first bytes are those of a pickle or of PyTorch's zip of pickles."""
+    return data[:4] == b"PK\x03\x04" or (len(data) >= 2 and data[0] == 0x80 and 2 <= data[1] <= 5)
+
 
 TEMPORARY = ".tmp-"  # prefix of every name that is not finished yet; swept at the next start
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
@@ -117,3 +176,150 @@ def require_space(path: Path, bytes_needed: int) -> None:
             f"cannot write {path}: the file system has no free inode ({bytes_needed:,} bytes needed)",
             hint="remove some files, or choose another folder with --out",
         )
+
+
+MANIFEST = "manifest.json"
+OLD = ".old-"  # prefix of a folder while another takes its place
+
+
+def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Writes and fsyncs one new file; returns its size and SHA-256. The name itself is durable after `fsync_dir`."""
+    size, digest = 0, hashlib.sha256()
+    descriptor = create(path)
+    try:
+        for chunk in chunks:
+            write(descriptor, chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size, digest.hexdigest()
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Replaces a file by rename; a symbolic link is followed once, so that the link stays a link.
+
+    A pipe or a device, such as /dev/null, is written to and never replaced.
+
+    Raises:
+        StorageError: the disk refuses; the old file is untouched and the temporary is gone.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(TEMPORARY + target.name)
+    with storage_errors(path):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with open(target, "wb") as stream:
+                stream.writelines(chunks)
+            return
+        try:
+            write_durably(temporary, chunks)
+            rename(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unlink(temporary)
+            raise
+        fsync_dir(target.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_file(path, [text.encode("utf-8")])
+
+
+def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
+    """Makes the folder `target` appear complete: filled under a temporary name, synced, renamed, synced.
+
+    `fill` writes durable files into the folder it is given. A folder that already stands at `target` is moved to
+    `.old-<name>` for the moment between two renames, from where a scan still finds it.
+    Operating system errors pass through; the temporary is removed and the old folder is back in place.
+    """
+    temporary = target.with_name(TEMPORARY + target.name)
+    old = target.with_name(OLD + target.name)
+    settle_replaced(target)
+    remove_tree(temporary)
+    try:
+        mkdir(temporary)
+        fill(temporary)
+        fsync_dir(temporary)
+        if os.path.lexists(target):
+            rename(target, old)
+        rename(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if os.path.lexists(old) and not os.path.lexists(target):
+                rename(old, target)
+        with contextlib.suppress(OSError):
+            remove_tree(temporary)
+        raise
+    fsync_dir(target.parent)
+    remove_tree(old)
+
+
+def settle_replaced(target: Path) -> None:
+    """Finishes a replacement that was cut short: the old folder goes if the new one is in place, else comes back."""
+    old = target.with_name(OLD + target.name)
+    if not os.path.lexists(old):
+        return
+    if os.path.lexists(target):
+        remove_tree(old)
+    else:
+        rename(old, target)
+        fsync_dir(target.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a file or folder if it is there; links are unlinked, never followed; a manifest goes first.
+
+    Without its manifest a checkpoint does not exist, so a removal cut short leaves no half checkpoint behind.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        unlink(path)
+        return
+    manifest = path / MANIFEST
+    if os.path.lexists(manifest):
+        unlink(manifest)
+        fsync_dir(path)  # on disk before any other file goes
+    for name in sorted(os.listdir(path)):
+        remove_tree(path / name)
+    rmdir(path)
+
+
+def require_writable(target: Path) -> None:
+    """Create and remove a temporary file in `target`, or in the nearest folder above it that exists.
+
+    Raises:
+        StorageError: read-only, full, or not ours to write to.
+        InputError: a file stands where a folder would have to be.
+    """
+    folder = _nearest(target)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, expected a folder")
+    probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
+    with storage_errors(target):
+        try:
+            descriptor = create(probe)
+            try:
+                write(descriptor, b"probe")
+                fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        finally:
+            with contextlib.suppress(OSError):
+                unlink(probe)
+
+
+def require_room(target: Path, bytes_needed: int) -> None:
+    """Raise `StorageError` unless the file system that `target` is, or will be, on has so many bytes free."""
+    require_space(_nearest(target), bytes_needed)
+
+
+def _nearest(target: Path) -> Path:
+    """The target itself, or the nearest folder above it that exists."""
+    folder = target.absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return folder

@@ -1,20 +1,66 @@
-"""Append-only records of a run, `metrics.jsonl` and `samples.txt`, and cutting them back to a step on resume.
-
-A line is one write, so that a kill leaves at most one half line, which the cut removes.
-"""
+"""Records of a run beside its checkpoints: environment.json, metrics.jsonl and samples.txt."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import platform
 import re
-from collections.abc import Callable, Iterable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint import atomic, files
-from tformer.checkpoint.bounded_json import open_regular
+from tformer.checkpoint import files
+from tformer.checkpoint.files import open_regular
 from tformer.formatting import finite_or_none
+
+PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
+
+
+def describe_environment(
+    *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Versions, the device as the caller names it, the command line (null: this process's), the code's git commit and
+    the fingerprint of the training data."""
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(sys.argv if command is None else command),
+        "device": device,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "git_commit": git_commit(Path(__file__).resolve().parents[2]),
+        "data_fingerprint": data_fingerprint,
+    }
+
+
+def _version(package: str) -> str | None:
+    if package == "tformer":
+        from tformer import __version__
+
+        return __version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit(checkout: Path) -> str | None:
+    """The commit of a git checkout; None where there is no checkout, or no git."""
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
 
 MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; anything longer is not ours
 _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
@@ -108,7 +154,7 @@ def _kept_samples(path: Path, step: int) -> Iterator[bytes]:
 
 def _rewrite(path: Path, kept: Callable[[], Iterator[bytes]]) -> None:
     if sum(len(line) for line in kept()) != os.path.getsize(path):  # lines are only ever left out
-        atomic.write_file(path, _blocks(kept()))
+        files.write_file(path, _blocks(kept()))
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:

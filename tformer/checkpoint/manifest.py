@@ -1,8 +1,11 @@
-"""`manifest.json`: what a checkpoint holds (files by role, sizes, SHA-256), written last and therefore the proof that
-everything else is there."""
+"""Contents of a checkpoint: `manifest.json` (files by role, sizes, SHA-256) and the names of its tokenizer files.
+
+The manifest is written last, so that its presence proves that every other file is complete.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -10,9 +13,54 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.atomic import MANIFEST
-from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
+from tformer.checkpoint.files import (
+    MANIFEST,
+    PICKLE_HINT,
+    PICKLE_SUFFIXES,
+    parse_object,
+    read_bounded,
+)
 from tformer.errors import InputError
+
+SOURCE_NAME = "tokenizer.source.json"
+ROLES = ("tokenizer", "target_tokenizer")
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+def file_names(*, separate: bool) -> dict[str, str]:
+    """{role: file} of all that a checkpoint can hold."""
+    return FILE_NAMES | {"tokenizer": SOURCE_NAME} if separate else FILE_NAMES
+
+
+def mix_up(folder: Path, manifest: Manifest) -> InputError | None:
+    """The error of a checkpoint whose tokenizer files took each other's place; None when that is not what is wrong."""
+    records = [record for role in ROLES for record in manifest.by_role(role)]
+    if len(records) != len(ROLES):
+        return None
+    source, target = records
+    found = [_sha256(folder / record.name) for record in records]
+    hint = "put the tokenizers of the checkpoint back, each under its own name"
+    if found == [target.sha256, source.sha256]:
+        return InputError(f"{folder}: {source.name} and {target.name} are swapped", hint=hint)
+    for record, other, digest in zip(records, (target, source), found, strict=True):
+        if digest == other.sha256 != record.sha256:
+            return InputError(f"{folder / record.name} is not its own tokenizer but that of {other.name}", hint=hint)
+    return None
+
+
+def missing_file(path: Path) -> InputError:
+    """The error of a checkpoint that lacks a file, and whose tokenizer it was."""
+    side = {SOURCE_NAME: "source", FILE_NAMES["target_tokenizer"]: "target"}.get(path.name)
+    whose = f", the tokenizer of the {side} side," if side else ""
+    return InputError(f"{path}{whose} is missing, but the manifest lists it")
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(read_bounded(path, max_bytes=MAX_TOKENIZER_BYTES)).hexdigest()
+    except InputError:
+        return None
+
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20

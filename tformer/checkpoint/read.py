@@ -13,8 +13,22 @@ import torch
 from torch import Tensor
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.bounded_json import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
-from tformer.checkpoint.manifest import FileRecord, Manifest, plain_name, read_manifest
+from tformer.checkpoint.files import (
+    PICKLE_HINT,
+    PICKLE_SUFFIXES,
+    parse_object,
+    read_bounded,
+)
+from tformer.checkpoint.manifest import (
+    MAX_TOKENIZER_BYTES,
+    ROLES,
+    FileRecord,
+    Manifest,
+    missing_file,
+    mix_up,
+    plain_name,
+    read_manifest,
+)
 from tformer.checkpoint.run import CHECKPOINTS
 from tformer.checkpoint.tensor_files import (
     MAX_HEADER_BYTES,
@@ -22,7 +36,6 @@ from tformer.checkpoint.tensor_files import (
     read_specs,
     read_tensors,
 )
-from tformer.checkpoint.vocabularies import MAX_TOKENIZER_BYTES, ROLES, missing_file, mix_up
 from tformer.errors import InputError
 
 MAX_LISTED = 8  # names of each sort in an error

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tformer.checkpoint import atomic, catalog, files, logs
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint import catalog, files, logs
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.environment import describe_environment
-from tformer.checkpoint.vocabularies import file_names
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+)
+from tformer.checkpoint.logs import describe_environment
+from tformer.checkpoint.manifest import file_names
 from tformer.errors import InputError, RunInUseError, StorageError
 
 LOCK_NAME = ".lock"
@@ -108,7 +111,7 @@ class RunDirectory:
                 make_folders(folder)
         else:
             folder = _default_folder(Path(runs_dir), f"{_plain(arch)}-{_plain(preset or 'custom')}", resume=resume)
-        if resume and (folder / atomic.MANIFEST).is_file():
+        if resume and (folder / files.MANIFEST).is_file():
             raise InputError(
                 f"{folder} is a checkpoint, not a run: it cannot be resumed",
                 hint=f"start a new run from its weights: tformer train --init-from {folder}",
@@ -189,7 +192,7 @@ class RunDirectory:
         probe = self.checkpoints_path / (files.TEMPORARY + "probe")
         try:
             with files.storage_errors(self.path, bytes_needed=bytes_needed):
-                atomic.write_durably(probe, [bytes(PROBE_BYTES)])
+                files.write_durably(probe, [bytes(PROBE_BYTES)])
         finally:
             if probe.exists():
                 with files.storage_errors(probe):
@@ -201,7 +204,7 @@ class RunDirectory:
         with files.storage_errors(self.path):
             for name in sorted(os.listdir(self.path)):
                 if name.startswith(files.TEMPORARY):
-                    atomic.remove_tree(self.path / name)
+                    files.remove_tree(self.path / name)
             catalog.tidy(self.checkpoints_path)
 
     def rewind(self, step: int) -> None:
@@ -214,7 +217,7 @@ class RunDirectory:
         with files.storage_errors(self.checkpoints_path):
             for entry in reversed(self.checkpoints()):
                 if entry.step > step:
-                    atomic.remove_tree(entry.path)
+                    files.remove_tree(entry.path)
             catalog.tidy(self.checkpoints_path)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
@@ -231,20 +234,20 @@ class RunDirectory:
         logs.append(self.path / "samples.txt", logs.sample_text(step, text))
 
     def write_recipe(self, text: str) -> None:
-        atomic.write_text(self.path / "recipe.yaml", text)
+        files.write_text(self.path / "recipe.yaml", text)
 
     def write_tokenizer(self, text: str, target: str | None = None) -> None:
         """The one of both sides; with `target`, the source's and the target's under names that say so."""
         names = file_names(separate=target is not None)
-        atomic.write_text(self.path / names["tokenizer"], text)
+        files.write_text(self.path / names["tokenizer"], text)
         if target is not None:
-            atomic.write_text(self.path / names["target_tokenizer"], target)
+            files.write_text(self.path / names["target_tokenizer"], target)
 
     def write_environment(
         self, *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
     ) -> None:
         content = describe_environment(device=device, data_fingerprint=data_fingerprint, command=command)
-        atomic.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     def environment(self) -> dict[str, Any] | None:
         """What the last start of this run recorded; None before the first."""

@@ -16,11 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from tformer import __version__
-from tformer.checkpoint import atomic, catalog, files
-from tformer.checkpoint.manifest import FileRecord, Manifest
+from tformer.checkpoint import catalog, files
+from tformer.checkpoint.manifest import FileRecord, Manifest, file_names
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
-from tformer.checkpoint.vocabularies import file_names
 from tformer.errors import StorageError
 from tformer.tokenizer.tokenizer import canonical_sha256
 
@@ -137,7 +136,7 @@ def write_checkpoint(
             **{role: [text.encode("utf-8")] for role, text in texts.items()},
         }
         records = tuple(
-            FileRecord(names[role], role, *atomic.write_durably(folder / names[role], chunks))
+            FileRecord(names[role], role, *files.write_durably(folder / names[role], chunks))
             for role, chunks in contents.items()
         )
         manifest = Manifest(
@@ -149,11 +148,11 @@ def write_checkpoint(
             score=score if score is not None and math.isfinite(score) else None,
             version=__version__,
         )
-        atomic.write_durably(folder / atomic.MANIFEST, [manifest.to_json().encode("utf-8")])
+        files.write_durably(folder / files.MANIFEST, [manifest.to_json().encode("utf-8")])
 
     files.require_space(target.parent, total)
     try:
-        atomic.publish_directory(target, fill)
+        files.publish_directory(target, fill)
     except OSError as error:
         raise _with_previous(files.storage_error(target, error, bytes_needed=total), target) from error
 

@@ -22,7 +22,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.bounded_json import PICKLE_HINT, looks_like_pickle, open_regular, parse_object
+from tformer.checkpoint.files import (
+    PICKLE_HINT,
+    looks_like_pickle,
+    open_regular,
+    parse_object,
+)
 from tformer.errors import InputError
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit

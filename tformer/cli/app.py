@@ -27,50 +27,76 @@ from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerEr
 
 @dataclass(frozen=True)
 class Command:
-    """`summary`: the first sentence of its help. A group has commands of its own: its module's `app`."""
+    """A command of `tformer`.
 
-    module: str  # in tformer.cli; the function has the same name
+    Attributes:
+        panel: title of the group of commands that `tformer --help` shows it in.
+        module: in tformer.cli; the function has the same name.
+        summary: the first sentence of its help.
+        is_group: it has commands of its own: its module's `app`.
+    """
+
+    panel: str
+    module: str
     summary: str
     is_group: bool = False
 
 
+TRAIN, USE, COMPARE = "Train", "Use", "Compare"
+LOOK_INSIDE, EXCHANGE, MEASURE = "Look inside", "Exchange", "Measure"
+
+
 COMMANDS = {
-    "train-tokenizer": Command("train_tokenizer", "Train a tokenizer on your own text and report what it does to it."),
+    "train-tokenizer": Command(
+        TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
+    ),
     "train": Command(
-        "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."
+        TRAIN, "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."
     ),
-    "generate": Command("generate", "Continue or translate a text, or each line of a file, with a trained model."),
+    "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
+    "average": Command(
+        TRAIN, "average", "Average the weights of checkpoints of one model: often better than each of them."
+    ),
+    "prune": Command(TRAIN, "prune", "Leave out layers or attention heads, and measure what that costs."),
+    "generate": Command(USE, "generate", "Continue or translate a text, or each line of a file, with a trained model."),
     "classify": Command(
-        "classify", "Label texts, pairs of texts or images with a trained model, one line of output for each, in order."
+        USE,
+        "classify",
+        "Label texts, pairs of texts or images with a trained model, one line of output for each, in order.",
     ),
-    "evaluate": Command("evaluate", "How good a model is, on the run's validation data or on --data."),
-    "sweep": Command("sweep", "Train every variant of a recipe, seed after seed, and compare them in one table."),
-    "average": Command("average", "Average the weights of checkpoints of one model: often better than each of them."),
-    "prune": Command("prune", "Leave out layers or attention heads, and measure what that costs."),
+    "sweep": Command(
+        COMPARE, "sweep", "Train every variant of a recipe, seed after seed, and compare them in one table."
+    ),
+    "runs": Command(COMPARE, "runs", "List, show and compare runs: what `tformer train` left behind.", is_group=True),
+    "plot": Command(
+        COMPARE,
+        "plot",
+        "Plot what runs logged: loss, every validation metric, learning rate, throughput, gradient norm.",
+    ),
     "inspect": Command(
+        LOOK_INSIDE,
         "inspect",
         "Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its "
         "files.",
     ),
-    "import": Command("import_", "Make a checkpoint of a Hugging Face folder, exactly or not at all."),
-    "export": Command(
-        "export",
-        "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
-    ),
     "viz-pe": Command(
+        LOOK_INSIDE,
         "viz_pe",
         "Show positional encodings: by default a page with every kind, its sizes under sliders, that needs no network.",
     ),
-    "plot": Command(
-        "plot", "Plot what runs logged: loss, every validation metric, learning rate, throughput, gradient norm."
-    ),
     "viz-attention": Command(
+        LOOK_INSIDE,
         "viz_attention",
         "Show which token looks at which: every layer and head, for any model that is trained here or imported.",
     ),
-    "bench": Command("bench", "Measure speed and memory on this machine.", is_group=True),
-    "config": Command("config", "Show, check and list recipes: what defines a run.", is_group=True),
-    "runs": Command("runs", "List, show and compare runs: what `tformer train` left behind.", is_group=True),
+    "import": Command(EXCHANGE, "import_", "Make a checkpoint of a Hugging Face folder, exactly or not at all."),
+    "export": Command(
+        EXCHANGE,
+        "export",
+        "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
+    ),
+    "evaluate": Command(MEASURE, "evaluate", "How good a model is, on the run's validation data or on --data."),
+    "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 
 
@@ -79,17 +105,18 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
     called = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         if name != called:
-            app.command(name, help=command.summary)(_never_called)
+            app.command(name, help=command.summary, rich_help_panel=command.panel)(_listed_only)
             continue
         module = import_module(f"tformer.cli.{command.module}")
         if command.is_group:
-            app.add_typer(module.app, name=name)
+            app.add_typer(module.app, name=name, rich_help_panel=command.panel)
         else:
-            app.command(name, epilog=module.EPILOG)(getattr(module, command.module))
+            function = getattr(module, command.module)
+            app.command(name, epilog=module.EPILOG, rich_help_panel=command.panel)(function)
 
 
-def _never_called() -> None:
-    """Stands for a command that is listed only."""
+def _listed_only() -> None:
+    """In the place of a command that the command line does not call."""
 
 
 MAX_MESSAGE = 4000  # characters: what a message quotes may be as long as a file
@@ -167,7 +194,8 @@ def report(error: Exception, words: Sequence[str] = ()) -> int:
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
         command = _command_of(words) if context is None else context.command_path
-        message = " ".join(str(error.format_message()).split()) or "no command was given"  # typer has no words for it
+        # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
+        message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
         _complain(message, f"see '{command} --help'")
         return 2
     _complain(

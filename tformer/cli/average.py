@@ -7,14 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-    progress_reporter,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.errors import InputError
 
 WHICH, RESULT = "Which checkpoints", "Result"

@@ -1,20 +1,34 @@
-"""`tformer bench`: how fast and how large things are on this machine."""
+"""`tformer bench`: speed and memory on this machine, beside other libraries. One command for each workload."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import typer
 
-from tformer.cli import (
-    bench_all,
-    bench_attention,
-    bench_classify,
-    bench_generate,
-    bench_quality,
-    bench_tokenize,
-    bench_train,
-    bench_translate,
+from tformer.bench.options import (
+    AllOptions,
+    AttentionOptions,
+    ClassifyOptions,
+    GenerateOptions,
+    QualityOptions,
+    SpeedOptions,
+    TokenizeOptions,
+    TrainOptions,
+    TranslateOptions,
 )
-from tformer.cli.report import examples
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import StopFlag
+from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_notes
+
+if TYPE_CHECKING:
+    from tformer.bench.quality import QualityBench, QualityRow
+    from tformer.bench.report import Table
+    from tformer.bench.speed import Row
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,11 +41,322 @@ app = typer.Typer(
     ),
 )
 
-app.command(epilog=bench_train.EPILOG)(bench_train.train)
-app.command(epilog=bench_generate.EPILOG)(bench_generate.generate)
-app.command(epilog=bench_translate.EPILOG)(bench_translate.translate)
-app.command(epilog=bench_classify.EPILOG)(bench_classify.classify)
-app.command(epilog=bench_tokenize.EPILOG)(bench_tokenize.tokenize)
-app.command(epilog=bench_attention.EPILOG)(bench_attention.attention)
-app.command(epilog=bench_quality.EPILOG)(bench_quality.quality)
-app.command(name="all", epilog=bench_all.EPILOG)(bench_all.all_)
+
+@app.command(
+    epilog=examples(
+        "`tformer bench train --arch gpt --preset char --batch-size 16 --peer transformers`",
+        "`tformer bench train --arch gpt --preset small --batch-size 2 --peer transformers --out train.md`",
+        "`tformer bench train --arch roberta --preset base --batch-size 4,8,16 --json`",
+    )
+)
+@takes_options
+def train(options: TrainOptions) -> None:
+    """Time optimizer steps: forward, backward, clipping, update, on random ids, as `tformer train` does them.
+
+    Reported are tokens and milliseconds, peak memory, and the share of what the machine can multiply, measured at the
+    start of the same run at the model's own shape. With --peer another library does the same work, in turn with
+    tformer.
+    """
+    _measure_speed(options)
+
+
+@app.command(
+    epilog=examples(
+        "`tformer bench generate --arch gpt --preset small --peer transformers`",
+        "`tformer bench generate --arch gpt --preset small --batch-size 1,8 --quantize none,int8`",
+        "`tformer bench generate --run runs/gpt-tiny-1 --prompt-length 8 --new-tokens 64 --json`",
+    )
+)
+@takes_options
+def generate(options: GenerateOptions) -> None:
+    """Time greedy decoding of random prompts: reading them, and the same number of steps for each row.
+
+    Reported are tokens and milliseconds a step, and the share of the memory's read rate: a step of few rows reads every
+    matrix once, and that bounds its speed. With --peer another library does the same work, in turn with tformer.
+    """
+    _measure_speed(options)
+
+
+@app.command(
+    epilog=examples(
+        "`tformer bench translate --preset base --set model.vocab_size=16000 --peer ctranslate2`",
+        "`tformer bench translate --preset tiny --batch-size 64 --beam 1 --quantize none,int8 --json`",
+        "`tformer bench translate --run runs/transformer-tiny-1 --peer transformers --peer-precision bf16`",
+    )
+)
+@takes_options
+def translate(options: TranslateOptions) -> None:
+    """Time beam search on random sources, the same number of new tokens for each, as `tformer generate` searches.
+
+    By default batches of 16, 32 and 64 sources are measured and the best is reported. ctranslate2 is measured in every
+    compute type that it has on this machine, with the exported model; transformers with a Marian model of the same
+    sizes.
+    """
+    _measure_speed(options)
+
+
+@app.command(
+    epilog=examples(
+        "`tformer bench classify --arch bert --preset base --peer transformers`",
+        "`tformer bench classify --arch bert --preset small --peer transformers --batch-size 16,32,64`",
+        "`tformer bench classify --run runs/bert-classify-1 --texts 1000 --json`",
+    )
+)
+@takes_options
+def classify(options: ClassifyOptions) -> None:
+    """Time the classification of short texts of varied lengths, as token ids in memory.
+
+    tformer sorts them by length and cuts batches by their tokens, as `tformer classify` does; --batch-size is that of
+    the other libraries, which take texts in the given order and pad each batch to its longest.
+    """
+    _measure_speed(options)
+
+
+@app.command(
+    epilog=examples(
+        "`tformer bench tokenize --peer transformers`",
+        "`tformer bench tokenize --data builtin:python-stdlib --set tokenizer.train.model=wordpiece`",
+        "`tformer bench tokenize --tokenizer tokenizer.json --data corpus.txt --megabytes 50 --json`",
+    )
+)
+@takes_options
+def tokenize(options: TokenizeOptions) -> None:
+    """Time text to token ids, in the pieces of 64K characters that training cuts text into.
+
+    The vocabulary is trained on the same text beforehand, as the recipe says, or given by --tokenizer or --run.
+    --batch-size counts pieces; a step of the report is a batch of them. Nothing is multiplied: no ceiling applies, and
+    `share_of_peak` is null.
+    """
+    _measure_speed(options)
+
+
+def _measure_speed(options: SpeedOptions) -> None:
+    options.check()
+    with StopFlag() as flag:
+        import torch
+
+        from tformer.bench.machine import environment_line
+        from tformer.bench.report import FAIRNESS, document, lines, report, tables
+        from tformer.bench.speed import resolve, run_speed
+        from tformer.checkpoint.files import require_writable
+        from tformer.checkpoint.logs import describe_environment
+
+        bench, notes = resolve(options)
+        if options.out is not None:
+            require_writable(options.out.parent)
+        line = environment_line(torch.device(bench.device), dtype=bench.precision or "text")
+        line = ", ".join([line, *(f"{name} {version}" for name, version in bench.peer_versions.items())])
+        show_notes([*notes, line])
+        torch.set_num_threads(1)  # this process only waits
+        rows = run_speed(
+            bench,
+            on_row=lambda row: show_notes([f"{row.entry.label}, batch {row.batch_size}: {_speed(row)}"]),
+            should_stop=flag.should_stop,
+        )
+        if rows is None:
+            raise flag.interrupted("interrupted: nothing was written")
+        command = shlex.join(["tformer", *sys.argv[1:]])
+        environment: dict[str, Any] = {
+            "line": line,
+            "peers": bench.peer_versions,
+            **describe_environment(device=bench.device, data_fingerprint=None),
+        }
+        if options.out is not None:
+            _write(options.out, f"{report(bench, rows, line=line, command=command)}\n\n{FAIRNESS}\n")
+    if options.as_json:
+        emit_json(document(bench, rows, environment=environment, command=command))
+    else:
+        _show_tables(tables(bench, rows))
+        emit("")
+        emit_lines(lines(rows))
+    if options.out is not None:
+        show_notes([f"written to {options.out}"])
+    _require_one(rows)
+
+
+@app.command(
+    epilog=examples(
+        "`tformer bench attention --out attention-costs`",
+        "`tformer bench attention --arch gpt --preset small --precision bf16 --peer transformers`",
+        "`tformer bench attention --kinds sliding_window,linformer --lengths 512,2048 --set linformer.rank=256 --json`",
+    )
+)
+@takes_options
+def attention(options: AttentionOptions) -> None:
+    """Time and memory of attention against the length, for each kind: forward and backward, without projections.
+
+    Every kind is measured at every length in a process of its own. Reported are the median time, the peak of memory
+    beyond queries, keys and values, the exponents with which both grow, the length from which a kind is faster than
+    full attention, and the share of what the machine multiplies and reads at most, measured at the start of the same
+    run. With a model named, heads, kind, options and lengths are its own. A kind that runs out of memory or time is
+    reported as such, and the rest goes on.
+    """
+    options.check()
+    with StopFlag() as flag:
+        import torch
+
+        from tformer.bench.attention import resolve_attention, run_attention
+        from tformer.bench.attention_report import document, lines, notes, settings_line, tables, write_report
+        from tformer.bench.machine import environment_line
+        from tformer.checkpoint.files import require_writable
+        from tformer.checkpoint.logs import describe_environment
+        from tformer.formatting import binary_bytes, short_seconds
+
+        bench, decided = resolve_attention(options)
+        if options.out is not None:
+            require_writable(options.out)
+        line = environment_line(torch.device(bench.device), dtype=bench.dtype)
+        show_notes([*(f"note: {note}" for note in decided), f"{line}; {settings_line(bench)}"])
+        torch.set_num_threads(1)  # this process only waits
+
+        def show_row(row: Row, number: int, total: int) -> None:
+            result = row.failed or f"{short_seconds(row.seconds)}, {binary_bytes(row.memory['peak_bytes'])}"
+            show_notes([f"{number} of {total}  {row.entry.name} at {row.length:,}: {result}"])
+
+        measured = run_attention(bench, on_row=show_row, should_stop=flag.should_stop)
+        if measured is None:
+            raise flag.interrupted("interrupted: nothing was written")
+        ceilings, rows = measured
+        described = describe_environment(device=bench.device, data_fingerprint=None)
+        environment = {"line": line, "ceilings": ceilings, **described}
+        if options.out is not None:
+            write_report(bench, rows, options.out, environment=environment)
+    show_notes(f"note: {note}" for note in notes(bench, rows))
+    if options.as_json:
+        emit_json(document(bench, rows, environment=environment))
+    else:
+        _show_tables(tables(bench, rows))
+        emit("")
+        emit_lines(f"- {text}" for text in lines(bench, rows, ceilings))
+    if options.out is not None:
+        show_notes([f"written to {options.out}"])
+    _require_one(rows)
+
+
+@app.command(
+    epilog=examples(
+        "`tformer bench quality --preset char-12s --data train.txt --valid val.txt --target 1.88`",
+        "`tformer bench quality --preset char-6m --data train.txt --valid val.txt --target 1.4697 --seeds 1,2,3`",
+        "`tformer bench quality --preset char --data train.txt --valid val.txt --target 1.4697 --device cuda --json`",
+    )
+)
+@takes_options
+def quality(options: QualityOptions) -> None:
+    """Time `tformer train` from the start of its process to a validation loss, for each seed.
+
+    Every seed is the command as it is typed, in a process and with a cache of its own: starting, the tokenizer,
+    tokenising and validating count. Reported are the seconds, the loss on the whole validation text at that point, and
+    mean ± standard deviation. A target that is not reached is reported; training then went to its end.
+    """
+    options.check()
+    with StopFlag() as flag:
+        import torch
+
+        from tformer.bench.machine import environment_line
+        from tformer.bench.quality import quality_document, quality_table, resolve_quality, run_quality
+        from tformer.checkpoint.logs import describe_environment
+
+        bench = resolve_quality(options)
+        line = environment_line(torch.device(bench.device), dtype=f"{bench.arch}/{bench.preset}")
+        show_notes([line])
+        torch.set_num_threads(1)  # this process only waits
+        rows = run_quality(bench, on_row=_show_seed, should_stop=flag.should_stop)
+        if rows is None:
+            raise flag.interrupted("interrupted")
+        environment = {"line": line, **describe_environment(device=bench.device, data_fingerprint=None)}
+    if options.as_json:
+        command = shlex.join(["tformer", *sys.argv[1:]])
+        emit_json(quality_document(bench, rows, environment=environment, command=command))
+    else:
+        _show_tables([quality_table(bench, rows)])
+    _require_one(rows)
+
+
+@app.command(
+    name="all",
+    epilog=examples(
+        "`tformer bench all --out report.md`",
+        "`tformer bench all --quick --out quick.md`",
+        "`tformer bench all --device cuda --data train.txt --valid val.txt --out gpu.md --json`",
+    ),
+)
+@takes_options
+def all_(options: AllOptions) -> None:
+    """Run every benchmark of the README's table, beside the libraries that are installed, and write a report.
+
+    Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU;
+    with --data and --valid also the seconds of training to a validation loss (`bench quality`). What cannot be measured
+    is reported, and the rest goes on. The report has the machine, versions, the date and the command of each figure.
+    """
+    options.check()
+    with StopFlag() as flag:
+        import torch
+
+        from tformer.bench.quality import check
+        from tformer.bench.suite import Progress, cases_for, quality_for, run_all
+        from tformer.checkpoint.files import require_writable
+        from tformer.device import resolve_device
+
+        device = resolve_device(options.device)
+        require_writable(options.out.parent)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        chosen: dict[str, Any] = {"quick": options.quick, "threads": torch.get_num_threads()}
+        cases = cases_for(device, **chosen)
+        qualities: tuple[QualityBench, ...] = ()
+        if options.data is not None and options.valid is not None:
+            qualities = quality_for(device, data=options.data, valid=options.valid, **chosen)
+        for bench in qualities:
+            check(bench)
+        progress = Progress(
+            on_case=lambda title, command, number, total: show_notes([f"{number} of {total}  {title}: {command}"]),
+            on_row=lambda row: show_notes([f"  {row.entry.label}, batch {row.batch_size}: {_speed(row)}"]),
+            on_note=lambda note: show_notes([f"  note: {note}"]),
+            on_seed=_show_seed,
+        )
+        report = run_all(cases, device, progress=progress, should_stop=flag.should_stop, qualities=qualities)
+        if report is None:
+            raise flag.interrupted("interrupted: nothing was written")
+        _write(options.out, report.markdown)
+    if options.as_json:
+        emit_json(report.document)
+    else:
+        emit(str(options.out))
+    if report.nothing_measured:
+        raise typer.Exit(1)
+
+
+def _speed(row: Row) -> str:
+    return row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
+
+
+def _show_seed(row: QualityRow) -> None:
+    """A line for each seed of a time to quality."""
+    result = row.failed
+    if result is None:
+        loss = "no validation" if row.loss is None else f"loss {row.loss:.4f}"
+        result = f"{loss} after {row.seconds:.1f} s" + (", target not reached" if row.reached is False else "")
+    show_notes([f"seed {row.seed}: {result}"])
+
+
+def _show_tables(tables: Sequence[Table]) -> None:
+    from tformer.bench.report import markdown
+
+    for number, table in enumerate(tables):
+        if number:
+            emit("")
+        print_table(table.headings, table.rows, title=table.title, markdown=markdown(table))
+
+
+def _write(out: Path, text: str) -> None:
+    from tformer.checkpoint.files import write_text
+    from tformer.checkpoint.run import make_folders
+
+    make_folders(out.parent)
+    write_text(out, text)
+
+
+def _require_one(rows: Sequence[Row] | Sequence[QualityRow]) -> None:
+    """End the command with exit code 1 when nothing was measured."""
+    if all(row.failed is not None for row in rows):
+        raise typer.Exit(1)

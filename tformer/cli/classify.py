@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tformer.cli.classify_input import (
-    BLOCK_IMAGES,
-    STANDARD_INPUT,
-    Text,
-    blocks,
-    is_image_set,
-    line_blocks,
-    name_of,
-    text_blocks,
-)
-from tformer.cli.classify_output import AnswerFormat
-from tformer.cli.classify_request import Asked, sort_out
-from tformer.cli.options import (
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import StopFlag
+from tformer.cli.report import DataOutput, console, data_output, show_notes
+from tformer.errors import InputError
+from tformer.formatting import as_cell
+from tformer.options import (
+    MACHINE,
+    Checkpoint,
+    Device,
+    Errors,
+    Precision,
     Quantize,
+    argument,
     check_quantize,
+    panel,
+    require_at_most_one,
 )
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    examples,
-    refuse_to_replace,
-)
-from tformer.errors import InputError, visible
+from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tformer.decoding.output import Write
+    from tformer.decoding.lines import Text
     from tformer.evaluation.classifier import Classifier
+    from tformer.loading import Loaded
+    from tformer.nn.classification_heads import LabelKind
+    from tformer.recipe.sections import Columns
 
-INPUT, ANSWER, MODEL = "What to classify", "The answer", "Model and machine"
-
+INPUT, ANSWER = panel("What to classify"), panel("The answer")
+STANDARD_INPUT = "-"
+BLOCK_IMAGES = 256
 TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
@@ -51,196 +48,283 @@ EPILOG = examples(
 )
 
 
-def classify(
+@dataclass(frozen=True)
+class ClassifyOptions:
+    """The options of `tformer classify`."""
+
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
+        tuple[str, ...],
+        argument(
+            "RUN",
             help="Run, checkpoint or Hugging Face folder; default: the newest run. After --image: further images.",
+            show_default=False,
         ),
-    ] = None,
-    text: Annotated[str | None, typer.Option("--text", help="A text.", rich_help_panel=INPUT)] = None,
-    text2: Annotated[
-        str | None,
-        typer.Option("--text2", help="The second text, for a model of pairs.", rich_help_panel=INPUT),
-    ] = None,
+    ] = ()
+    text: Annotated[str | None, INPUT("--text", help="A text.")] = None
+    text2: Annotated[str | None, INPUT("--text2", help="The second text, for a model of pairs.")] = None
     image: Annotated[
-        list[Path] | None,
-        typer.Option("--image", metavar="FILE...", help="An image; more may follow.", rich_help_panel=INPUT),
-    ] = None,
+        tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.", show_default=False)
+    ] = ()
     input_path: Annotated[
         str | None,
-        typer.Option(
+        INPUT(
             "--input",
             metavar="FILE|-",
-            help="One text a line (a pair: parted by a tab), or csv, tsv, jsonl, parquet. Of images: one path a line, "
-            "a folder, zip or IDX file. Default: standard input, when something is piped into it.",
-            rich_help_panel=INPUT,
+            help="One text a line (a pair: with a tab between), or csv, tsv, jsonl, parquet. Of images: one path a "
+            "line, a folder, zip or IDX file. Default: standard input, when something is piped into it.",
         ),
-    ] = None,
+    ] = None
     text_column: Annotated[
-        str | None,
-        typer.Option(
-            "--text-column", metavar="C", help="Of a table: name or number; default: as trained.", rich_help_panel=INPUT
-        ),
-    ] = None,
-    text2_column: Annotated[
-        str | None, typer.Option("--text2-column", metavar="C", help="The second text.", rich_help_panel=INPUT)
-    ] = None,
-    errors: Annotated[
-        str,
-        typer.Option("--errors", metavar="strict|replace", help="Invalid UTF-8 in --input.", rich_help_panel=INPUT),
-    ] = "strict",
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="K", help="The K most probable labels.", rich_help_panel=ANSWER)
-    ] = None,
+        str | None, INPUT("--text-column", metavar="C", help="Of a table: name or number; default: as trained.")
+    ] = None
+    text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
+    errors: Annotated[Errors, INPUT("--errors", help="Invalid UTF-8 in --input.")] = "strict"
+    top: Annotated[int | None, ANSWER("--top", metavar="K", help="The K most probable labels.")] = None
     threshold: Annotated[
         float | None,
-        typer.Option(
-            "--threshold",
-            metavar="P",
-            help="Several labels: those above this probability (default 0.5).",
-            rich_help_panel=ANSWER,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="A file instead of standard output.", rich_help_panel=ANSWER)
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per input, one a line.", rich_help_panel=ANSWER)
-    ] = False,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL)
-    ] = "best",
+        ANSWER("--threshold", metavar="P", help="Several labels: those above this probability (default 0.5)."),
+    ] = None
+    output: Annotated[Path | None, ANSWER("--output", help="A file instead of standard output.")] = None
+    as_json: Annotated[bool, ANSWER("--json", help="One JSON object per input, one a line.")] = False
+    checkpoint: Checkpoint = "best"
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            help="Inputs at a time; default: by their length. Changes speed alone.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
-    precision: Annotated[
-        str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=MODEL)
-    ] = "auto",
-    quantize: Quantize = "none",
-) -> None:
+        int | None, MACHINE("--batch-size", help="Inputs at a time; default: by their length. Changes speed alone.")
+    ] = None
+    device: Device = "auto"
+    precision: Precision = "auto"
+    quantize: Quantize = "none"
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        require_at_most_one([("--text", self.text), ("--image", self.image or None), ("--input", self.input_path)])
+        if self.text2 is not None and self.text is None:
+            raise InputError("--text2 needs --text")
+        if self.text is None and not self.image and self.input_path is None and sys.stdin.isatty():
+            raise InputError(
+                "nothing to classify",
+                hint="give --text TEXT, --image FILE or --input FILE, or pipe one text a line into the command",
+            )
+        if self.top is not None and self.top < 1:
+            raise InputError(f"--top must be at least 1, found {self.top}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
+        check_quantize(self.quantize, self.precision)
+
+    def check_model(self, classifier: Classifier) -> None:
+        """Raise InputError for what the model cannot take."""
+        path = classifier.path
+        if classifier.reads_images and (self.text is not None or self.text_column or self.text2_column):
+            raise InputError(f"{path} classifies images, not texts", hint="give --image FILE")
+        if self.image and not classifier.reads_images:
+            raise InputError(f"{path} classifies texts, not images", hint="give --text TEXT or --input FILE")
+        second = "--text2" if self.text2 is not None else "--text2-column"
+        if classifier.reads_pairs is False and (self.text2 is not None or self.text2_column is not None):
+            raise InputError(f"{second}: {path} was trained on single texts, not on pairs", hint=f"leave {second} out")
+        if classifier.reads_pairs and self.text is not None and self.text2 is None:
+            raise InputError(f"{path} was trained on pairs of texts, found one", hint="give the second with --text2")
+        if self.threshold is not None and classifier.kind != "labels":
+            raise InputError(f"--threshold is for models with several labels an input, {path} has one")
+        if self.top is not None and classifier.kind == "score":
+            raise InputError(f"--top: {path} gives a score, not labels")
+
+    @property
+    def run(self) -> str | None:
+        """The run, which is a folder, among the arguments."""
+        runs = [word for word in self.arguments if word not in self._more_images]
+        if len(runs) > 1:
+            raise InputError(
+                f"unexpected argument '{runs[1]}'" + (": no such file" if self.image else ""),
+                hint="see 'tformer classify --help'",
+            )
+        return runs[0] if runs else None
+
+    @property
+    def images(self) -> list[Path]:
+        """All images: `--image *.png` gives the first as an option and the others as arguments."""
+        return [*self.image, *map(Path, self._more_images)]
+
+    @property
+    def _more_images(self) -> list[str]:
+        return [word for word in self.arguments if self.image and Path(word).is_file()]
+
+    @property
+    def files(self) -> list[str]:
+        """The inputs as they were written; `-`: standard input."""
+        if self.text is not None:
+            return []
+        return list(map(str, self.images)) or [self.input_path or STANDARD_INPUT]
+
+    def columns(self, trained: Columns) -> Columns:
+        """The columns named on the command line, over those that the model was trained on."""
+        from tformer.data.sources.columns import parse_column
+
+        named = {"text": self.text_column, "text2": self.text2_column}
+        updates = {name: parse_column(column) for name, column in named.items() if column is not None}
+        return trained.model_copy(update={"label": None, **updates})
+
+
+@takes_options
+def classify(options: ClassifyOptions) -> None:
     """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
 
-    A line holds the label and its probability, parted by a tab (with --top K the K best, pair after pair); of a model
-    with several labels an input, those that hold, joined by commas; of a regression the score. An empty line is
-    answered like any other.
+    A line holds the label and its probability with a tab between them (with --top K the K best labels, each followed by
+    its probability); of a model with several labels an input, those above the threshold, joined by commas; of a
+    regression the score. An empty line is answered like any other.
     """
-    run, images = sort_out(arguments or [], image or [])
-    asked = Asked(text, text2, tuple(images), input_path, text_column, text2_column, errors, top, threshold)
-    asked.check(batch_size)
-    check_quantize(quantize, precision)
-    refuse_to_replace(output, asked.files)
-    from tformer.decoding.output import open_output
+    run = options.run
+    options.check()
+    refuse_to_replace(options.output, options.files)
+    with StopFlag() as flag, data_output(options.output) as output:
+        from tformer.evaluation.classifier import Classifier
 
-    with StopFlag() as flag, open_output(output) as write:
-        from tformer.decoding.inference import (
-            inference_dtype,
-            prepare_inference,
-        )
-        from tformer.device import resolve_device
-        from tformer.evaluation.classifier import HEADS, Classifier
-        from tformer.loading import load
+        loaded = _load(run, options)
+        show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
+        classifier = Classifier(loaded, batch_size=options.batch_size, should_stop=flag.should_stop)
+        options.check_model(classifier)
+        _Session(classifier, options, flag, output).run()
 
-        place = resolve_device(device)
-        try:
-            loaded = load(run, device=place, which=checkpoint, kinds=HEADS)
-        except InputError as error:  # who looks for runs cannot know which kind is wanted
-            error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
-            raise
-        dtype = inference_dtype(precision, trained_in=loaded.recipe.training.precision, device=place)
-        prepare_inference(loaded.model, dtype, quantize=quantize)
-        for note in (f"classifying with {loaded.path}", *loaded.notes):
-            console.print(note, style="dim", markup=False)
-        classifier = Classifier(loaded, batch_size=batch_size, should_stop=flag.should_stop)
-        asked.check_model(classifier)
-        form = AnswerFormat(
-            classifier.kind, classifier.labels, top=top, threshold=0.5 if threshold is None else threshold
-        )
-        on_terminal = output is None and sys.stdout.isatty()
-        _Session(classifier, form, flag, write, as_json=as_json, on_terminal=on_terminal).answer(asked)
+
+def _load(run: str | None, options: ClassifyOptions) -> Loaded:
+    from tformer.decoding.inference import inference_dtype, prepare_inference
+    from tformer.device import resolve_device
+    from tformer.evaluation.classifier import HEADS
+    from tformer.loading import load
+
+    place = resolve_device(options.device)
+    try:
+        loaded = load(run, device=place, which=options.checkpoint, kinds=HEADS)
+    except InputError as error:  # `load` hints at training a language model
+        error.hint = error.hint and error.hint.replace("train --arch gpt", TRAIN)
+        raise
+    dtype = inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=place)
+    prepare_inference(loaded.model, dtype, quantize=options.quantize)
+    return loaded
 
 
 class _Session:
-    """A classifier, and where its answers go."""
+    """Classifies every input in its order and writes the answers, block after block."""
 
-    def __init__(
-        self,
-        classifier: Classifier,
-        form: AnswerFormat,
-        flag: StopFlag,
-        write: Write,
-        *,
-        as_json: bool,
-        on_terminal: bool,
-    ) -> None:
-        self.classifier, self.form, self.flag, self.write = classifier, form, flag, write
-        self.as_json, self.on_terminal = as_json, on_terminal
+    def __init__(self, classifier: Classifier, options: ClassifyOptions, flag: StopFlag, output: DataOutput) -> None:
+        self.classifier, self.options, self.flag, self.output = classifier, options, flag, output
+        threshold = 0.5 if options.threshold is None else options.threshold
+        self.form = AnswerFormat(classifier.kind, classifier.labels, top=options.top, threshold=threshold)
         self.done = 0
 
-    def answer(self, asked: Asked) -> None:
-        """Every input in its order; blocks are classified and written one after the other."""
+    def run(self) -> None:
         if self.classifier.reads_images:
-            for scores_NL, places in self._of_images(asked):
-                self._write(self._until_stopped(scores_NL), places=places)
+            for scores_NL, places in self._image_scores():
+                self._answer(scores_NL, places=places)
             return
-        for texts in self._text_blocks(asked):
-            self._write(self._until_stopped(self.classifier.classify(texts)))
+        for texts in self._text_blocks():
+            self._answer(self.classifier.classify(texts))
         if self.classifier.truncated:
             cut, length = self.classifier.truncated, self.classifier.seq_len
             console.print(f"{cut:,} of {self.done:,} texts are longer than {length} tokens and were cut", markup=False)
 
-    def _text_blocks(self, asked: Asked) -> Iterator[Sequence[Text]]:
-        if asked.text is not None:
-            return iter([[(asked.text, asked.text2)]])
+    def _text_blocks(self) -> Iterator[Sequence[Text]]:
+        from tformer.decoding.lines import text_blocks
+
+        options = self.options
+        if options.text is not None:
+            return iter([[(options.text, options.text2)]])
         return text_blocks(
-            asked.input_path or STANDARD_INPUT,
-            pairs=True if asked.text2_column is not None else self.classifier.reads_pairs,
-            columns=asked.columns(self.classifier.columns),
-            by_column=asked.text_column is not None or asked.text2_column is not None,
-            errors=asked.utf8,
+            options.input_path or STANDARD_INPUT,
+            pairs=True if options.text2_column is not None else self.classifier.reads_pairs,
+            columns=options.columns(self.classifier.columns),
+            by_column=options.text_column is not None or options.text2_column is not None,
+            errors=options.errors,
+            on_note=lambda note: show_notes([note]),
         )
 
-    def _of_images(self, asked: Asked) -> Iterator[tuple[np.ndarray, Sequence[str]]]:
-        """Scores and names of images: those of `--image`, of a set of them, or named line by line."""
-        source = asked.input_path or STANDARD_INPUT
-        if asked.images:
-            for places in blocks(iter(map(str, asked.images)), BLOCK_IMAGES):
+    def _image_scores(self) -> Iterator[tuple[np.ndarray, Sequence[str]]]:
+        """Scores and names of images: those of `--image`, of a set of images, or named line by line."""
+        from tformer.decoding.lines import blocks, line_blocks, name_of
+
+        source = self.options.input_path or STANDARD_INPUT
+        if self.options.images:
+            for places in blocks(iter(map(str, self.options.images)), BLOCK_IMAGES):
                 yield self.classifier.classify_images([Path(place) for place in places]), places
-        elif source != STANDARD_INPUT and is_image_set(Path(source)):
+        elif source != STANDARD_INPUT and _is_image_set(Path(source)):
             images = self.classifier.open_image_set(source)
-            for note in images.notes:
-                console.print(note, markup=False)
+            show_notes(images.notes)
             for start in range(0, len(images), BLOCK_IMAGES):
                 part = images.subset(range(start, min(start + BLOCK_IMAGES, len(images))))
                 yield self.classifier.scores(part), part.places
         else:
             number = 1
-            for places in line_blocks(source, errors=asked.utf8, size=BLOCK_IMAGES):
+            for places in line_blocks(source, errors=self.options.errors, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
                 yield self.classifier.classify_images([Path(place) for place in places], named_in=lines), places
                 number += len(places)
 
-    def _until_stopped(self, scores_NL: np.ndarray) -> np.ndarray:
+    def _answer(self, scores_NL: np.ndarray, *, places: Sequence[str] | None = None) -> None:
+        """Write a line for each input of a block. After an interrupt the scores are of no use."""
         if self.flag.should_stop():
             raise self.flag.interrupted(f"interrupted after {self.done:,} inputs")
         self.done += len(scores_NL)
-        return self.classifier.probabilities(scores_NL)
-
-    def _write(self, values_NL: np.ndarray, *, places: Sequence[str] | None = None) -> None:
-        if self.as_json:
+        values_NL = self.classifier.probabilities(scores_NL)
+        if self.options.as_json:
             documents = [self.form.document(values_L) for values_L in values_NL]
             if places is not None:
                 documents = [{"image": place, **answer} for place, answer in zip(places, documents, strict=True)]
-            # ASCII alone on a terminal: JSON leaves some control characters as they are.
-            lines = [json.dumps(answer, ensure_ascii=self.on_terminal, allow_nan=False) for answer in documents]
+            self.output.documents(documents)
         else:
-            lines = [self.form.line(values_L) for values_L in values_NL]
-        block = "".join(f"{line}\n" for line in lines)
-        self.write(visible(block) if self.on_terminal else block)
+            self.output.text("".join(f"{self.form.line(values_L)}\n" for values_L in values_NL))
+
+
+def _is_image_set(path: Path) -> bool:
+    """Whether a path holds images itself: a folder, a zip or an IDX file. Any other file names one a line."""
+    from tformer.data.sources.image_files import is_idx
+
+    return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """The form of an answer: a line for people and pipes, or a JSON object.
+
+    Attributes:
+        kind: of the model.
+        names: of its labels.
+        top: number of labels, the most probable first; None: the best class, or the labels above the threshold.
+        threshold: a label of several is given above this probability.
+    """
+
+    kind: LabelKind
+    names: tuple[str, ...]
+    top: int | None = None
+    threshold: float = 0.5
+
+    def line(self, values_L: np.ndarray) -> str:
+        """Label, probability, label, probability ... with tabs between them; of several labels those above the
+        threshold, joined by commas, and their probabilities likewise; or the score.
+
+        values_L: probabilities, or the score [1].
+        """
+        if self.kind == "score":
+            return f"{values_L[0]:.4f}"
+        if self.kind == "labels" and self.top is None:
+            chosen = self._above_threshold(values_L)
+            names = (as_cell(self.names[index]) for index in chosen)
+            return ",".join(names) + "\t" + ",".join(f"{values_L[index]:.4f}" for index in chosen)
+        return "\t".join(f"{as_cell(self.names[index])}\t{values_L[index]:.4f}" for index in self._best(values_L))
+
+    def document(self, values_L: np.ndarray) -> dict[str, Any]:
+        """`label` (or `labels`) and `probabilities`, the highest first; or `score`."""
+        if self.kind == "score":
+            return {"score": float(values_L[0])}
+        best = self._best(values_L, default=len(self.names))
+        probabilities = {self.names[index]: float(values_L[index]) for index in best}
+        if self.kind == "labels":
+            labels = [self.names[index] for index in self._above_threshold(values_L)]
+            return {"labels": labels, "probabilities": probabilities}
+        return {"label": self.names[best[0]], "probabilities": probabilities}
+
+    def _best(self, values_L: np.ndarray, default: int = 1) -> list[int]:
+        order_L = (-values_L).argsort(kind="stable")
+        return [int(index) for index in order_L[: self.top or default]]
+
+    def _above_threshold(self, values_L: np.ndarray) -> list[int]:
+        return [index for index in self._best(values_L, default=len(self.names)) if values_L[index] > self.threshold]

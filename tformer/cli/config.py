@@ -1,4 +1,4 @@
-"""`tformer config`: the recipe as it would be used, checked, listed, and described to an editor."""
+"""`tformer config`: show, validate and list recipes, and print their JSON schema."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.report import (
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes
 from tformer.errors import InputError
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Show, check and list recipes: what defines a run.",
+    help="Show, validate and list recipes, the files that define a run.",
     epilog=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 
 Arch = Annotated[str | None, typer.Option(help="Family, for example gpt or llama.")]
-Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; `config list` names them.")]
+Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; see `config list`.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key; may be repeated.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda: decides which preset an arch alone stands for.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda: chooses the preset of an arch without --preset.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -43,7 +39,7 @@ def show(
     arch: Arch = None,
     preset: Preset = None,
     set_: Sets = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say beside each value where it came from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value beside it.")] = False,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
@@ -51,8 +47,7 @@ def show(
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
 
     resolved = load_recipe(arch=arch, preset=preset, config=file, sets=set_ or (), device=_device_kind(device))
-    for note in resolved.notes:
-        console.print(f"note: {note}", markup=False)
+    show_notes(f"note: {note}" for note in resolved.notes)
     if json_:
         emit_json({"recipe": recipe_to_data(resolved.recipe), "origins": resolved.origins, "notes": resolved.notes})
     else:
@@ -71,7 +66,7 @@ def validate(
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Check recipe files, down to the shapes of the model: one `ok` each, or what is wrong and exit code 2."""
+    """Validate recipe files and the shapes of their models: `ok` for each, or the errors and exit code 2."""
     kind = _device_kind(device)
     failures: dict[Path, InputError] = {}
     for file in files:
@@ -80,15 +75,14 @@ def validate(
         except InputError as error:
             failures[file] = error
             continue
-        for note in notes:
-            console.print(f"note: {file}: {note}", markup=False)
+        show_notes(f"note: {file}: {note}" for note in notes)
         if not json_:
             emit(f"{file}: ok")
     if json_:
         emit_json([_verdict(file, failures.get(file)) for file in files])
         raise typer.Exit(2 if failures else 0)
     if failures:
-        # each problem names its own file, so that several files are told as one
+        # each problem names its file, so that one error can list several files
         raise InputError(
             "\n".join(error.message for error in failures.values()), hint=next(iter(failures.values())).hint
         )
@@ -117,7 +111,7 @@ def schema() -> None:
     ),
 )
 def list_(arch: Arch = None, json_: Json = False) -> None:
-    """List the shipped presets, and what each is for."""
+    """List the shipped presets and their purpose."""
     from tformer.errors import did_you_mean
     from tformer.recipe import list_presets, preset_summary
 
@@ -129,13 +123,11 @@ def list_(arch: Arch = None, json_: Json = False) -> None:
     if json_:
         emit_json(rows)
         return
-    width = max((len(f"{row['arch']}/{row['preset']}") for row in rows), default=0)
-    for row in rows:
-        emit(f"{row['arch'] + '/' + row['preset']:<{width}}  {row['summary']}".rstrip())
+    emit_lines(aligned([(f"{row['arch']}/{row['preset']}", row["summary"]) for row in rows]))
 
 
 def _device_kind(device: str) -> str:
-    """`auto` is the GPU where there is one."""
+    """`cpu` or `cuda`; `auto` is the GPU if there is one."""
     if device.partition(":")[0] in ("cpu", "cuda"):
         return device
     if device != "auto":
@@ -146,7 +138,7 @@ def _device_kind(device: str) -> str:
 
 
 def _check(file: Path, device: str) -> list[str]:
-    """Resolve a file and build its model without memory; the notes on it."""
+    """The notes on a recipe file, after building its model without memory."""
     from tformer.build import build_model
     from tformer.recipe import load_recipe
 
@@ -163,5 +155,5 @@ def _check(file: Path, device: str) -> list[str]:
 
 
 def _verdict(file: Path, error: InputError | None) -> dict[str, object]:
-    told = {} if error is None else {"error": error.message, "hint": error.hint}
-    return {"file": str(file), "ok": error is None, **told}
+    problem = {} if error is None else {"error": error.message, "hint": error.hint}
+    return {"file": str(file), "ok": error is None, **problem}

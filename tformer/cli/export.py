@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    StopFlag,
-    examples,
-    progress_reporter,
-    report_result,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import progress_reporter, report_result
 from tformer.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

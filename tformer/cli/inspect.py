@@ -5,100 +5,29 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import StopFlag
+from tformer.cli.report import emit_json, emit_lines, show_notes
 from tformer.errors import InputError, did_you_mean, visible
+from tformer.options import argument, panel
 
 if TYPE_CHECKING:
     from tformer.workflows.inspect import Question
 
-
-MOST = 10**12  # of anything counted: more is a slip of the keyboard
-MOST_SCORES = 2**48  # of one head that --shapes follows: beyond, a tensor's numbers cannot be counted
+MOST = 10**12  # of anything counted: a larger number is a typing error
+MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 LAYOUTS = ("mermaid", "dot", "tree")
 LAYOUT_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot"}
-
-
-def layout_of(layout: str | None, output: Path | None) -> str | None:
-    """As named, or by the suffix of the file."""
-    if layout is not None and layout not in LAYOUTS:
-        raise InputError(
-            f"--layout: found '{layout}', expected mermaid, dot or tree", hint=did_you_mean(layout, LAYOUTS)
-        )
-    suffix = "" if output is None else output.suffix.lower()
-    known = (*LAYOUT_SUFFIXES, ".txt", ".json", ".md")
-    if output is not None and str(output) != "-" and suffix not in known:
-        raise InputError(f"{output}: unknown suffix, expected one of {', '.join(known)}")
-    by_suffix = LAYOUT_SUFFIXES.get(suffix)
-    if by_suffix is not None and layout not in (None, by_suffix):
-        raise InputError(f"--layout {layout} disagrees with {output}, which is for {by_suffix}")
-    return layout or by_suffix
-
-
-def check_views(
-    run: str | None,
-    arch: str | None,
-    preset: str | None,
-    config: Path | None,
-    sets: list[str] | None,
-    shapes: bool,
-    text: str | None,
-    layout: str | None,
-    verify: bool,
-    depth: int | None,
-) -> None:
-    """Refuse options that exclude each other or lack what they need. Raises InputError."""
-    recipes = [("--arch", arch), ("--preset", preset), ("--config", config)]
-    named = [option for option, value in recipes if value is not None]
-    if run is not None and named:
-        raise InputError(f"RUN and {named[0]} exclude each other: {run} has its own recipe")
-    views = [("--shapes", shapes), ("--layout", layout is not None), ("--verify", verify)]
-    chosen = [option for option, wanted in views if wanted]
-    if len(chosen) > 1:
-        raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other")
-    if verify and (named or sets):
-        raise InputError(f"--verify checks files as they are: leave {named[0] if named else '--set'} out")
-    if text is not None and not shapes:
-        raise InputError("--text is for --shapes, which is missing")
-    if text is not None and named:
-        raise InputError(f"--text needs the tokenizer of a run: leave {named[0]} out", hint="or say --seq-len T")
-    if depth is not None and (depth < 0 or chosen):
-        raise InputError(f"--depth {depth}: it must be at least 0, and is for the tree of modules")
-
-
-def check_counts(*counts: int | None) -> None:
-    """Refuse sizes below one or absurd: batch, length, vocabulary, labels. Raises InputError."""
-    names = ("--batch-size", "--seq-len", "--vocab-size", "--num-labels")
-    for option, count in zip(names, counts, strict=True):
-        if count is not None and count < 1:
-            raise InputError(f"{option} must be at least 1, found {count}")
-        if count is not None and count > MOST:
-            raise InputError(f"{option} must be at most {MOST:,}, found {count:,}")
-
-
-def check_trace(batch_size: int, source_length: int, target_length: int) -> None:
-    """Refuse examples whose tensors would be too large even to be described. Raises InputError."""
-    scores = batch_size * max(source_length, target_length) ** 2
-    if scores > MOST_SCORES:
-        raise InputError(
-            f"--shapes: {batch_size:,} examples of {max(source_length, target_length):,} positions are too many to "
-            f"follow: found {scores:,} scores a head, expected at most {MOST_SCORES:,}"
-        )
-
-
-WHAT, SIZES, VIEW, OUT = "Which model", "At which sizes", "What to show", "Result"
-TINY = 8  # positions that --shapes follows where no text and no length is given
+SHORT = 8  # positions of --shapes without a text and without a length
 PIPE_WIDTH = 100
+
+WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("What to show"), panel("Result")
 
 EPILOG = examples(
     "`tformer inspect --arch gpt --preset small`",
@@ -108,123 +37,133 @@ EPILOG = examples(
 )
 
 
-def inspect(
+@dataclass(frozen=True)
+class InspectOptions:
+    """The options of `tformer inspect`."""
+
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False
-        ),
-    ] = None,
-    arch: Annotated[str | None, typer.Option("--arch", help="A family, for example gpt.", rich_help_panel=WHAT)] = None,
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="A shipped recipe of the family.", rich_help_panel=WHAT)
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A recipe of your own.", rich_help_panel=WHAT)
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="What if: override any key of the recipe.", rich_help_panel=WHAT
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=WHAT)
-    ] = "best",
+        argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False),
+    ] = None
+    arch: Annotated[str | None, WHAT("--arch", help="A family, for example gpt.")] = None
+    preset: Annotated[str | None, WHAT("--preset", help="A shipped recipe of the family.")] = None
+    config: Annotated[Path | None, WHAT("--config", metavar="FILE", help="A recipe of your own.")] = None
+    set: Annotated[
+        tuple[str, ...],
+        WHAT("--set", metavar="KEY=VALUE", help="What if: override any key of the recipe.", show_default=False),
+    ] = ()
+    checkpoint: Annotated[str, WHAT("--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")] = (
+        "best"
+    )
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="N",
-            help="Examples of a forward pass; default: the recipe's.",
-            rich_help_panel=SIZES,
-        ),
-    ] = None,
+        int | None, SIZES("--batch-size", metavar="N", help="Examples of a forward pass; default: the recipe's.")
+    ] = None
     seq_len: Annotated[
-        int | None,
-        typer.Option(
-            "--seq-len", metavar="T", help="Positions, on both sides; default: the recipe's.", rich_help_panel=SIZES
-        ),
-    ] = None,
+        int | None, SIZES("--seq-len", metavar="T", help="Positions, on both sides; default: the recipe's.")
+    ] = None
     vocab_size: Annotated[
-        int | None,
-        typer.Option("--vocab-size", metavar="V", help="Where no tokenizer or recipe says it.", rich_help_panel=SIZES),
-    ] = None,
-    num_labels: Annotated[
-        int | None, typer.Option("--num-labels", metavar="L", help="Of a classifier.", rich_help_panel=SIZES)
-    ] = None,
+        int | None, SIZES("--vocab-size", metavar="V", help="Without a tokenizer or a recipe that states it.")
+    ] = None
+    num_labels: Annotated[int | None, SIZES("--num-labels", metavar="L", help="Of a classifier.")] = None
     precision: Annotated[
-        str, typer.Option("--precision", metavar="auto|fp32|bf16|fp16", rich_help_panel=SIZES)
-    ] = "auto",
-    device: Annotated[
-        str,
-        typer.Option("--device", metavar="auto|cpu|cuda", help="Whose memory is estimated.", rich_help_panel=SIZES),
-    ] = "auto",
-    shapes: Annotated[
-        bool,
-        typer.Option("--shapes", help="Follow an example: shape and meaning of every tensor.", rich_help_panel=VIEW),
-    ] = False,
-    text: Annotated[
-        str | None,
-        typer.Option("--text", help="What --shapes follows, through a run's tokenizer.", rich_help_panel=VIEW),
-    ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option("--layout", metavar="mermaid|dot|tree", help="Draw the architecture.", rich_help_panel=VIEW),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Check the files of a checkpoint, or of all of a run.", rich_help_panel=VIEW),
-    ] = False,
-    depth: Annotated[
-        int | None, typer.Option("--depth", metavar="N", help="Levels of the tree; 0: the total.", rich_help_panel=VIEW)
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write there.", rich_help_panel=OUT)
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=OUT)
-    ] = False,
-) -> None:
+        str, SIZES("--precision", metavar="auto|fp32|bf16|fp16", help="Of the estimated training.")
+    ] = "auto"
+    device: Annotated[str, SIZES("--device", metavar="auto|cpu|cuda", help="The device whose memory is estimated.")] = (
+        "auto"
+    )
+    shapes: Annotated[bool, VIEW("--shapes", help="Follow an example: shape and meaning of every tensor.")] = False
+    text: Annotated[str | None, VIEW("--text", help="The example of --shapes, through a run's tokenizer.")] = None
+    layout: Annotated[str | None, VIEW("--layout", metavar="mermaid|dot|tree", help="Draw the architecture.")] = None
+    verify: Annotated[bool, VIEW("--verify", help="Check the files of a checkpoint, or of all of a run.")] = False
+    depth: Annotated[int | None, VIEW("--depth", metavar="N", help="Levels of the tree; 0: the total.")] = None
+    output: Annotated[Path | None, OUT("-o", "--output", metavar="FILE", help="Write to this file.")] = None
+    json: Annotated[bool, OUT("--json", help="One JSON document on standard output.")] = False
+
+    def check(self) -> None:
+        """Raise InputError for options that exclude each other, lack others, or are out of range."""
+        recipes = [("--arch", self.arch), ("--preset", self.preset), ("--config", self.config)]
+        named = [option for option, value in recipes if value is not None]
+        if self.run is not None and named:
+            raise InputError(f"RUN and {named[0]} exclude each other: {self.run} has its own recipe")
+        views = [("--shapes", self.shapes), ("--layout", self.drawing() is not None), ("--verify", self.verify)]
+        chosen = [option for option, wanted in views if wanted]
+        if len(chosen) > 1:
+            raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other")
+        if self.verify and (named or self.set):
+            raise InputError(f"--verify checks files as they are: omit {named[0] if named else '--set'}")
+        if self.text is not None and not self.shapes:
+            raise InputError("--text is for --shapes, which is missing")
+        if self.text is not None and named:
+            raise InputError(f"--text needs the tokenizer of a run: omit {named[0]}", hint="or use --seq-len T")
+        if self.depth is not None and (self.depth < 0 or chosen):
+            raise InputError(f"--depth {self.depth}: it must be at least 0, and is for the tree of modules")
+        for option, count in (("--batch-size", self.batch_size), ("--seq-len", self.seq_len),
+                              ("--vocab-size", self.vocab_size), ("--num-labels", self.num_labels)):  # fmt: skip
+            if count is not None and count < 1:
+                raise InputError(f"{option} must be at least 1, found {count}")
+            if count is not None and count > MOST:
+                raise InputError(f"{option} must be at most {MOST:,}, found {count:,}")
+        if self.precision not in ("auto", "fp32", "bf16", "fp16"):
+            raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
+        if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":
+            raise InputError(f"--device: found '{self.device}', expected auto, cpu or cuda")
+
+    def drawing(self) -> str | None:
+        """The kind of drawing: of --layout, or by the suffix of the file. InputError for an unknown one."""
+        layout, output = self.layout, self.output
+        if layout is not None and layout not in LAYOUTS:
+            raise InputError(
+                f"--layout: found '{layout}', expected mermaid, dot or tree", hint=did_you_mean(layout, LAYOUTS)
+            )
+        suffix = "" if output is None else output.suffix.lower()
+        known = (*LAYOUT_SUFFIXES, ".txt", ".json", ".md")
+        if output is not None and str(output) != "-" and suffix not in known:
+            raise InputError(f"{output}: unknown suffix, expected one of {', '.join(known)}")
+        by_suffix = LAYOUT_SUFFIXES.get(suffix)
+        if by_suffix is not None and layout not in (None, by_suffix):
+            raise InputError(f"--layout {layout} disagrees with {output}, which is for {by_suffix}")
+        return layout or by_suffix
+
+    def question(self) -> Question:
+        """The model and its sizes, as `tformer.workflows.inspect` takes them."""
+        from tformer.device import resolve_device
+        from tformer.workflows.inspect import Question
+
+        return Question(
+            path=self.run,
+            which=self.checkpoint,
+            arch=self.arch,
+            preset=self.preset,
+            config=self.config,
+            sets=self.set,
+            vocab_size=self.vocab_size,
+            num_labels=self.num_labels,
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            precision=None if self.precision == "auto" else self.precision,
+            device=resolve_device(self.device).type if self.device == "auto" else self.device.partition(":")[0],
+        )
+
+
+@takes_options
+def inspect(options: InspectOptions) -> None:
     """Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its files.
 
-    Needs no tokenizer, no data and, but for --verify, no memory: a model of any size takes a second. Training counts
+    Needs no tokenizer, no data and, except for --verify, no memory: a model of any size takes a second. Training counts
     forward and backward; operations count full attention, as is the custom. Tied parameters count once.
     """
-    layout = layout_of(layout, output)
-    check_views(run, arch, preset, config, set_, shapes, text, layout, verify, depth)
-    check_counts(batch_size, seq_len, vocab_size, num_labels)
-    if precision not in ("auto", "fp32", "bf16", "fp16"):
-        raise InputError(f"--precision: found '{precision}', expected auto, fp32, bf16 or fp16")
-    if device not in ("auto", "cpu") and device.partition(":")[0] != "cuda":
-        raise InputError(f"--device: found '{device}', expected auto, cpu or cuda")
-    if verify:
-        _verify(run, output, as_json)
+    options.check()
+    if options.verify:
+        _verify(options)
         return
-    from tformer.device import resolve_device
-    from tformer.workflows.inspect import Question
-
-    question = Question(
-        path=run,
-        which=checkpoint,
-        arch=arch,
-        preset=preset,
-        config=config,
-        sets=tuple(set_ or ()),
-        vocab_size=vocab_size,
-        num_labels=num_labels,
-        batch_size=batch_size,
-        seq_len=seq_len,
-        precision=None if precision == "auto" else precision,
-        device=resolve_device(device).type if device == "auto" else device.partition(":")[0],
-    )
-    if shapes:
-        lines, document = _shapes(question, text)
-    elif layout is not None:
-        lines, document = _layout(question, layout)
+    drawing = options.drawing()
+    if options.shapes:
+        lines, document = _shapes(options.question(), options.text)
+    elif drawing is not None:
+        lines, document = _layout(options.question(), drawing)
     else:
-        lines, document = _report(question, depth)
-    _give(lines, document, output, as_json)
+        lines, document = _report(options.question(), options.depth)
+    _write(lines, document, options)
 
 
 def _report(question: Question, depth: int | None) -> tuple[list[str], Any]:
@@ -240,7 +179,7 @@ def _shapes(question: Question, text: str | None) -> tuple[list[str], Any]:
     from tformer.workflows.inspect.text import trace_lines
 
     subject = read_subject(question)
-    length, tokens = min(TINY, subject.source_length), []
+    length, tokens = min(SHORT, subject.source_length), []
     if text is not None:
         tokens = _tokens(subject.checkpoint, text)
         length = len(tokens)
@@ -248,9 +187,14 @@ def _shapes(question: Question, text: str | None) -> tuple[list[str], Any]:
             raise InputError(f"--text has {length} tokens, the model reads {subject.source_length}")
     elif question.seq_len is not None or subject.recipe.model.patches is not None:
         length = subject.source_length
-    target = min(TINY - 2, subject.target_length) if question.seq_len is None else question.seq_len
+    target = min(SHORT - 2, subject.target_length) if question.seq_len is None else question.seq_len
     sizes = {"batch_size": question.batch_size or 1, "source_length": length, "target_length": target}
-    check_trace(**sizes)
+    longest, scores = max(length, target), sizes["batch_size"] * max(length, target) ** 2
+    if scores > MOST_SCORES:
+        raise InputError(
+            f"--shapes: {sizes['batch_size']:,} examples of {longest:,} positions are too many: "
+            f"found {scores:,} scores a head, expected at most {MOST_SCORES:,}"
+        )
     trace = trace_shapes(subject.model, **sizes)
     document = {"name": subject.name, "tokens": tokens, **trace.to_json(), "notes": list(subject.notes)}
     lines = list(trace_lines(trace, width=_width(), tokens=tokens))
@@ -258,16 +202,16 @@ def _shapes(question: Question, text: str | None) -> tuple[list[str], Any]:
         first = trace_shapes(subject.generator, **sizes)
         document["generator"] = first.to_json()
         lines = [
-            *("GENERATOR: guesses the masked tokens", ""),
+            *("GENERATOR: predicts the masked tokens", ""),
             *trace_lines(first, width=_width(), tokens=tokens),
-            *("", "DISCRIMINATOR: reads the text with the guesses in it", ""),
+            *("", "DISCRIMINATOR: reads the text with the predictions in it", ""),
             *trace_lines(trace, width=_width()),
         ]
     return lines, document
 
 
 def _tokens(checkpoint: Any, text: str) -> list[str]:
-    """What the checkpoint's tokenizer makes of a text, its template included."""
+    """The tokens of a text by the checkpoint's tokenizer, its template included."""
     from tformer.tokenizer import Tokenizer
 
     if checkpoint is None or checkpoint.tokenizer_json is None:
@@ -287,36 +231,35 @@ def _layout(question: Question, layout: str) -> tuple[list[str], Any]:
     return DRAWINGS[layout](drawn).splitlines(), {"name": subject.name, "layout": layout, **drawn.to_json()}
 
 
-def _verify(run: str | None, output: Path | None, as_json: bool) -> None:
+def _verify(options: InspectOptions) -> None:
     from tformer.workflows.inspect import verify
     from tformer.workflows.inspect.text import verdict_lines
 
     with StopFlag() as flag:
-        verdicts = verify(run, should_stop=flag.should_stop)
-    _give(list(verdict_lines(verdicts)), [verdict.to_json() for verdict in verdicts], output, as_json)
+        verdicts = verify(options.run, should_stop=flag.should_stop)
+    _write(list(verdict_lines(verdicts)), [verdict.to_json() for verdict in verdicts], options)
     problems = sum(len(verdict.problems) for verdict in verdicts)
     if problems:
-        console.print(f"{problems} problem{'s' * (problems != 1)}", markup=False)
+        show_notes([f"{problems} problem{'s' * (problems != 1)}"])
         raise typer.Exit(2)
 
 
-def _give(lines: list[str], document: Any, output: Path | None, as_json: bool) -> None:
-    """To the file, else to standard output."""
-    to_file = output is not None and str(output) != "-"
-    if to_file and output is not None:
+def _write(lines: list[str], document: Any, options: InspectOptions) -> None:
+    """Write the result to the file, or to standard output."""
+    path = None if str(options.output) == "-" else options.output
+    if path is not None:
         from tformer.viz.output import Output, write_output
 
-        wants_json = output.suffix == ".json"
+        wants_json = path.suffix == ".json"
         content = json.dumps(document, ensure_ascii=False, indent=1) if wants_json else "\n".join(map(visible, lines))
-        write_output(Output("json" if wants_json else "terminal", output), content + "\n")
-        console.print(f"written: {output}", markup=False)
-    if as_json:
+        write_output(Output("json" if wants_json else "terminal", path), content + "\n")
+        show_notes([f"written: {path}"])
+    if options.json:
         emit_json(document)
-    elif not to_file:
-        for line in lines:
-            emit(visible(line))
+    elif path is None:
+        emit_lines(lines)
 
 
 def _width() -> int:
-    """Columns that lines are for: the terminal's, at least 60; in a pipe a page's."""
+    """Columns of the output: those of the terminal, at least 60; in a pipe PIPE_WIDTH."""
     return max(60, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPE_WIDTH

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tformer.cli.report import (
-    console,
-    examples,
-    refuse_to_replace,
-    uncollected,
-)
-from tformer.errors import InputError, did_you_mean, visible
+from tformer.cli.command import examples, takes_options
+from tformer.cli.process import uncollected
+from tformer.cli.report import show_notes
+from tformer.errors import InputError, did_you_mean
+from tformer.options import argument, panel
+from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
-    from tformer.viz.output import Output
-    from tformer.viz.plot.series import Axis, Choice, Run
+    from tformer.viz.plot.series import Choice, Run
 
-STEM = "curves"
 METRICS_FILE = "metrics.jsonl"
 AXES = ("step", "tokens", "time")
-FILE_WIDTH = 100  # columns of characters where no terminal tells its own
-SHOWN, PICTURE = "What is shown", "The picture"
+FILE_WIDTH = 100  # columns of text in a file or pipe
+SHOWN, PICTURE = panel("What is shown"), panel("The picture")
 
 EPILOG = examples(
     "`tformer plot`",
@@ -35,94 +32,95 @@ EPILOG = examples(
 )
 
 
-def plot(
+@dataclass(frozen=True)
+class PlotOptions:
+    """The options of `tformer plot`."""
+
     runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...",
+        tuple[str, ...],
+        argument(
+            "[RUN]...",
             help="Runs, their names under runs/, or folders of runs such as a sweep; default: the newest.",
             show_default=False,
         ),
-    ] = None,
+    ] = ()
     metric: Annotated[
-        list[str] | None,
-        typer.Option(
+        tuple[str, ...],
+        SHOWN(
             "--metric",
             metavar="NAME",
-            help="loss, valid.loss, accuracy, lr, ... or all; several: again, or by commas. Default: loss.",
-            rich_help_panel=SHOWN,
+            help="loss, valid.loss, accuracy, lr, ... or all; several: repeat it, or use commas. Default: loss.",
+            show_default=False,
         ),
-    ] = None,
+    ] = ()
     x: Annotated[
-        str,
-        typer.Option(
-            "--x",
-            metavar="step|tokens|time",
-            help="Along steps, tokens trained on, or seconds in training steps.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = "step",
+        str, SHOWN("--x", metavar="step|tokens|time", help="Horizontal axis: steps, trained tokens or seconds.")
+    ] = "step"
     smooth: Annotated[
         float,
-        typer.Option(
+        SHOWN(
             "--smooth",
             metavar="W",
             help="Weight of the past in an exponential average of what training logged; 0 <= W < 1.",
-            rich_help_panel=SHOWN,
         ),
-    ] = 0.0,
-    log_x: Annotated[bool, typer.Option("--log-x", help="A logarithmic axis.", rich_help_panel=SHOWN)] = False,
-    log_y: Annotated[bool, typer.Option("--log-y", help="A logarithmic axis.", rich_help_panel=SHOWN)] = False,
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", rich_help_panel=PICTURE)] = None,
+    ] = 0.0
+    log_x: Annotated[bool, SHOWN("--log-x", help="A logarithmic axis.")] = False
+    log_y: Annotated[bool, SHOWN("--log-y", help="A logarithmic axis.")] = False
+    title: Annotated[str | None, PICTURE("--title", metavar="TEXT", help="Heading.")] = None
     output: Annotated[
         Path | None,
-        typer.Option(
+        PICTURE(
             "-o",
             "--output",
             metavar="FILE",
             help="Its suffix is the format; - is standard output. Default: curves.html.",
-            rich_help_panel=PICTURE,
         ),
-    ] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="html|png|svg|terminal|json|csv", rich_help_panel=PICTURE)
-    ] = None,
-) -> None:
+    ] = None
+    format: Annotated[
+        str | None, PICTURE("--format", metavar="html|png|svg|terminal|json|csv", help="In place of the suffix.")
+    ] = None
+
+    def check(self) -> None:
+        """Raise InputError for an unknown axis or an impossible weight."""
+        if not 0 <= self.smooth < 1:
+            raise InputError(f"--smooth must be at least 0 and below 1, found {self.smooth:g}")
+        if self.x not in AXES:
+            expected = f"{', '.join(AXES[:-1])} or {AXES[-1]}"
+            raise InputError(f"--x: found '{self.x}', expected {expected}", hint=did_you_mean(self.x, AXES))
+
+
+@takes_options
+def plot(options: PlotOptions) -> None:
     """Plot what runs logged: loss, every validation metric, learning rate, throughput, gradient norm.
 
     The page (default) holds all metrics of all runs, to choose from and to smooth while looking, and needs no
-    network. A picture has a panel for each --metric. Validation stands at the tokens and the time of training that
+    network. A picture has a panel for each --metric. Validation is drawn at the tokens and the time of training that
     led to it. A run may still be training.
     """
-    axis = _checked_axis(x, smooth)
+    options.check()
     from tformer.viz.output import choose_output, write_output
 
-    chosen = choose_output(output, format_, stem=STEM)
+    chosen = choose_output(options.output, options.format, stem="curves")
     with uncollected():
         from tformer.viz.plot.series import choose_metrics, read_runs
 
-    paths = find_curves(runs or [])
+    paths = find_curves(options.runs)
     refuse_to_replace(chosen.path, [path / METRICS_FILE for path in paths], option="-o")
-    read = _with_metrics(read_runs(paths))
-    choices = choose_metrics(read, [name for word in metric or [] for name in word.split(",") if name])
-    for note in _lacking(read, choices):
-        console.print(visible(note), style="dim", markup=False)
-    write_output(chosen, _content(read, choices, chosen, axis, smooth, (log_x, log_y), title))
+    runs = _with_metrics(read_runs(paths))
+    choices = choose_metrics(runs, [name for word in options.metric for name in word.split(",") if name])
+    show_notes(_lacking(runs, choices), dim=True)
+    write_output(chosen, _content(runs, choices, options, chosen.format, to_file=chosen.path is not None))
     if chosen.path is not None:
-        console.print(visible(f"wrote {chosen.path}"), style="dim", markup=False)
+        show_notes([f"wrote {chosen.path}"], dim=True)
 
 
-def find_curves(names: list[str]) -> list[Path]:
-    """The runs that the words name, folders of runs opened; without a word the one under runs/ that logged last.
+def find_curves(names: Sequence[str]) -> list[Path]:
+    """The named runs, and all runs in a named folder; without names the run under runs/ that logged last.
 
     Raises:
-        InputError: nothing there, or no run.
+        InputError: a name without a run.
     """
-    from tformer.workflows.runs.summary import (
-        find_run,
-        find_runs,
-        looks_like_run,
-    )
+    from tformer.workflows.runs.summary import find_run, find_runs, looks_like_run
 
     if not names:
         return [_newest()]
@@ -131,7 +129,7 @@ def find_curves(names: list[str]) -> list[Path]:
         path = Path(name)
         if path.is_dir() and not (looks_like_run(path) or (path / METRICS_FILE).is_file()):
             inside = find_runs([path])
-            found += inside or [find_run(name)]  # a place within a run, or its complaint
+            found += inside or [find_run(name)]  # a folder within a run, or an error
         else:
             found.append(path if path.is_dir() else find_run(name))
     return found
@@ -147,31 +145,22 @@ def _newest() -> Path:
     return max(logging, key=lambda run: (run / METRICS_FILE).stat().st_mtime)
 
 
-def _checked_axis(x: str, smooth: float) -> Axis:
-    if not 0 <= smooth < 1:
-        raise InputError(f"--smooth must be at least 0 and below 1, found {smooth:g}")
-    for axis in AXES:
-        if x == axis:
-            return axis  # type: ignore[return-value]
-    raise InputError(f"--x: found '{x}', expected {', '.join(AXES[:-1])} or {AXES[-1]}", hint=did_you_mean(x, AXES))
-
-
 def _with_metrics(runs: list[Run]) -> list[Run]:
-    """Those that logged something; of the others one line is told, an error where nothing else is left."""
+    """The runs with metrics, and a message for each of the others. InputError if no run has any."""
     kept = [run for run in runs if run.tracks]
     empty = [run for run in runs if not run.tracks]
     if not kept:
         what = f"{empty[0].path} has no metrics" if len(empty) == 1 else f"none of {len(empty)} runs has metrics"
         raise InputError(
-            f"{what}: no line of {METRICS_FILE} tells any", hint="they come with the first training.log_every steps"
+            f"{what}: no line of {METRICS_FILE} has any", hint="the first is logged after training.log_every steps"
         )
     for run in empty:
-        console.print(visible(f"left out: {run.path} has no metrics"), style="dim", markup=False)
+        show_notes([f"omitted: {run.path} has no metrics"], dim=True)
     return kept
 
 
 def _lacking(runs: list[Run], choices: list[Choice]) -> list[str]:
-    """For each metric the runs that have none of it."""
+    """A message for each metric that some runs lack."""
     notes = []
     for choice in choices:
         without = [run.name for run in runs if not any(choice.metric in run.tracks[s].values for s in run.tracks)]
@@ -181,39 +170,28 @@ def _lacking(runs: list[Run], choices: list[Choice]) -> list[str]:
 
 
 def _content(
-    runs: list[Run],
-    choices: list[Choice],
-    chosen: Output,
-    x: Axis,
-    smooth: float,
-    log: tuple[bool, bool],
-    title: str | None,
+    runs: list[Run], choices: list[Choice], options: PlotOptions, format_: Any, *, to_file: bool
 ) -> str | bytes:
-    from tformer.viz.plot.page import (
-        as_csv,
-        as_json,
-    )
+    from tformer.viz.plot.page import as_csv, as_json, render
     from tformer.viz.plot.series import axis_label, make_panels
 
-    panels = make_panels(runs, choices, x=x, smooth=smooth)
+    x: Any = options.x
+    panels = make_panels(runs, choices, x=x, smooth=options.smooth)
     label = axis_label(runs, x)
-    log_x, log_y = log
-    if chosen.format == "html":
-        from tformer.viz.plot.page import render
-
-        return render(runs, choices, title=title or "Training curves", x=x, smooth=smooth, log_x=log_x, log_y=log_y)
-    if chosen.format == "json":
-        return as_json(runs, panels, x=x, x_label=label, smooth=smooth)
-    if chosen.format == "csv":
-        return as_csv(runs, choices, smooth=smooth)
-    if chosen.format == "terminal":
+    log = {"log_x": options.log_x, "log_y": options.log_y}
+    if format_ == "html":
+        return render(runs, choices, title=options.title or "Training curves", x=x, smooth=options.smooth, **log)
+    if format_ == "json":
+        return as_json(runs, panels, x=x, x_label=label, smooth=options.smooth)
+    if format_ == "csv":
+        return as_csv(runs, choices, smooth=options.smooth)
+    if format_ == "terminal":
         from tformer.viz.terminal import colour_support, draw_text
 
-        colour = colour_support(sys.stdout) if chosen.path is None else "none"
-        width = FILE_WIDTH if chosen.path is not None else shutil.get_terminal_size((FILE_WIDTH, 24)).columns
-        return draw_text(panels, title=title or "", x_label=label, width=width, colour=colour, log_x=log_x, log_y=log_y)
-    from tformer.viz.figure import draw_figure
+        colour = "none" if to_file else colour_support(sys.stdout)
+        width = FILE_WIDTH if to_file else shutil.get_terminal_size((FILE_WIDTH, 24)).columns
+        return draw_text(panels, title=options.title or "", x_label=label, width=width, colour=colour, **log)
+    from tformer.viz.figure import draw_panels
 
-    kind: Literal["png", "svg"] = "png" if chosen.format == "png" else "svg"
-    heading = title if title is not None else (runs[0].name if len(runs) == 1 else "")
-    return draw_figure(panels, kind, title=heading, x_label=label, log_x=log_x, log_y=log_y)
+    title = options.title if options.title is not None else (runs[0].name if len(runs) == 1 else "")
+    return draw_panels(panels, format_, title=title, x_label=label, **log)

@@ -10,17 +10,11 @@ import typer
 
 from tformer.cli import column_options as columns
 from tformer.cli import evaluate_options as pairs
-from tformer.cli.evaluate_pairs import check_pair_options
-from tformer.cli.evaluate_request import Request
-from tformer.cli.prune_data import held_out_data
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    examples,
-    progress_reporter,
-    report_result,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, progress_reporter, report_result
 from tformer.errors import InputError, did_you_mean
+from tformer.evaluation.options import DataOptions
 
 if TYPE_CHECKING:
     from tformer.workflows.prune import Plan, Pruned
@@ -321,7 +315,7 @@ def prune(
     --init-from); it has no optimizer state, so training cannot --resume from it. Models trained with LayerDrop
     (model.<stack>.layerdrop) lose least.
     """
-    request = Request(
+    options = DataOptions(
         data=data,
         text_column=text_column,
         text2_column=text2_column,
@@ -335,7 +329,7 @@ def prune(
     for option, count in (("--max-examples", max_examples), ("--batch-size", batch_size)):
         if count is not None and count < 1:
             raise InputError(f"{option} must be at least 1, found {count}")
-    check_pair_options(request)
+    options.check()
     plan = read_plan(
         out=out,
         stack=stack,
@@ -354,6 +348,8 @@ def prune(
         from tformer.decoding.inference import inference_dtype
         from tformer.device import resolve_device
         from tformer.loading import load
+        from tformer.tasks.base import Work
+        from tformer.tasks.evaluate import held_out_data
         from tformer.workflows.prune import check_plan
         from tformer.workflows.prune import prune as prune_model
 
@@ -369,7 +365,8 @@ def prune(
         held_out = None
         if plan.needs_data or not no_evaluate:
             try:
-                held_out = held_out_data(loaded, request, flag, max_examples=max_examples)
+                work = Work(progress_reporter, flag.should_stop, lambda text: console.print(text, markup=False))
+                held_out = held_out_data(loaded, options, work, max_examples=max_examples)
             except InputError as error:
                 if not plan.needs_data:
                     error.hint = "; ".join(filter(None, (error.hint, "or prune without measuring: --no-evaluate")))

@@ -1,123 +1,37 @@
-"""Output of every command: messages on stderr, data, JSON and tables on stdout, progress."""
+"""Output of every command: messages and progress on stderr; data, JSON and tables on stdout."""
 
 from __future__ import annotations
 
-import gc
-import glob
 import json
-import os
-import signal
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
-from tformer.errors import InputError, Interrupted, visible
+from tformer.errors import visible
 from tformer.formatting import finite_or_none
+
+if TYPE_CHECKING:
+    from tformer.output_files import Write
 
 Progress = Callable[..., None]
 
-STARTED = time.monotonic()
-"""When this process began, as nearly as Python code can tell: `--max-minutes` counts from here."""
-
 console = Console(stderr=True, soft_wrap=True, highlight=False)
-"""Talk goes to stderr through this console; stdout carries data only."""
+"""Messages go to stderr through this console; stdout carries data only."""
+
+# --- messages on stderr -----------------------------------------------------------------------------------------------
 
 
-def emit(text: str) -> None:
-    """Write one line of data to stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def emit_json(document: Any) -> None:
-    """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
-    emit(json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False))
-
-
-def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
-    """What a command made: in words on stderr; on stdout its path, or with --json the document."""
-    for line in lines:
-        console.print(visible(line), markup=False)
-    if document is None:
-        emit(str(path))
-    else:
-        emit_json(document)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No search for garbage meanwhile: imports leave none, and those of torch and matplotlib take a fifth less time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class StopFlag:
-    """Turns SIGINT, SIGTERM and SIGHUP into a flag that long work polls; a second signal stops at once.
-
-    Work that has not polled `GRACE_SECONDS` after the signal is stuck in a call that never will (an open FIFO, a
-    terminal): it is interrupted there, unless `be_patient` said that a poll may take as long as a training step.
-    Used as a context manager; the previous handlers come back at its end.
-    """
-
-    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-    GRACE_SECONDS = 3.0
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self._patient = not hasattr(signal, "setitimer")
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> StopFlag:
-        for number in self.SIGNALS:
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.be_patient()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        if isinstance(error, Interrupted) and self.signal_number is not None:
-            error.exit_code = 128 + self.signal_number  # whoever polled cannot know which signal it was
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
-            raise self.interrupted("interrupted at once")
-        self.signal_number = number
-        if not self._patient:
-            self._previous.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, self._overdue))
-            signal.setitimer(signal.ITIMER_REAL, self.GRACE_SECONDS)
-
-    def _overdue(self, number: int, frame: FrameType | None) -> None:
-        raise self.interrupted("interrupted")
-
-    def be_patient(self) -> None:
-        """From now on a signal waits for the next poll, however long that takes."""
-        if not self._patient:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        self._patient = True
-
-    def should_stop(self) -> bool:
-        if self.signal_number is None:
-            return False
-        self.be_patient()  # the signal has been heard
-        return True
-
-    def interrupted(self, message: str, *, hint: str | None = None) -> Interrupted:
-        """The error that ends the command with the exit code of the signal received."""
-        return Interrupted(message, signal_number=self.signal_number or signal.SIGINT, hint=hint)
+def show_notes(notes: Iterable[str], *, dim: bool = False) -> None:
+    """Write messages to stderr, one a line, without markup."""
+    for note in notes:
+        console.print(visible(note), style="dim" if dim else None, markup=False)
 
 
 @contextmanager
@@ -138,45 +52,128 @@ def progress_reporter(description: str, total: float | None = None) -> Iterator[
 
     last = time.monotonic()
 
-    def tell(done: float, total: float | None = total) -> None:
+    def show_line(done: float, total: float | None = total) -> None:
         nonlocal last
         if time.monotonic() - last >= 10:
             last = time.monotonic()
             share = f"{100 * done / total:.0f} %" if total else f"{done:,.0f}"
             console.print(f"{description}: {share}", markup=False)
 
-    yield tell
+    yield show_line
 
 
-def refuse_to_replace(output: Path | None, inputs: Iterable[str | Path], *, option: str = "--output") -> None:
-    """Raise InputError when the file to write is one of those to read, by whatever name.
+# --- data on stdout ---------------------------------------------------------------------------------------------------
+
+
+def emit(text: str) -> None:
+    """Write one line of data to stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def emit_lines(lines: Iterable[str]) -> None:
+    """Write lines of data to stdout, control characters spelled out."""
+    for line in lines:
+        emit(visible(line))
+
+
+def emit_json(document: Any) -> None:
+    """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
+    emit(json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False))
+
+
+def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
+    """Report what a command made: lines on stderr; on stdout the document of `--json`, or without one the path."""
+    show_notes(lines)
+    if document is None:
+        emit(str(path))
+    else:
+        emit_json(document)
+
+
+class DataOutput:
+    """Where a command writes its data: stdout or a file. On a terminal control characters are spelled out."""
+
+    def __init__(self, write: Write, *, on_terminal: bool) -> None:
+        self._write, self.on_terminal = write, on_terminal
+
+    def text(self, text: str) -> None:
+        """Write text as it is, line ends included."""
+        self._write(visible(text) if self.on_terminal else text)
+
+    def documents(self, documents: Iterable[Any]) -> None:
+        """Write JSON documents, one a line; NaN and infinity become null."""
+        # ASCII only on a terminal: JSON leaves some control characters unescaped.
+        ascii_only = self.on_terminal
+        self._write(
+            "".join(json.dumps(finite_or_none(x), ensure_ascii=ascii_only, allow_nan=False) + "\n" for x in documents)
+        )
+
+
+@contextmanager
+def data_output(path: Path | None) -> Iterator[DataOutput]:
+    """The output of a command: stdout (None), or a file that appears when the work is done (`open_output`)."""
+    from tformer.output_files import open_output
+
+    with open_output(path) as write:
+        yield DataOutput(write, on_terminal=path is None and sys.stdout.isatty())
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None in a pipe or a file, where a line may have any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+    """Rows of text with columns two spaces apart; columns with a heading (first row) in `right` are right-justified."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for heading, cell, width in zip(rows[0], row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str,
+    markdown: str,
+    text_columns: int = 1,
+    bold: Collection[tuple[int, int]] = (),
+    section_starts: Collection[int] = (),
+) -> None:
+    """Write a table to stdout: drawn on a terminal (a block for each row where it is too narrow), else as Markdown.
 
     Args:
-        output: None: nothing is written.
-        inputs: files, folders, patterns, or `-` for standard input, which may come from a file too.
+        markdown: the same table for a pipe or a file.
+        text_columns: so many first columns are left-justified, the others, numbers, right-justified.
+        bold: (row, column) of cells that stand out.
+        section_starts: rows with a rule above them.
     """
-    if output is None or not output.is_file():
+    if not sys.stdout.isatty():
+        emit(markdown.rstrip("\n"))
         return
-    for name in map(str, inputs):
-        if _reads(name, output):
-            raise InputError(
-                f"{option} {output} would replace what is read{'' if name == str(output) else f': {name}'}",
-                hint="write to another file",
-            )
+    from rich.table import Table
 
-
-def _reads(name: str, file: Path) -> bool:
-    if name == "-":
-        with suppress(OSError):  # a standard input that is no file
-            return os.path.samestat(os.fstat(sys.stdin.fileno()), file.stat())
-        return False
-    place = os.path.expanduser(name)
-    if os.path.isdir(place):
-        return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(place))
-    places = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
-    return any(os.path.samefile(one, file) for one in places if os.path.exists(one))
-
-
-def examples(*lines: str) -> str:
-    """The epilog of a command's help: its examples, a paragraph each so that they keep their lines."""
-    return "\n\n".join(("Examples:", *lines))
+    table = Table(title=title, title_justify="left")
+    for column, heading in enumerate(headings):
+        table.add_column(visible(heading), justify="left" if column < text_columns else "right", no_wrap=True)
+    for number, row in enumerate(rows):
+        if number in section_starts:
+            table.add_section()
+        cells = [escape(visible(cell)) for cell in row]
+        table.add_row(*(f"[bold]{cell}[/]" if (number, column) in bold else cell for column, cell in enumerate(cells)))
+    stdout = Console(highlight=False)
+    if stdout.measure(table, options=stdout.options.update(max_width=10_000)).maximum <= stdout.width:
+        stdout.print(table)
+        return
+    for row in rows:
+        emit_lines(f"{heading}: {cell}" for heading, cell in zip(headings, row, strict=True))
+        emit("")

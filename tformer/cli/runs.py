@@ -10,12 +10,8 @@ from typing import Annotated
 
 import typer
 
-from tformer.cli.report import (
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, did_you_mean, visible
 
 SORTS = "newest, name, metric, parameters, step, seconds or size"

@@ -13,13 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from tformer.cli import evaluate, train
-from tformer.cli.report import (
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import StopFlag
+from tformer.cli.report import console, emit, emit_json
 from tformer.errors import InputError, TformerError, visible
 from tformer.formatting import minutes_and_seconds
 

@@ -7,15 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tformer.cli.report import (
-    STARTED,
-    StopFlag,
-    console,
-    emit,
-    emit_json,
-    examples,
-    progress_reporter,
-)
+from tformer.cli.command import examples
+from tformer.cli.process import STARTED, StopFlag
+from tformer.cli.report import console, emit, emit_json, progress_reporter
 from tformer.errors import InputError
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {
@@ -219,7 +213,7 @@ def train(
     compile: Annotated[str | None, typer.Option(help="auto, on or off.", rich_help_panel=MACHINE)] = None,
 ) -> None:
     """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
-    from tformer.data.sources.tables import parse_column
+    from tformer.data.sources.columns import parse_column
 
     flags: dict[str, Any] = {
         "data.columns.text": parse_column(text_column),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -11,23 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from tformer.cli.report import (
-    console,
-    examples,
-    refuse_to_replace,
-)
-from tformer.errors import InputError, did_you_mean, visible
+from tformer.cli.command import examples, takes_options
+from tformer.cli.report import show_notes
+from tformer.errors import InputError, did_you_mean
+from tformer.options import MACHINE, Device, argument, panel
+from tformer.output_files import refuse_to_replace, require_writable
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
     from tformer.viz.attention.scene import Scene
-    from tformer.viz.attention.text import Colour
-    from tformer.viz.attention.weights import Changes, Chosen
+    from tformer.viz.attention.weights import Chosen
     from tformer.viz.output import Output
 
-
+READ, SHOWN, PICTURE = panel("What the model reads"), panel("What is shown"), panel("The picture")
 KINDS = ("encoder", "decoder", "cross")
 VIEWS = ("head", "model", "rollout", "summary")
 SCALES = ("row", "global", "sqrt", "log")
@@ -35,29 +30,94 @@ COLOURS = ("viridis", "cividis")
 PICTURES = ("png", "svg")
 MEAN = "mean"
 LARGEST_NUMBER = 100_000
+LINEAR_UP_TO = 24  # tokens up to which a linear colour scale shows even weights
+
+EPILOG = examples(
+    '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat on the mat." -o attention.html`',
+    '`tformer viz-attention runs/transformer-tiny-1 --text "A dog." --layers 3 --heads mean -o cross.svg`',
+    '`tformer viz-attention runs/gpt-tiny-1 --text "The " --max-new-tokens 12 --format terminal`',
+    '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat." --view summary --format csv`',
+    "`tformer viz-attention runs/vit-mnist-1 --image three.png -o patches.png`",
+)
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options that choose what is read and shown; None where one was not given."""
+class AttentionOptions:
+    """The options of `tformer viz-attention`."""
 
-    text: str | None
-    text2: str | None
-    target: str | None
-    image: Path | None
-    attention: str | None
-    view: str | None
-    layers: str | None
-    heads: str | None
-    top_k: int
-    scale: str | None
-    colours: str
-    max_tokens: int | None
-    max_new_tokens: int | None
-    max_megabytes: float
+    run: Annotated[
+        str | None,
+        argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
+    ] = None
+    text: Annotated[str | None, READ("--text", help="A text; of an encoder-decoder the source.")] = None
+    text2: Annotated[str | None, READ("--text2", help="The second of a pair of texts.")] = None
+    target: Annotated[
+        str | None, READ("--target", help="The decoder's text; default: the model's own translation.")
+    ] = None
+    image: Annotated[Path | None, READ("--image", metavar="FILE", help="An image file.")] = None
+    max_tokens: Annotated[int | None, READ("--max-tokens", metavar="N", help="Read the first N tokens of a text.")] = (
+        None
+    )
+    max_new_tokens: Annotated[
+        int | None, READ("--max-new-tokens", metavar="N", help="Let the model generate so many more tokens.")
+    ] = None
+    prefix: Annotated[
+        str | None, READ("--prefix", metavar="TEXT", help="Before the source, in place of the run's.")
+    ] = None
+    special_tokens: Annotated[
+        bool,
+        READ("--special-tokens", help="Read special tokens spelled in the text, such as [MASK], as those tokens."),
+    ] = False
+    attention: Annotated[
+        str | None,
+        SHOWN(
+            "--attention",
+            metavar="encoder|decoder|cross",
+            help="Default: all that the model has; for a single picture cross before the others.",
+        ),
+    ] = None
+    view: Annotated[
+        str | None,
+        SHOWN(
+            "--view",
+            metavar="head|model|rollout|summary",
+            help="One head with its tokens; all heads, small; the product over layers; measures of every head.",
+        ),
+    ] = None
+    layers: Annotated[str | None, SHOWN("--layers", metavar="0,3-5", help="Default: all.")] = None
+    heads: Annotated[
+        str | None, SHOWN("--heads", metavar="0,3-5|mean", help="Default: all; mean: of each layer's.")
+    ] = None
+    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Links drawn or listed for each token.")] = 3
+    merge_subwords: Annotated[
+        bool, SHOWN("--merge-subwords", help="Merge the tokens of a word: sums over keys, means over queries.")
+    ] = False
+    hide_special: Annotated[
+        bool, SHOWN("--hide-special", help="Omit special tokens; rows are divided by the sum of the rest.")
+    ] = False
+    output: Annotated[
+        Path | None, PICTURE("-o", "--output", help="A file; its suffix is the format. Default: attention.html.")
+    ] = None
+    format: Annotated[
+        str | None, PICTURE("--format", metavar="html|png|svg|terminal|json|csv", help="In place of the suffix.")
+    ] = None
+    scale: Annotated[
+        str | None,
+        PICTURE(
+            "--scale",
+            metavar="row|global|sqrt|log",
+            help="Of the colours: each row by itself; linear; square root; logarithm. Default: linear, sqrt when long.",
+        ),
+    ] = None
+    colours: Annotated[str, PICTURE("--colours", metavar="viridis|cividis", help="Colour map.")] = "viridis"
+    max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.")] = 20.0
+    checkpoint: Annotated[
+        str, MACHINE("--which", "--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")
+    ] = "best"
+    device: Device = "auto"
 
     def check(self) -> None:
-        """Raises InputError for words and numbers that no model could take."""
+        """Raise InputError for words and numbers that are invalid for every model."""
         for option, value, known in (
             ("--attention", self.attention, KINDS),
             ("--view", self.view, VIEWS),
@@ -76,19 +136,19 @@ class Request:
             other = "--text" if self.text is not None else "--text2" if self.text2 is not None else "--target"
             raise InputError(f"--image and {other} exclude each other")
         if self.text is None and self.image is None:
-            raise InputError("nothing to look at", hint="give --text TEXT, or of a model of images --image FILE")
+            raise InputError("there is no input", hint="give --text TEXT, or for an image model --image FILE")
         parse_numbers(self.layers, "--layers")
         self.head_numbers()
 
     def view_in(self, format_: str) -> str:
-        """The view asked for, else the one that suits: a picture shows all heads unless one was chosen."""
+        """The chosen view, or the default: a picture shows all heads unless one was chosen."""
         if self.view is not None:
             return self.view
         one = self.heads == MEAN or len(self.head_numbers() or ()) == 1
         return "model" if format_ in PICTURES and not one else "head"
 
     def head_numbers(self) -> tuple[int, ...] | None:
-        """None: all, also where their mean is wanted."""
+        """The chosen heads; None: all, also for their mean."""
         return None if self.heads == MEAN else parse_numbers(self.heads, "--heads")
 
     def wants_mean(self, format_: str) -> bool:
@@ -96,12 +156,12 @@ class Request:
         return self.heads == MEAN or self._is_brief(format_)
 
     def _is_brief(self, format_: str) -> bool:
-        """Whether one matrix is enough: in a terminal, where nobody asked for more."""
+        """Whether to show a single matrix: the default in a terminal."""
         nothing = self.layers is None and self.heads is None
         return format_ == "terminal" and self.view_in(format_) == "head" and nothing
 
     def chosen_in(self, format_: str, loaded: Loaded) -> Chosen:
-        """Which attentions, layers and heads are needed. A picture, and the terminal, show one kind of attention."""
+        """The attentions, layers and heads to compute. A picture, and the terminal, show one kind of attention."""
         from tformer.viz.attention.weights import Chosen, kinds_of, modules_of
 
         kinds: Any = None if self.attention is None else (self.attention,)
@@ -114,7 +174,7 @@ class Request:
         return Chosen(kinds, layers, self.head_numbers())
 
     def limits_in(self, format_: str) -> dict[str, Any]:
-        """What `make_scene` has to keep to: only pages, and files of numbers, grow without end."""
+        """Size limits for `make_scene`: those of pages and of files of numbers; other formats have a bounded size."""
         from tformer.viz.attention.text import BYTES_PER_WEIGHT
 
         numbers = format_ in BYTES_PER_WEIGHT and self.view_in(format_) in ("head", "model")
@@ -141,212 +201,63 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def command_line() -> str:
-    """How the command was called, as a shell reads it."""
-    return shlex.join(["tformer", *sys.argv[1:]])
-
-
-READ, SHOWN, PICTURE, MODEL = "What the model reads", "What is shown", "The picture", "Model and machine"
-STEM = "attention"
-LINEAR_UP_TO = 24  # tokens up to which a linear scale shows even weights
-
-EPILOG = examples(
-    '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat on the mat." -o attention.html`',
-    '`tformer viz-attention runs/transformer-tiny-1 --text "A dog." --layers 3 --heads mean -o cross.svg`',
-    '`tformer viz-attention runs/gpt-tiny-1 --text "The " --max-new-tokens 12 --format terminal`',
-    '`tformer viz-attention runs/bert-tiny-1 --text "The cat sat." --view summary --format csv`',
-    "`tformer viz-attention runs/vit-mnist-1 --image three.png -o patches.png`",
-)
-
-
-def viz_attention(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", help="A text; of an encoder-decoder the source.", rich_help_panel=READ)
-    ] = None,
-    text2: Annotated[
-        str | None, typer.Option("--text2", help="The second of a pair of texts.", rich_help_panel=READ)
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", help="What the decoder writes; default: its own translation.", rich_help_panel=READ),
-    ] = None,
-    image: Annotated[Path | None, typer.Option("--image", metavar="FILE", rich_help_panel=READ)] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", metavar="N", help="Read the first N tokens of a text.", rich_help_panel=READ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens", metavar="N", help="Let the model write so many more tokens.", rich_help_panel=READ
-        ),
-    ] = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--prefix", metavar="TEXT", help="Before the source, in place of the run's.", rich_help_panel=READ
-        ),
-    ] = None,
-    special_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--special-tokens", help="A text that spells a special token means it: [MASK].", rich_help_panel=READ
-        ),
-    ] = False,
-    attention: Annotated[
-        str | None,
-        typer.Option(
-            "--attention",
-            metavar="encoder|decoder|cross",
-            help="Default: all that there is; of a single picture cross before the others.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    view: Annotated[
-        str | None,
-        typer.Option(
-            "--view",
-            metavar="head|model|rollout|summary",
-            help="One head with its tokens; all heads, small; the product over layers; measures of every head.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", metavar="0,3-5", help="Default: all.", rich_help_panel=SHOWN)
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            "--heads", metavar="0,3-5|mean", help="Default: all; mean: of each layer's.", rich_help_panel=SHOWN
-        ),
-    ] = None,
-    top_k: Annotated[
-        int,
-        typer.Option("--top-k", metavar="K", help="Links of a token that are drawn or listed.", rich_help_panel=SHOWN),
-    ] = 3,
-    merge_subwords: Annotated[
-        bool,
-        typer.Option(
-            "--merge-subwords",
-            help="Tokens of a word as one: sums over keys, means over queries.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = False,
-    hide_special: Annotated[
-        bool,
-        typer.Option(
-            "--hide-special", help="Leave special tokens out; rows are divided by what is left.", rich_help_panel=SHOWN
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="A file; its suffix is the format. Default: attention.html.", rich_help_panel=PICTURE
-        ),
-    ] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="html|png|svg|terminal|json|csv", rich_help_panel=PICTURE)
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            "--scale",
-            metavar="row|global|sqrt|log",
-            help="Of the colours: each row by itself; linear; square root; logarithm. Default: linear, sqrt when long.",
-            rich_help_panel=PICTURE,
-        ),
-    ] = None,
-    colours: Annotated[str, typer.Option("--colours", metavar="viridis|cividis", rich_help_panel=PICTURE)] = "viridis",
-    max_megabytes: Annotated[
-        float, typer.Option("--max-megabytes", help="Refuse anything larger.", rich_help_panel=PICTURE)
-    ] = 20.0,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            "--which", "--checkpoint", metavar="best|latest|step-N", help="Of the run.", rich_help_panel=MODEL
-        ),
-    ] = "best",
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda[:i]", rich_help_panel=MODEL)] = "auto",
-) -> None:
-    """Show which token looks at which: every layer and head, for any model that is trained here or imported.
+@takes_options
+def viz_attention(options: AttentionOptions) -> None:
+    """Show attention weights: every layer and head of any model that was trained here or imported.
 
     The page (default) holds all views, needs no network, and draws 12 layers of 12 heads over 512 tokens. Pictures show
     all heads unless --view, --layers or --heads say otherwise; the terminal shows the last layer's mean. An
-    encoder-decoder without --target shows its own translation. Cells that cannot be seen (later tokens, what a sparse
-    pattern leaves out) are hatched, and null in JSON. Numbers are those that the model computes with.
+    encoder-decoder without --target shows its own translation. Cells that cannot be seen (later tokens, or outside a
+    sparse pattern) are hatched, and null in JSON. The numbers are those that the model computes with.
     """
-    request = Request(text, text2, target, image, attention, view, layers, heads, top_k, scale, colours, max_tokens,
-                      max_new_tokens, max_megabytes)  # fmt: skip
-    request.check()
+    options.check()
     from tformer.viz.output import choose_output, write_output
 
-    chosen = choose_output(output, format_, stem=STEM)
-    refuse_to_replace(chosen.path, [] if image is None else [image], option="-o")
-    if chosen.path is not None:
-        _require_writable(chosen.path)
+    chosen = choose_output(options.output, options.format, stem="attention")
+    refuse_to_replace(chosen.path, [] if options.image is None else [options.image], option="-o")
+    if chosen.path is not None and chosen.path.parent.is_dir():
+        require_writable(chosen.path, option="-o")
     from tformer.device import resolve_device
     from tformer.loading import load
+
+    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint)
+    if options.special_tokens:
+        loaded.tokenizer = loaded.text_tokenizer.reading_special()
+    show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
+    scene = _scene(loaded, options, chosen.format)
+    show_notes((*scene.notes, *(scene.changes.notes() if chosen.format != "html" else [])), dim=True)
+    write_output(chosen, _content(scene, options, chosen))
+    if chosen.path is not None:
+        show_notes([f"wrote {chosen.path}"], dim=True)
+
+
+def _scene(loaded: Loaded, options: AttentionOptions, format_: str) -> Scene:
+    from tformer.decoding.prompts import task_prefix
+    from tformer.viz.attention.reading import Inputs
+    from tformer.viz.attention.scene import make_scene
     from tformer.viz.attention.weights import Changes
 
-    loaded = load(run, device=resolve_device(device), which=checkpoint)
-    if special_tokens:
-        loaded.tokenizer = loaded.text_tokenizer.reading_special()
-    for note in (f"looking into {loaded.path}", *loaded.notes):
-        console.print(note, style="dim", markup=False)
-    changes = Changes(hide_special, merge_subwords)
-    scene = _scene(loaded, request, chosen.format, _with_prefix(loaded, text, prefix), changes)
-    for note in (*scene.notes, *(scene.changes.notes() if chosen.format != "html" else [])):
-        console.print(visible(note), style="dim", markup=False)
-    write_output(chosen, _content(scene, request, chosen))
-    if chosen.path is not None:
-        console.print(f"wrote {chosen.path}", style="dim", markup=False)
-
-
-def _require_writable(path: Path) -> None:
-    """Before long work: a file that cannot be written is told at once. New folders are made when it is."""
-    from tformer.decoding.output import require_writable
-
-    if path.parent.is_dir():
-        require_writable(path, option="-o")
-
-
-def _scene(loaded: Loaded, request: Request, format_: str, text: str | None, changes: Changes) -> Scene:
-    from tformer.viz.attention.reading import Asked
-    from tformer.viz.attention.scene import make_scene
-
-    asked = Asked(text, request.text2, request.target, request.image, request.max_tokens, request.max_new_tokens)
+    text = options.text
+    if text is not None and loaded.model.encoder is not None and loaded.model.decoder is not None:
+        prefix, note = task_prefix(loaded.recipe, options.prefix)
+        show_notes([note] if note is not None else [], dim=True)
+        text = prefix + text
     return make_scene(
         loaded,
-        asked,
-        request.chosen_in(format_, loaded),
-        rollouts=format_ == "html" or request.view_in(format_) == "rollout",
-        command=command_line(),
-        changes=changes,
-        **request.limits_in(format_),
+        Inputs(text, options.text2, options.target, options.image, options.max_tokens, options.max_new_tokens),
+        options.chosen_in(format_, loaded),
+        rollouts=format_ == "html" or options.view_in(format_) == "rollout",
+        command=shlex.join(["tformer", *sys.argv[1:]]),
+        changes=Changes(options.hide_special, options.merge_subwords),
+        **options.limits_in(format_),
     )
 
 
-def _with_prefix(loaded: Loaded, text: str | None, asked: str | None) -> str | None:
-    """The source behind the prefix of the run's task."""
-    from tformer.cli.task_prefix import task_prefix
-
-    if text is None or loaded.model.encoder is None or loaded.model.decoder is None:
-        return text
-    prefix, note = task_prefix(loaded.recipe, asked)
-    if note is not None:
-        console.print(note, style="dim", markup=False)
-    return prefix + text
-
-
-def _content(scene: Scene, request: Request, chosen: Output) -> str | bytes:
+def _content(scene: Scene, options: AttentionOptions, chosen: Output) -> str | bytes:
     format_ = chosen.format
-    view: Any = request.view_in(format_)
+    view: Any = options.view_in(format_)
     longest = max(len(side) for side in scene.reading.sides.values())
-    scale: Any = request.scale or ("global" if longest <= LINEAR_UP_TO else "sqrt")
+    scale: Any = options.scale or ("global" if longest <= LINEAR_UP_TO else "sqrt")
     if format_ == "html":
         from tformer.viz.attention.page import render
 
@@ -354,33 +265,24 @@ def _content(scene: Scene, request: Request, chosen: Output) -> str | bytes:
             scene,
             view=view,
             scale=scale,
-            top_k=request.top_k,
-            max_bytes=request.max_megabytes * 1e6,
-            head=request.heads if request.heads == MEAN else None,
-            colours=request.colours,
+            top_k=options.top_k,
+            max_bytes=options.max_megabytes * 1e6,
+            head=options.heads if options.heads == MEAN else None,
+            colours=options.colours,
         )
-    if request.wants_mean(format_):
+    if options.wants_mean(format_):
         scene = scene.of_means()
     [kind, *_] = scene.attentions
     if format_ in PICTURES:
         from tformer.viz.attention.figures import draw
 
-        return draw(scene, kind, view, format_=format_, scale=scale, colours=request.colours)
+        return draw(scene, kind, view, format_=format_, scale=scale, colours=options.colours)
+    from tformer.viz.attention.text import as_csv, as_json, as_text
+
     if format_ == "terminal":
-        from tformer.viz.attention.text import as_text
+        from tformer.viz.terminal import colour_support
 
-        width, colour = shutil.get_terminal_size((100, 24)).columns, _colour(chosen.path)
-        return as_text(scene, kind, view, scale=scale, top_k=request.top_k, width=width, colour=colour)
-    from tformer.viz.attention.text import (
-        as_csv,
-        as_json,
-    )
-
+        width = shutil.get_terminal_size((100, 24)).columns
+        colour = "none" if chosen.path is not None else colour_support(sys.stdout)
+        return as_text(scene, kind, view, scale=scale, top_k=options.top_k, width=width, colour=colour)
     return (as_json if format_ == "json" else as_csv)(scene, view)
-
-
-def _colour(path: Path | None) -> Colour:
-    """What the terminal can show: letters alone where nobody looks, or where NO_COLOR says so."""
-    if path is not None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return "none"
-    return "truecolor" if os.environ.get("COLORTERM", "") in ("truecolor", "24bit") else "256"

@@ -25,12 +25,11 @@ from tformer.data.batching.mixture import MixedPairs
 from tformer.data.shards.pair_tokens import PairTokens
 from tformer.model import Transformer
 from tformer.nn.attention import Mechanism, cross_attention_options
+from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding
-from tformer.nn.heads import PooledHead, VocabularyHead
+from tformer.nn.heads import MaskedLmHeadOptions, VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.shaw import ShawPositions
-from tformer.objectives.masked_lm import TERM as MASKED_LM
-from tformer.objectives.options import MaskedLmOptions, ReplacedTokenOptions
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 
@@ -135,12 +134,10 @@ def example_flops(
     recipe: Recipe, model: Transformer, generator: Transformer | None, *, source_length: int, target_length: int
 ) -> Flops:
     """Operations of one example of a model, with ELECTRA's generator where there is one."""
-    total = _model_flops(
-        recipe, recipe.model, model, source_length, target_length, labelled_share(recipe, is_main=True)
-    )
+    total = _model_flops(recipe, recipe.model, model, source_length, target_length, labelled_share(recipe))
     if generator is None or recipe.generator is None:
         return total
-    share = labelled_share(recipe, is_main=False)
+    share = labelled_share(recipe)
     beside = _model_flops(recipe, recipe.generator, generator, source_length, target_length, share)
     return Flops(total.forward + beside.forward, total.training + beside.training)
 
@@ -160,11 +157,10 @@ def _model_flops(
     return Flops(forward, training)
 
 
-def labelled_share(recipe: Recipe, *, is_main: bool) -> float:
+def labelled_share(recipe: Recipe) -> float:
     """The share of positions that vocabulary heads predict in training: the masked ones, or all."""
-    kind = MaskedLmOptions if is_main else ReplacedTokenOptions
-    shares = [options.mask_share for options in recipe.objectives if isinstance(options, kind)]
-    return shares[0] if shares else 1.0
+    masked_lm = MaskedLmHeadOptions.kind
+    return min(options.objective.predicted_share(masked_lm, options) for options in recipe.objectives)
 
 
 # --- by token, averaged over examples of any length ------------------------------------------------------------------
@@ -208,7 +204,7 @@ def head_parameters(head: nn.Module) -> int:
 def _share_of_tokens(name: str, head: nn.Module, recipe: Recipe, length: float) -> float:
     if isinstance(head, PooledHead):
         return 1 / length
-    return labelled_share(recipe, is_main=True) if name == MASKED_LM else 1.0
+    return min(options.objective.predicted_share(name, options) for options in recipe.objectives)
 
 
 def attention_flops(layers: Iterable[tuple[float, float]]) -> float:
@@ -255,4 +251,4 @@ def product_shape(recipe: Recipe, tokens_per_sample: int) -> tuple[int, int, int
     assert stack is not None
     d_model = resolve_sizes(recipe.model, side).d_model
     rows = recipe.training.batch_tokens or (recipe.training.batch_size or 1) * tokens_per_sample
-    return rows, d_model, stack.feedforward.d_ff or 4 * d_model
+    return rows, d_model, stack.feedforward.hidden_size(d_model)

@@ -35,10 +35,10 @@ from tformer.nn.attention.routes import (
     QUERY_BLOCK,
 )
 from tformer.nn.losses import LOGIT_ELEMENTS
+from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.model import Model, Stack, layer_sections
 
 FP32_BYTES = 4
-MOMENTS = {"adamw": 2, "adam": 2, "muon": 1}  # muon keeps one, for the hidden matrices; the rest is little
 HELD_SHARE = 0.4  # of the activations, on a CPU under glibc: what its heap holds beyond what is in use
 CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the loss goes through them in small blocks
 WIDENED_NORMS = {"scalenorm": 2, "groupnorm": 2, "batchnorm": 1}  # fp32 copies that these save
@@ -121,7 +121,7 @@ def estimate_memory(
     return MemoryEstimate(
         weights=weights * (2 if ema else 1),
         gradients=weights,
-        optimizer=weights * MOMENTS[optimizer],
+        optimizer=weights * OPTIMIZERS[optimizer].moments,
         activations=activations,
         teacher=teacher_parameters * itemsize,
         copies=num_parameters * itemsize if itemsize < FP32_BYTES else 0,
@@ -195,7 +195,7 @@ def _layer_bytes(
 
 def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length: int | None) -> int:
     """Temporary bytes of the largest step of a layer's forward or backward: its feed-forward or its scores."""
-    d_ff = (layer.feedforward.d_ff or 4 * sizes.d_model) * (2 if layer.feedforward.gated else 1)
+    d_ff = layer.feedforward.hidden_size(sizes.d_model) * (2 if layer.feedforward.gated else 1)
     products = 2 * shape.tokens * (d_ff + sizes.d_model) * shape.itemsize
     keys = max(shape.length, source_length or 0)
     scores = shape.rows * sizes.num_heads * shape.length * keys
@@ -228,7 +228,7 @@ def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: in
 def _feedforward_values(layer: Stack, sizes: Sizes) -> int:
     """Numbers a token of the feed-forward: input, inputs of the activation and of the last product, dropout."""
     options = layer.feedforward
-    d_ff = options.d_ff or 4 * sizes.d_model
+    d_ff = options.hidden_size(sizes.d_model)
     hidden = 4 if options.gated else SAVED_FF[options.activation]
     if layer.activation_dropout:
         hidden += 1

@@ -1,4 +1,12 @@
-"""The best next tokens of one step of beam search: top candidates of every row, then of every beam group."""
+"""The best next tokens of one step of beam search: of every row on the device, then of every beam group on the host.
+
+Only a few numbers per row leave the device, in one copy. The sums are fp64 from there on: exact sums of the fp32
+log-probabilities, so that a hypothesis's score does not depend on how it was batched or ordered. Equal candidates are
+ordered by token id, then by beam.
+
+Legend: R rows, V vocabulary, N chunks of C tokens, k candidates of a row; S sentences, G groups of w beams,
+c = up to 2w candidates of a group.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +26,7 @@ CHUNK = 64
 def top_candidates(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The `k` (<= V) largest fp32 values of each row and their ids, [R, k] each: largest first, equal ones by id.
 
-    NaN counts as larger than any number, so that it is seen.
+    NaN counts as larger than any number, so that it is found.
     """
     kernels = find(may_build=False) if logprobs_RV.device.type == "cpu" else None
     if kernels is not None:
@@ -27,10 +35,10 @@ def top_candidates(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_by_chunks(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """By PyTorch's operators.
+    """`top_candidates` by PyTorch's operators.
 
-    The k largest lie in the k chunks with the largest maxima, and a pass for maxima runs at the memory's speed: some
-    times faster than `topk` over a whole vocabulary.
+    The k largest values lie in the k chunks with the largest maxima. Finding these reads the memory once at full speed,
+    several times faster than `topk` over a whole vocabulary.
     """
     num_rows, vocab_size = logprobs_RV.shape
     chunks = vocab_size // CHUNK
@@ -40,7 +48,7 @@ def _top_by_chunks(logprobs_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values_RNC = logprobs_RV[:, :whole].unflatten(1, (chunks, CHUNK))
     chunks_RN = torch.arange(chunks, device=logprobs_RV.device).expand(num_rows, -1)
     _, best_Rk = _first_by_key(values_RNC.amax(-1), chunks_RN, k)
-    # In order of the ids, which `_first_by_key` wants.
+    # In increasing order of ids, as `_first_by_key` needs them.
     best_Rk1 = best_Rk.sort(-1).values[:, :, None]
     columns_RX = (best_Rk1 * CHUNK + torch.arange(CHUNK, device=logprobs_RV.device)).flatten(1)
     if whole < vocab_size:
@@ -63,12 +71,12 @@ def _first_by_key(values_RX: Tensor, ids_RX: Tensor, k: int) -> tuple[Tensor, Te
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the groups took, candidates in order of rank.
+    """The candidates of each group, in order of rank.
 
     beams_SGc, slots_SGc: each candidate's beam within its group, and its place among the candidates of that beam.
     tokens_SGc, totals_SGc: its token and its new sum.
     finishing_SGc: candidates that end their hypothesis.
-    next_SGw, alive_SGw: the candidates that the beams go on with; beams that are not alive have none.
+    next_SGw, alive_SGw: the candidates that the beams continue with; beams that are not alive have none.
     """
 
     beams_SGc: np.ndarray
@@ -90,11 +98,12 @@ def hold_back(totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, tokens: Sequence
 def choose(
     totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, *, ends: Sequence[int], diversity_penalty: float = 0.0
 ) -> Choice:
-    """Every group's best 2w candidates (fairseq): an end of sequence among the first w finishes, the others go on.
+    """Every group's best 2w candidates (fairseq): an end of sequence among the first w finishes, the others
+    continue.
 
-    Each beam has one end of sequence, so w of 2w candidates go on; with e `ends`, w of (1 + e)w. Groups choose in turn,
-    each shunning what those before it took at this step (Hamming diversity, arXiv 1610.02424). A sum of -inf is never
-    chosen.
+    Each beam has one end of sequence, so w of 2w candidates continue; with e `ends`, w of (1 + e)w. Groups choose in
+    turn, with a penalty on the tokens that earlier groups took at this step (Hamming diversity, arXiv 1610.02424). A
+    sum of -inf is never chosen.
     """
     sentences, groups, width, slots = totals_SGwk.shape
     beams_X, slots_X = (grid.ravel() for grid in np.indices((width, slots)))
@@ -114,10 +123,10 @@ def choose(
         ends_Sc = np.isin(tokens_Sc, ends)
         finishing_Sc = possible_Sc & ends_Sc
         finishing_Sc[:, width:] = False
-        goes_on_Sc = possible_Sc & ~ends_Sc
-        goes_on_Sc &= goes_on_Sc.cumsum(-1) <= width
-        next_Sw = np.argsort(~goes_on_Sc, axis=-1, kind="stable")[:, :width]
-        alive_Sw = np.take_along_axis(goes_on_Sc, next_Sw, -1)
-        taken_Sn = np.concatenate((taken_Sn, np.where(finishing_Sc | goes_on_Sc, tokens_Sc, -1)), -1)
+        continues_Sc = possible_Sc & ~ends_Sc
+        continues_Sc &= continues_Sc.cumsum(-1) <= width
+        next_Sw = np.argsort(~continues_Sc, axis=-1, kind="stable")[:, :width]
+        alive_Sw = np.take_along_axis(continues_Sc, next_Sw, -1)
+        taken_Sn = np.concatenate((taken_Sn, np.where(finishing_Sc | continues_Sc, tokens_Sc, -1)), -1)
         choices.append((beams_X[order_Sc], slots_X[order_Sc], tokens_Sc, totals_Sc, finishing_Sc, next_Sw, alive_Sw))
     return Choice(*(np.stack(parts, axis=1) for parts in zip(*choices, strict=True)))

@@ -1,6 +1,18 @@
-"""Beam search over any `Stepper`: the search loop and its host-side state.
+"""Beam search over any `Stepper`: the best continuations of every sentence, by the conventions of fairseq.
 
-The state: live hypotheses, their scores, finished hypotheses.
+At each step every sentence's beams offer their best tokens: 2 x beam candidates, of which the first `beam` may end a
+hypothesis and the others go on, so that ends of sequence never empty the beam. A finished hypothesis's sum of
+log-probabilities is divided by a length penalty (`settings`). A sentence leaves the batch as soon as it is done; its
+search does not depend on the other sentences.
+
+With groups (diverse beam search, arXiv 1610.02424) each group is a beam of its own that avoids the tokens which earlier
+groups took at the same step.
+
+The state of a search (live hypotheses, scores, finished hypotheses) is kept on the host in numpy and fp64: a step costs
+one copy of a few numbers per row to it and one back.
+
+Legend: S live sentences, b beams = G groups of w, R = S b rows of the stepper, V vocabulary, T tokens, k candidates of
+a beam, c candidates of a group.
 """
 
 from __future__ import annotations
@@ -18,7 +30,7 @@ from tformer.decoding.sampling import (
     block_repeated_ngrams,
     force_token,
     pad_left,
-    penalise_repeated,
+    penalise_repetition,
 )
 from tformer.decoding.settings import (
     BeamSettings,
@@ -30,10 +42,11 @@ from tformer.errors import InputError, TformerError
 
 
 class FinishedHypotheses:
-    """Everything that finished so far.
+    """The finished hypotheses of each sentence and beam group.
 
-    counts: how many per sentence and group, int [S, G].
-    worst_kept: the score of the `width`-th best of each group, -inf while there are fewer, float [S, G].
+    Attributes:
+        counts: number per sentence and group, int [S, G].
+        worst_kept: score of the `width`-th best of each group, -inf while there are fewer, float [S, G].
     """
 
     def __init__(self, settings: BeamSettings, *, num_sentences: int) -> None:
@@ -55,7 +68,7 @@ class FinishedHypotheses:
         total: float,
         reason: FinishReason,
     ) -> None:
-        """Take note of a hypothesis. `total` is the sum that is ranked: `logprob` and what penalties add to it."""
+        """Add a hypothesis. `total`: the sum that ranks it, `logprob` with penalties."""
         score = total / self._settings.penalty(len(ids))
         self._found[sentence].append(Hypothesis(ids=ids, logprob=logprob, score=score, finish_reason=reason))
         scores = self._scores[sentence][group]
@@ -67,26 +80,27 @@ class FinishedHypotheses:
     def ranked(self) -> list[list[Hypothesis]]:
         """All hypotheses of each sentence, best first; equal scores in the order in which they finished.
 
-        Whole hypotheses come before interrupted ones, whose scores lack what was still to come. The same tokens found
-        by two groups are one hypothesis.
+        Whole hypotheses come before interrupted ones, whose scores lack their missing tokens. The same tokens found by
+        two groups are one hypothesis.
         """
-        return [_without_copies(sorted(found, key=_rank)) for found in self._found]
-
-
-def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    return hypothesis.finish_reason == "interrupted", -hypothesis.score
-
-
-def _without_copies(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    first: dict[tuple[int, ...], Hypothesis] = {}
-    for hypothesis in hypotheses:
-        first.setdefault(hypothesis.ids, hypothesis)
-    return list(first.values())
+        results = []
+        for found in self._found:
+            first: dict[tuple[int, ...], Hypothesis] = {}
+            for hypothesis in sorted(found, key=lambda one: (one.finish_reason == "interrupted", -one.score)):
+                first.setdefault(hypothesis.ids, hypothesis)
+            results.append(list(first.values()))
+        return results
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What the stepper is to do: sentences to keep (None: all), rows to become (None: as they are), tokens to take."""
+    """The next calls of the stepper.
+
+    Attributes:
+        kept: sentences to keep; None: all.
+        rows_R: the row that each row becomes; None: itself.
+        tokens_R: the token of each row.
+    """
 
     kept: np.ndarray | None
     rows_R: np.ndarray | None
@@ -94,7 +108,7 @@ class Moves:
 
 
 class BeamState:
-    """The live hypotheses of the live sentences, and what finished. A beam without a hypothesis has the sum -inf."""
+    """The live hypotheses of the live sentences, and the finished ones. An empty beam has the sum -inf."""
 
     def __init__(
         self,
@@ -102,13 +116,13 @@ class BeamState:
         *,
         limits: Sequence[int],
         histories: Sequence[Sequence[int]],
-        never: Sequence[int] = (),
+        suppressed: Sequence[int] = (),
     ) -> None:
-        """`limits`: the most new tokens of each sentence; `histories`: the tokens before them; `never`: not offered."""
-        self._settings, self._never = settings, never
+        """`limits`: maximum number of new tokens of each sentence; `histories`: the tokens before them."""
+        self._settings, self._suppressed = settings, suppressed
         self._groups, self._width = settings.beam_groups, settings.beam_size // settings.beam_groups
         self._length = 0  # new tokens of every live hypothesis
-        self._sentences_S = np.arange(len(limits))  # their numbers in the first order
+        self._sentences_S = np.arange(len(limits))  # their numbers among all sentences
         self._limits_S = np.minimum(np.asarray(limits, dtype=np.int64), settings.max_new_tokens)
         # One empty hypothesis per group: several would all offer the same tokens.
         self._totals_SGw = np.full((len(limits), self._groups, self._width), NEVER)
@@ -122,7 +136,10 @@ class BeamState:
         self.finished = FinishedHypotheses(settings, num_sentences=len(limits))
 
     def advance(self, logprobs_RV: Tensor) -> Moves | None:
-        """One more token for every live hypothesis; at first [S, V]. None when all sentences are over."""
+        """Extend every live hypothesis by a token. None when all sentences are done.
+
+        logprobs_RV: after the newest tokens; at the first step [S, V].
+        """
         settings = self._settings
         values_SGwk, own_SGwk, tokens_SGwk = self._candidates(logprobs_RV)
         totals_SGwk = self._totals_SGw[..., None] + values_SGwk
@@ -141,27 +158,27 @@ class BeamState:
                 total=float(choice.totals_SGc[sentence, group, rank]),
                 reason="eos",
             )
-        self._cut(self._stuck(choice), "length")
-        parents_Sb = self._go_on(choice, logprobs_SGc)
-        return self._drop_those_over(parents_Sb)
+        self._cut(self._blocked(choice), "length")
+        parents_Sb = self._continue(choice, logprobs_SGc)
+        return self._drop_done(parents_Sb)
 
     def interrupt(self) -> None:
-        """Finish all that is still live as it stands."""
+        """Finish every live hypothesis as interrupted."""
         self._cut(np.ones(self._totals_SGw.shape[:2], dtype=bool), "interrupted")
 
     def _candidates(self, logprobs_RV: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each beam's best tokens [S, G, w, k]: penalised log-probabilities, the model's own, ids."""
+        """Each beam's best tokens [S, G, w, k]: penalised log-probabilities, the model's own ones, ids."""
         settings = self._settings
         first = self._length == 0  # one row per sentence, which all its beams share
         with torch.inference_mode():
             scores_RV = logprobs_RV = logprobs_RV.float()
-            for token in self._never:  # in place: a copy of a whole vocabulary for two columns costs more than they do
+            for token in self._suppressed:  # in place: copying a whole vocabulary would cost more
                 if token < logprobs_RV.shape[1]:
                     logprobs_RV[:, token] = NEVER
             if self._looks_back:
                 tokens_RT = self._tokens_SbT[:, : 1 if first else None].reshape(len(logprobs_RV), -1)
                 if settings.repetition_penalty != 1.0:
-                    scores_RV = penalise_repeated(
+                    scores_RV = penalise_repetition(
                         scores_RV, tokens_RT, settings.repetition_penalty, exempt=settings.ends
                     )
                 if settings.no_repeat_ngram:
@@ -173,9 +190,9 @@ class BeamState:
                 at_last_R = torch.from_numpy(at_last_S).to(scores_RV.device)
                 at_last_R = at_last_R.repeat_interleave(len(scores_RV) // len(at_last_S))
                 scores_RV = force_token(scores_RV, at_last_R, settings.forced_eos)
-            # One more than the 2 b that are looked at, for an end of sequence that is held back. That is enough for
-            # groups too: a group's 2 w best are within 2 w + b - w + 2 when those that others took are put off.
-            # Every further end of sequence may take a place in each beam, and be held back.
+            # One more than the 2 b candidates, for an end of sequence that `hold_back` rules out. That is enough for
+            # groups too: a group's 2 w best are within 2 w + b - w + 2 when the tokens of other groups are penalised.
+            # Every further end of sequence may take a place in each beam, and be ruled out.
             ends = max(1, len(settings.ends))
             most = min((1 + ends) * settings.beam_size + ends, scores_RV.shape[1])
             values_Rk, ids_Rk = top_candidates(scores_RV, most)
@@ -192,15 +209,15 @@ class BeamState:
         )
         return values, own, ids.astype(np.int64)
 
-    def _stuck(self, choice: Choice) -> np.ndarray:
-        """Groups [S, G] with live hypotheses and no token to go on with, of sentences that have nothing finished."""
+    def _blocked(self, choice: Choice) -> np.ndarray:
+        """Groups [S, G] with live hypotheses and no possible token, of sentences with nothing finished."""
         live_SG = (self._totals_SGw > NEVER).any(-1)
         offered_SG = (choice.totals_SGc > NEVER).any(-1)
         empty_S1 = self.finished.counts[self._sentences_S].sum(-1, keepdims=True) == 0
         return live_SG & ~offered_SG & empty_S1
 
-    def _go_on(self, choice: Choice, logprobs_SGc: np.ndarray) -> np.ndarray:
-        """Let the chosen hypotheses take the beams: the beam of its sentence that each comes from, [S, b]."""
+    def _continue(self, choice: Choice, logprobs_SGc: np.ndarray) -> np.ndarray:
+        """Put the chosen hypotheses into the beams; the beam that each comes from, [S, b]."""
         alive_SGw, next_SGw = choice.alive_SGw, choice.next_SGw
         parents_SGw = np.broadcast_to(np.arange(self._width), next_SGw.shape)
         if self._length:  # before, all beams are the same
@@ -214,14 +231,14 @@ class BeamState:
         self._length += 1
         return parents_Sb
 
-    def _drop_those_over(self, parents_Sb: np.ndarray) -> Moves | None:
-        """Cut all that is at its limit, and keep the sentences of which some group still searches."""
+    def _drop_done(self, parents_Sb: np.ndarray) -> Moves | None:
+        """Cut the hypotheses at their limit, and keep the sentences with a group that still searches."""
         at_limit_S1 = (self._limits_S <= self._length)[:, None]
         self._cut(np.broadcast_to(at_limit_S1, self._totals_SGw.shape[:2]), "length")
-        over_SG = self._over() | at_limit_S1
-        self._totals_SGw[over_SG] = NEVER
-        kept = np.flatnonzero(~over_SG.all(-1))
-        shrunk = len(kept) < len(over_SG)
+        done_SG = self._done() | at_limit_S1
+        self._totals_SGw[done_SG] = NEVER
+        kept = np.flatnonzero(~done_SG.all(-1))
+        shrunk = len(kept) < len(done_SG)
         if shrunk:
             self._sentences_S, self._limits_S = self._sentences_S[kept], self._limits_S[kept]
             self._totals_SGw, self._logprobs_SGw = self._totals_SGw[kept], self._logprobs_SGw[kept]
@@ -236,22 +253,22 @@ class BeamState:
             tokens_R=self._tokens_SbT[:, :, -1].ravel(),
         )
 
-    def _over(self) -> np.ndarray:
-        """Groups [S, G] that need no further step: their beams are empty, or the stopping rule says so."""
+    def _done(self) -> np.ndarray:
+        """Groups [S, G] that need no further step: their beams are empty, or the stopping rule is met."""
         best_SG = self._totals_SGw.max(-1)
         enough_SG = self.finished.counts[self._sentences_S] >= self._width
         if self._settings.stopping == "heuristic":
             enough_SG &= best_SG / self._penalties[self._length] <= self.finished.worst_kept[self._sentences_S]
         elif self._settings.stopping == "exhaustive":
-            # Sums only fall from here on: no live hypothesis can score more than its sum over the most favourable of
-            # the penalties of the lengths that it may yet reach. The penalties are monotonic in the length.
+            # Sums only fall: no live hypothesis can score more than its sum over the most favourable penalty of the
+            # lengths that it may still reach. The penalties are monotonic in the length.
             nearest_S = np.minimum(self._length + 1, self._limits_S)
             bound_SG = (best_SG / self._penalties[np.stack((nearest_S, self._limits_S)), None]).max(0)
             enough_SG &= bound_SG <= self.finished.worst_kept[self._sentences_S]
         return enough_SG | (best_SG == NEVER)
 
     def _cut(self, groups_SG: np.ndarray, reason: FinishReason) -> None:
-        """Finish every live hypothesis of these groups as it stands."""
+        """Finish every live hypothesis of these groups without a further token."""
         for sentence, group, beam in np.argwhere((self._totals_SGw > NEVER) & groups_SG[..., None]).tolist():
             self._finish(
                 (sentence, group, beam),
@@ -264,7 +281,7 @@ class BeamState:
     def _finish(
         self, place: tuple[int, int, int], *, token: int | None, logprob: float, total: float, reason: FinishReason
     ) -> None:
-        """Write down the hypothesis of (sentence, group, beam of the group), and a last token where there is one."""
+        """Finish the hypothesis of (sentence, group, beam of the group), with its last token if any."""
         sentence, group, beam = place
         ids = self._tokens_SbT[sentence, group * self._width + beam, self._start :].tolist()
         self.finished.add(
@@ -287,19 +304,20 @@ def beam_search(
     *,
     limits: Sequence[int] | None = None,
     histories: Sequence[Sequence[int]] | None = None,
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> list[list[Hypothesis]]:
-    """All hypotheses that finished, for each sentence of the stepper, best first; at least one.
+    """All finished hypotheses of each sentence of the stepper, best first; at least one.
 
-    limits: the most new tokens of each sentence, where less than `settings.max_new_tokens`; the stepper's rooms bound
-    them too. Hypotheses that get there come back with the finish reason `length`, and so do those that the model
-    offers no token (probability zero for all) when their sentence has no others.
-    histories: each sentence's prompt or prefix, which n-gram blocking and the repetition penalty look back on. Neither
-    ever rules out or penalises the end of sequence: it is written once, and what was written does not forbid ending.
-    never: tokens that are not offered (`unwritten`); the probabilities of the others stay as they are.
-    should_stop: polled before every step; what is not finished then comes back with the finish reason `interrupted`,
-    after what is.
+    Args:
+        limits: maximum number of new tokens of each sentence, where less than `settings.max_new_tokens`; the stepper's
+            `rooms` limit them too. Hypotheses at their limit have the finish reason `length`, and so do those whose
+            tokens are all impossible (probability zero) when their sentence has no others.
+        histories: each sentence's prompt or prefix, for n-gram blocking and the repetition penalty. Neither ever rules
+            out or penalises the end of sequence.
+        suppressed: tokens that are not offered (`suppressed_tokens`); the probabilities of the others do not change.
+        should_stop: polled before every step; unfinished hypotheses then come last, with the finish reason
+            `interrupted`.
 
     Raises InputError for a beam larger than the vocabulary, TformerError when the model's numbers are NaN.
     """
@@ -314,7 +332,7 @@ def beam_search(
     rooms = stepper.rooms[:sentences]
     bounds = rooms if limits is None else [min(pair) for pair in zip(limits, rooms, strict=True)]
     histories = [()] * sentences if histories is None else histories
-    state = BeamState(settings, limits=bounds, histories=histories, never=never)
+    state = BeamState(settings, limits=bounds, histories=histories, suppressed=suppressed)
     stops = should_stop or (lambda: False)
     if not stops():
         logprobs_RV = stepper.start(settings.beam_size)

@@ -1,12 +1,17 @@
-"""One completion while it grows: its tokens, its context window, its text, and the rules that end it."""
+"""One completion while it grows: its tokens, its context window, its text, and the rules that end it.
+
+A stop text may span tokens, and may begin in one that looks harmless, so the end of the text that could still become a
+stop text is held back until the next tokens decide.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
+from tformer.decoding.settings import ContextPolicy, FinishReason, Generated, GenerationSettings
 from tformer.errors import InputError
-from tformer.tokenizer import StreamDecoder, Tokenizer
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.decoding import StreamDecoder
 
 PRIMING_TOKENS = 32
 
@@ -14,8 +19,8 @@ PRIMING_TOKENS = 32
 class TextFollower:
     """Turns token ids into text pieces until a stop text appears.
 
-    `push` and `finish` return the text that has become final; `text` is all of it; `stopped` tells that a stop text
-    was found (it and what follows is dropped).
+    `push` and `finish` return the text that has become final; `text` is all of it; `stopped`: a stop text was found (it
+    and the text after it are dropped).
     """
 
     def __init__(self, stream: StreamDecoder, stop_texts: Sequence[str] = ()) -> None:
@@ -27,7 +32,7 @@ class TextFollower:
 
     @classmethod
     def after_prompt(cls, tokenizer: Tokenizer, prompt: Sequence[int], stop_texts: Sequence[str] = ()) -> TextFollower:
-        """A follower of the text after `prompt`: the joint is spelled as inside a text (a leading space stays)."""
+        """A follower of the text after `prompt`: the joint is decoded as inside a text (a leading space stays)."""
         stream = tokenizer.stream()
         for token in prompt[-PRIMING_TOKENS:]:
             stream.push(token)
@@ -75,7 +80,7 @@ OnToken = Callable[[int, int, int, str], None]
 
 
 class Completion:
-    """A prompt and what has been chosen after it; `finish_reason` is None while it is live."""
+    """A prompt and the tokens chosen after it; `finish_reason` is None while it is live."""
 
     def __init__(
         self,
@@ -89,7 +94,7 @@ class Completion:
         tokenizer: Tokenizer | None = None,
         on_token: OnToken | None = None,
     ) -> None:
-        """`limit`: the most new tokens; None: `settings.max_new_tokens`."""
+        """`limit`: maximum number of new tokens; None: `settings.max_new_tokens`."""
         self.row = row
         self.sample = sample
         self.ids = list(prompt)
@@ -104,7 +109,7 @@ class Completion:
         self._text = None if tokenizer is None else TextFollower.after_prompt(tokenizer, self.ids, settings.stop_texts)
 
     def window(self) -> list[int]:
-        """What the model looks at: all ids while they fit; past that the window slides to the last half context."""
+        """The ids that the model reads: all while they fit; past that the window slides to the last half context."""
         if len(self.ids) - self._window_start > self._max_seq_len:
             self._window_start = len(self.ids) - max(1, self._max_seq_len // 2)
         return self.ids[self._window_start :]
@@ -115,7 +120,7 @@ class Completion:
         return len(self.ids) - 1 - self._window_start
 
     def take(self, token: int, logprob: float | None) -> None:
-        """Append the chosen token, and end the completion where a rule says so."""
+        """Append the chosen token, and end the completion where a rule applies."""
         settings = self._settings
         self.ids.append(token)
         if logprob is not None:
@@ -138,7 +143,7 @@ class Completion:
             self._on_token(self.row, self.sample, token, piece)
 
     def interrupt(self) -> None:
-        """End it here: the user asked to stop."""
+        """End it here, after an interrupt by the user."""
         self.finish_reason = "interrupted"
         if self._text is not None:
             self._text.finish()
@@ -155,17 +160,17 @@ class Completion:
 
 
 def check_prompts(
-    prompts: Sequence[Sequence[int]], settings: GenerationSettings, *, max_seq_len: int, first_row: int
+    prompts: Sequence[Sequence[int]], *, context: ContextPolicy, max_seq_len: int, first_row: int = 0
 ) -> None:
     """Raise InputError for a prompt without tokens, or longer than the context when that is an error.
 
-    Messages count prompts from 1, as lines of a file are.
+    Messages count prompts from 1, like the lines of a file.
     """
     for number, prompt in enumerate(prompts, start=first_row + 1):
         if not prompt:
             raise InputError(f"prompt {number} has no tokens, expected at least 1", hint="begin from a start token")
-        if settings.context == "error" and len(prompt) > max_seq_len:
+        if context == "error" and len(prompt) > max_seq_len:
             raise InputError(
                 f"prompt {number} has {len(prompt)} tokens, but the model's context holds {max_seq_len}",
-                hint=f"shorten it, or let the context slide: only the last {max(1, max_seq_len // 2)} tokens are read",
+                hint=f"shorten it, or read its last {max(1, max_seq_len // 2)} tokens only (--context slide)",
             )

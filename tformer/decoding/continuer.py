@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.completion import TextFollower
-from tformer.decoding.prompts import encode_prompt, unwritten_tokens
+from tformer.decoding.prompts import encode_prompt, suppressed_tokens
 from tformer.decoding.settings import (
     BeamSettings,
     ContextPolicy,
@@ -43,7 +43,9 @@ class Continuer:
         self._models, self._tokenizer, self._settings = list(models), tokenizer, settings
         self._context, self._on_cut = context, on_cut
         self._limit = min(model.max_seq_len for model in models)
-        self._never = unwritten_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens)
+        self._suppressed = suppressed_tokens(
+            tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens
+        )
 
     def continue_texts(
         self,
@@ -86,7 +88,7 @@ class Continuer:
             self._settings,
             limits=stepper.rooms,
             histories=prompts,
-            never=self._never,
+            suppressed=self._suppressed,
             should_stop=should_stop,
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tformer.data.shards.template import single_template
-from tformer.decoding.generate import inference
+from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer

@@ -1,15 +1,26 @@
-"""The cached decoding engine: batches of prompts in, completions out."""
+"""The cached decoding engine: batches of prompts in, completions out.
+
+Prompts of different lengths are padded on the left and read once (prefill); the cache is then repeated for every sample
+of a prompt. Each step feeds one token per completion and projects only the last position to the vocabulary. A finished
+completion leaves the batch at once. When the cache is full it is built again from each completion's context window
+(`GenerationSettings.context`), which depends on the completion's own length, not on the others.
+
+With `sources` the model is an encoder-decoder and the prompts are the decoder's first tokens. The encoder reads each
+source once; the keys and values of cross-attention stay with the rows, also in a cache that is built again.
+
+Legend: B live completions, T tokens fed, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tformer.decoding.completion import Completion, OnToken, check_prompts
-from tformer.decoding.inference import BucketedCache
+from tformer.decoding.inference import BucketedCache, inference
 from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.errors import InputError
@@ -20,34 +31,30 @@ from tformer.tokenizer import Tokenizer
 FILLER = 0  # any id will do: the mask hides it
 
 
-def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Ids long [B, T] that end in the last column, and a bool mask [B, T] of the real ones; None: all are."""
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device, *, side: Literal["left", "right"]
+) -> tuple[Tensor, Tensor | None]:
+    """Ids long [B, T], padded on one side, and a bool mask [B, T] of the real ones; None: all are.
+
+    Prompts are padded on the left, so that the newest token of every row is in the last column; sources on the right.
+    """
     longest = max(map(len, rows))
-    ids_BT = torch.tensor([[FILLER] * (longest - len(row)) + list(row) for row in rows], device=device)
+    filled = [[FILLER] * (longest - len(row)) for row in rows]
+    pairs = zip(filled, rows, strict=True)
+    ids = [[*filler, *row] if side == "left" else [*row, *filler] for filler, row in pairs]
+    ids_BT = torch.tensor(ids, device=device)
     if min(map(len, rows)) == longest:
         return ids_BT, None
     lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
-    return ids_BT, torch.arange(longest, device=device) >= longest - lengths_B1
-
-
-def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The same, with every row starting in the first column."""
-    longest = max(map(len, rows))
-    ids_BT = torch.tensor([list(row) + [FILLER] * (longest - len(row)) for row in rows], device=device)
-    if min(map(len, rows)) == longest:
-        return ids_BT, None
-    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
-    return ids_BT, torch.arange(longest, device=device) < lengths_B1
+    columns_T = torch.arange(longest, device=device)
+    return ids_BT, columns_T >= longest - lengths_B1 if side == "left" else columns_T < lengths_B1
 
 
 def check_sources(
     model: Transformer, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]], *, first_row: int = 0
 ) -> None:
-    """Raise for what an encoder-decoder cannot read; messages count sources from 1.
-
-    InputError for a source without tokens; ValueError for a model without an encoder or a decoder, or when there is
-    not one decoder prefix for each source.
-    """
+    """Raise InputError for a source without tokens; ValueError for a model without an encoder or a decoder, or when
+    there is not one decoder prefix for each source. Messages count sources from 1."""
     if model.encoder is None or model.decoder is None:
         raise ValueError("sources need a model with an encoder and a decoder")
     if len(sources) != len(prefixes):
@@ -66,27 +73,28 @@ def generate(
     tokenizer: Tokenizer | None = None,
     limits: Sequence[int] | None = None,
     num_start: int = 0,
-    never: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     on_token: OnToken | None = None,
     should_stop: Callable[[], bool] | None = None,
     first_row: int = 0,
 ) -> list[list[Generated]]:
     """`settings.num_samples` completions of each prompt, in order.
 
-    prompts: token ids, at least one each; of the decoder, its start token included, when there are sources.
-    sources: the encoder's token ids, one list for each prompt, at least one id each. The context's limit is the
-    decoder's: sources are the caller's to cut.
-    tokenizer: of the target side; gives the completions' text, and keeps a model whose vocabulary was rounded up from
-    choosing an id that has no token; needed for stop texts.
-    limits: the most new tokens of each prompt's completions, where not more than `settings.max_new_tokens`.
-    num_start: so many first tokens of every prompt are no text (a decoder's start): n-gram blocking and the repetition
-    penalty do not look back on them.
-    never: tokens that are not chosen (`unwritten`); the log-probabilities of the others stay as they are.
-    on_token(row, sample, id, text_piece): called for every token as it is chosen; the pieces of one completion add up
-    to its text (a piece is empty while a character or a possible stop text is incomplete).
-    should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
-    first_row: number of the first prompt in a longer list. A completion depends on (seed, row number, sample number)
-    and its prompt, not on how the list is cut into batches (up to rounding of the logits).
+    Args:
+        prompts: token ids, at least one each; of the decoder, its start token included, when there are sources.
+        sources: the encoder's token ids, one list for each prompt, at least one id each. The context's limit is the
+            decoder's: the caller cuts sources.
+        tokenizer: of the target side; gives the completions' text, and excludes ids without a token in a vocabulary
+            that was rounded up; needed for stop texts.
+        limits: maximum number of new tokens of each prompt's completions, up to `settings.max_new_tokens`.
+        num_start: number of first tokens of every prompt that are no text (a decoder's start): n-gram blocking and the
+            repetition penalty ignore them.
+        suppressed: tokens that are not chosen (`suppressed_tokens`); the log-probabilities of the others do not change.
+        on_token: called as (row, sample, id, text_piece) for every token as it is chosen; the pieces of a completion
+            add up to its text (a piece is empty while a character or a possible stop text is incomplete).
+        should_stop: polled before every step; completions cut short by it have the finish reason `interrupted`.
+        first_row: number of the first prompt in a longer list. A completion depends on (seed, row number, sample
+            number) and its prompt, not on how the list is cut into batches (up to rounding of the logits).
 
     Raises InputError for a prompt or source without tokens, or a prompt longer than the context with
     `context="error"`; ValueError for stop texts without a tokenizer, a model that cannot read sources, or not one
@@ -114,7 +122,7 @@ def generate(
                 histories=[completion.ids[num_start:] for completion in completions],
                 limits=[completion.limit for completion in completions],
                 vocab_size=None if tokenizer is None else tokenizer.vocab_size,
-                never=never,
+                suppressed=suppressed,
             ),
             should_stop=should_stop or (lambda: False),
         )
@@ -137,7 +145,7 @@ def start_completions(
         raise ValueError("stop texts need a tokenizer")
     if sources is not None:
         check_sources(model, sources, prompts, first_row=first_row)
-    check_prompts(prompts, settings, max_seq_len=model.max_seq_len, first_row=first_row)
+    check_prompts(prompts, context=settings.context, max_seq_len=model.max_seq_len, first_row=first_row)
     return [
         Completion(
             prompt,
@@ -160,18 +168,6 @@ def collect(completions: Sequence[Completion], num_samples: int) -> list[list[Ge
     return [results[start : start + num_samples] for start in range(0, len(results), num_samples)]
 
 
-@contextmanager
-def inference(model: Transformer) -> Iterator[None]:
-    """Evaluation mode without gradients; the model's own mode comes back afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)
-
-
 def _run(
     model: Transformer,
     completions: Sequence[Completion],
@@ -190,7 +186,7 @@ def _run(
                 completion.interrupt()
             return
         if cache is None:
-            # The samples of a prompt stand side by side: the first of each is read, and its cache repeated.
+            # The samples of a prompt are neighbours: the first of each is read, and its cache repeated.
             windows = [completion.window() for completion in live]
             logits_BV, cache = _prefill(model, windows[:: settings.num_samples], steps=steps_left, sources=sources)
             if settings.num_samples > 1:
@@ -227,7 +223,7 @@ def _prefill(
 
     Where compiled steps follow, there is room for the windows alone: see `_in_buckets`.
 
-    full: the cache of the same rows that the new one replaces; what it knows of the sources is taken over.
+    full: the cache of the same rows that the new one replaces; its keys and values of the sources are taken over.
     """
     device = next(model.parameters()).device
     longest = max(map(len, windows))
@@ -235,7 +231,7 @@ def _prefill(
     dtype = quickest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
     room = capacity if model.compiled_decoder is None else longest
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
-    ids_BT, mask_BT = left_padded(windows, device)
+    ids_BT, mask_BT = padded(windows, device, side="left")
     inputs = _decoder_inputs(sources is not None, input_ids=ids_BT, attention_mask=mask_BT)
     if sources is not None and full is not None:
         if isinstance(full, BucketedCache):
@@ -243,14 +239,14 @@ def _prefill(
         else:
             cache.take_encoder(full)
     elif sources is not None:
-        inputs["input_ids"], inputs["attention_mask"] = right_padded(sources, device)
+        inputs["input_ids"], inputs["attention_mask"] = padded(sources, device, side="right")
     return model(**inputs, cache=cache).logits_at(-1), cache
 
 
 def _in_buckets(
     model: Transformer, cache: ModelCache, *, steps: int, full: ModelCache | BucketedCache | None = None
 ) -> ModelCache | BucketedCache:
-    """What to go on with after a prefill of the cache: itself, or what compiled steps work on (that of `full`)."""
+    """The cache for the steps after a prefill: the same, or the one of compiled steps (that of `full`)."""
     if model.compiled_decoder is None:
         return cache
     capacity = min(model.max_seq_len, cache.length + steps)
@@ -275,5 +271,5 @@ def _step(
 
 
 def _decoder_inputs(beside_encoder: bool, **inputs: Tensor | None) -> dict[str, Tensor | None]:
-    """The decoder's inputs under the names that `Transformer.forward` gives them beside an encoder, or alone."""
+    """The decoder's inputs under their names in `Transformer.forward`, beside an encoder or alone."""
     return {f"decoder_{name}": value for name, value in inputs.items()} if beside_encoder else inputs

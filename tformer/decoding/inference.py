@@ -1,4 +1,17 @@
-"""Prepare a model for inference: number format, packed or 8-bit matrices, or compiled decoding steps."""
+"""Prepare a model for inference: number format, packed or 8-bit matrices, or compiled decoding steps.
+
+A decoding step reads every weight once and multiplies little, so the matrices are cast ahead instead of on each use.
+Only the operands of products are rounded, as in training. Norms, biases of positions and tables that are added stay in
+fp32.
+
+A decoding step is many small operations, and on a GPU starting them takes the time. `torch.compile` makes one graph of
+all, without breaks, which CUDA replays as a whole (CUDA graphs, by the compiler's mode `reduce-overhead`). That needs
+fixed shapes and addresses, which `nn/fixed_cache.py` provides: a graph is made for each number of rows and each bucket
+of slots, a power of two. Rows that end leave no gap: the remaining ones move to the front. Prompts are read uncompiled,
+once. Caches are kept for the next batch of a similar shape, which then reuses their graph and memory.
+
+Legend: B rows in use, R rows of the graph, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +20,10 @@ import os
 import shutil
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +42,9 @@ from tformer.nn.linear import Linear
 from tformer.nn.products import Quantize, int8_is_possible, set_kernels
 
 WORTH_A_BUILD = 2**22
-"""Parameters of a model from which on kernels are compiled for it, if nobody has had them compiled before."""
+"""Kernels that were not compiled before are compiled for models with at least this number of parameters."""
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
+Compilation = Literal["auto", "on", "off"]
 
 
 def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
@@ -47,6 +62,20 @@ def inference_dtype(precision: str, *, trained_in: str, device: torch.device) ->
     return DTYPES[precision]
 
 
+@contextmanager
+def inference(model: Transformer) -> Iterator[None]:
+    """Evaluation mode without gradients; restores the model's own mode at the end."""
+    was_training = model.training
+    if was_training:  # a step of decoding need not visit all modules
+        model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        if was_training:
+            model.train()
+
+
 def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
     """Compute in `dtype`, with the matrices of products stored in it. For inference: masters are not kept."""
     model.compute_dtype = dtype
@@ -59,13 +88,13 @@ def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
 def prepare_inference(
     model: Transformer, dtype: torch.dtype, *, quantize: str = "none", rows: int | None = None
 ) -> None:
-    """Make a model as quick as it gets, for inference alone: matrices in `dtype`, on a CPU packed or in 8 bits.
+    """Make a model fast for inference: matrices in `dtype`, on a CPU packed or in 8 bits.
 
-    rows: the most that a step of decoding has, texts times samples or beams; None: many.
+    rows: maximum number of rows of a decoding step, texts times samples or beams; None: many.
 
-    After this its weights cannot be read, saved or trained; load it again for that.
-    Raises InputError for an unknown `quantize`, or int8 where there is none: elsewhere than on a CPU that multiplies 8
-    bits in hardware, and in fp16.
+    Afterwards its weights cannot be read, saved or trained; load it again for that.
+    Raises InputError for an unknown `quantize`, and for int8 with fp16 or without a CPU that multiplies 8 bits in
+    hardware.
     """
     device = next(model.parameters()).device
     kind = require_quantize(quantize, device, dtype)
@@ -81,7 +110,7 @@ def prepare_inference(
 
 
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:
-    """The kind of that name. Raises InputError for another, and for int8 where there is none (dtype None: any)."""
+    """The checked kind of quantisation. Raises InputError for an unknown one, and where int8 is impossible."""
     if quantize not in QUANTIZE:
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
     if quantize == "int8" and not int8_is_possible(device):
@@ -95,24 +124,25 @@ def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | N
 
 
 def _is_plain_head(module: nn.Module) -> bool:
-    # FixNorm divides the rows of its matrix by their lengths first, which needs them exact.
+    # FixNorm first divides the rows of its matrix by their lengths, which must be exact.
     return isinstance(module, VocabularyHead) and not module.fixnorm
 
 
 SMALLEST_BUCKET, SMALLEST_SOURCE = 64, 16
-STEPS_AHEAD = 256  # the first bucket has room for so many new tokens, if so many are asked for
-KEPT = 4  # caches that nobody uses at the moment
+STEPS_AHEAD = 256  # the first bucket has room for up to this number of new tokens
+MAX_FREE_CACHES = 4
 MOST_GRAPHS = 64
+AUTO_STEPS = 4096  # of decoding: on a GPU, compiling takes as long as some thousand steps of a small model save
 _numbers = count()
-CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # those that PyTorch looks for where $CXX names none; else g++
-C_COMPILERS = ("gcc", "clang")  # and Triton, without $CC
+CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # PyTorch's choice without $CXX; elsewhere g++
+C_COMPILERS = ("gcc", "clang")  # Triton's choice without $CC
 
 
 def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "inductor") -> None:
-    """Let `generate` and beam search take compiled steps of this model, with its matrices in `dtype`.
+    """Compile the decoding steps of this model for `generate` and beam search, with its matrices in `dtype`.
 
-    In place of `prepare_inference`: packed matrices are closed to the compiler. The first step of every shape takes the
-    time of compiling it. Raises InputError for a model that `no_compiled_steps` refuses, or without a compiler.
+    Instead of `prepare_inference`: packed matrices cannot be compiled. The first step of every shape takes the time of
+    compiling it. Raises InputError for a model that `no_compiled_steps` refuses, or without a compiler.
     """
     if (reason := no_compiled_steps(model)) is not None:
         raise InputError(f"decoding cannot be compiled: {reason}", hint="leave it uncompiled")
@@ -122,11 +152,58 @@ def compile_decoding(model: Transformer, dtype: torch.dtype, *, backend: str = "
     model.compiled_decoder = CompiledDecoder(model, backend=backend)
 
 
-def no_compiled_steps(model: Transformer) -> str | None:
-    """Why a model is decoded as it is; None: its steps can be compiled.
+def prepare_decoding(
+    model: Transformer,
+    dtype: torch.dtype,
+    *,
+    compile: Compilation,
+    quantize: str,
+    rows: int | None,
+    steps: Callable[[], int],
+) -> str | None:
+    """`compile_decoding` where that is asked for or pays, else `prepare_inference`; a note on it for the user.
 
-    Kinds of attention that remember something else than keys and values, or see by slots what is near, have no fixed
-    shape here.
+    Args:
+        compile: `auto` compiles on a GPU, where starting many small operations takes the time, for `AUTO_STEPS` or more
+            decoding steps; not on a CPU.
+        rows: see `prepare_inference`.
+        steps: the number of decoding steps; called only where it matters.
+
+    Raises InputError for `compile` "on" without a compiler.
+    """
+    device = next(model.parameters()).device
+    compiles, note = decide_compilation(model, device, compile, quantize=quantize, steps=steps)
+    if compiles:
+        compile_decoding(model, dtype)
+    else:
+        prepare_inference(model, dtype, quantize=quantize, rows=rows)
+    return note
+
+
+def decide_compilation(
+    model: Transformer, device: torch.device, compile: Compilation, *, quantize: str, steps: Callable[[], int]
+) -> tuple[bool, str | None]:
+    """Whether `prepare_decoding` compiles, and its note."""
+    if compile == "auto":
+        compile = "on" if device.type == "cuda" and quantize == "none" and steps() >= AUTO_STEPS else "off"
+        missing = missing_compiler(device)
+    else:
+        missing = None
+    if compile == "off":
+        return False, None
+    reason = no_compiled_steps(model)
+    if reason is None and missing is not None:
+        reason = f"found no {missing}"
+    if reason is not None:
+        return False, f"decoded uncompiled: {reason}"
+    require_compiler(device)
+    return True, "decoding is compiled: the first tokens take a while"
+
+
+def no_compiled_steps(model: Transformer) -> str | None:
+    """The reason why a model's decoding steps cannot be compiled; None: they can.
+
+    Kinds of attention whose state is not keys and values, or that find neighbours by their slots, have no fixed shape.
     """
     if model.decoder is None:
         return "the model has no decoder"
@@ -135,17 +212,17 @@ def no_compiled_steps(model: Transformer) -> str | None:
     for layer, block in enumerate(model.decoder.layers):
         if not block.self_attention.mechanism.reads_dense_mask:
             kind = type(block.self_attention.mechanism).__name__
-            return f"layer {layer} of the decoder has {kind}, which sees no whole rows of keys"
+            return f"layer {layer} of the decoder has {kind}, which does not read whole rows of keys"
     return None
 
 
 def replays_graphs(device: torch.device) -> bool:
-    """Whether the compiler's graphs are recorded on the device, which needs fixed addresses."""
+    """Whether graphs are recorded on the device, which needs fixed addresses."""
     return device.type == "cuda"
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What the compiler's own backend needs on this device and does not find."""
+    """The compiler that the default backend needs on this device and that is not installed; None: none is missing."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "Triton"
@@ -171,7 +248,7 @@ class CompiledDecoder:
         smallest: int = SMALLEST_BUCKET,
         ahead: int = STEPS_AHEAD,
     ) -> None:
-        """`smallest`, `ahead`: slots of the least bucket, and new tokens that the first one has room for."""
+        """`smallest`: slots of the smallest bucket; `ahead`: number of new tokens that the first one has room for."""
         self.model = model
         self._smallest, self._ahead = smallest, ahead
         self._replayed = replays_graphs(next(model.parameters()).device)
@@ -183,9 +260,9 @@ class CompiledDecoder:
         self._caches: list[tuple[FixedCache, weakref.ref[BucketedCache]]] = []
 
     def begin(self, cache: AnyCache, *, capacity: int, beams: int = 1) -> BucketedCache:
-        """A cache to step on with, from what a prefill left: every row of it becomes a sentence of `beams` equal rows.
+        """The cache of compiled steps after a prefill: every row of it becomes a sentence of `beams` equal rows.
 
-        capacity: the most slots there will be, those of the prefill included.
+        capacity: maximum number of slots, those of the prefill included.
         """
         assert not isinstance(cache, FixedCache)
         begun = BucketedCache(self, beams=beams)
@@ -193,7 +270,7 @@ class CompiledDecoder:
         return begun
 
     def bucket(self, slots: int) -> int:
-        """The smallest power of two that holds so many, and is worth a graph."""
+        """The number of slots of the smallest bucket that holds so many: a power of two."""
         return max(self._smallest, _power_of_two(slots))
 
     def first_bucket(self, length: int, capacity: int) -> int:
@@ -202,7 +279,7 @@ class CompiledDecoder:
     def storage(
         self, like: AnyCache, user: BucketedCache, *, sentences: int, slots: int, source_slots: int
     ) -> FixedCache:
-        """Memory of that shape for `user`: free one whose rows suffice and are not twice too many, or new."""
+        """A cache of that shape for `user`: a free one with enough rows and at most twice as many, or a new one."""
         free = [cache for cache, owner in self._caches if owner() is None or owner() is user]
         fitting = [
             cache
@@ -217,15 +294,15 @@ class CompiledDecoder:
             if self._replayed:
                 for tensor in chosen.tensors():
                     torch._dynamo.mark_static_address(tensor, guard=False)
-        dropped = {id(cache) for cache in free[: max(0, len(free) - KEPT)]} - {id(user.fixed), id(chosen)}
+        dropped = {id(cache) for cache in free[: max(0, len(free) - MAX_FREE_CACHES)]} - {id(user.fixed), id(chosen)}
         others = [entry for entry in self._caches if entry[0] is not chosen and id(entry[0]) not in dropped]
         self._caches = [*others, (chosen, weakref.ref(user))]
         return chosen
 
     def step(self, cache: FixedCache) -> Tensor:
-        """fp32 logits [R, V] after the tokens that were set; the next step may write over them.
+        """fp32 logits [R, V] after the cache's newest tokens; the next step may overwrite them.
 
-        InputError when the compiler fails: what is found may yet not work.
+        InputError when the compiler fails: an installed compiler may not work.
         """
         shape = (cache.sentences, cache.beams, cache.slots, cache.source_slots)
         if self._replayed:
@@ -249,11 +326,11 @@ class CompiledDecoder:
 
 
 class BucketedCache:
-    """What decoding remembers, in the bucket that holds it: the counterpart of `ModelCache` for compiled steps.
+    """The keys and values of compiled decoding, in a bucket of fixed shape: the counterpart of `ModelCache`.
 
     Attributes:
-        length, capacity: slots in use, and the most there will be.
-        sentences, beams: what is in use, and the rows of each.
+        length, capacity: number of slots in use, and the maximum.
+        sentences, beams: number of sentences in use, and of rows of each.
     """
 
     def __init__(self, decoder: CompiledDecoder, *, beams: int) -> None:
@@ -267,7 +344,7 @@ class BucketedCache:
         return self.sentences * self.beams
 
     def refill(self, cache: Any, *, capacity: int) -> None:
-        """Begin anew from a `ModelCache` that holds the same sentences, read again."""
+        """Start again from a `ModelCache` that holds the same sentences, read again."""
         self.sentences, self.length, self.capacity = cache.batch_size, cache.length, capacity
         source = cache.cross[0].read()[0].shape[2] if cache.cross else 0
         self.fixed = self._decoder.storage(
@@ -280,8 +357,10 @@ class BucketedCache:
         self.fixed.fill(cache)
 
     def step(self, ids_B1: Tensor, positions: Tensor) -> Tensor:
-        """fp32 logits [B, V] after the newest tokens; positions [B, 1], or [1, 1] for all. The next step may write over
-        them. ValueError when the cache is full."""
+        """fp32 logits [B, V] after the newest tokens; the next step may overwrite them.
+
+        positions: [B, 1], or [1, 1] for all. ValueError when the cache is full.
+        """
         fixed = self._with_room()
         fixed.ids[: self.batch_size] = ids_B1
         fixed.positions[: self.batch_size] = positions
@@ -301,7 +380,7 @@ class BucketedCache:
         self.sentences = len(sentences)
 
     def reorder_beams(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was, long [B], of the same sentence."""
+        """Row i becomes a copy of row index[i], long [B], of the same sentence."""
         assert self.fixed is not None
         self.fixed.move_rows(index, length=self.length)
 
@@ -330,12 +409,12 @@ class BucketedCache:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest one that is not less."""
+    """The smallest power of two that is not less."""
     return 1 << (number - 1).bit_length()
 
 
 def make_step(model: Transformer) -> Callable[[FixedCache], Tensor]:
-    """What is compiled: the newest tokens and their positions, in the cache -> fp32 logits [R, V] after them."""
+    """The function to compile: from the cache with its newest tokens and their positions to fp32 logits [R, V]."""
     prefix = "" if model.encoder is None else "decoder_"
 
     def step(cache: FixedCache) -> Tensor:
@@ -344,6 +423,6 @@ def make_step(model: Transformer) -> Callable[[FixedCache], Tensor]:
         cache.step_done()
         return logits_RV
 
-    # The compiler counts graphs, and limits them, by the code that they are made of: each step has its own.
+    # The compiler counts and limits graphs by their code object: each step has its own.
     step.__code__ = step.__code__.replace(co_name=f"step_{next(_numbers)}")
     return step

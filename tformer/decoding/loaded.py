@@ -15,9 +15,10 @@ from tformer.tokenizer import Tokenizer
 
 
 def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
-    """Raise InputError, naming both, for a model that reads or writes other tokens than the first, or does not write.
+    """Raise InputError, naming both, for models whose probabilities cannot be averaged token by token.
 
-    For encoder-decoders and for decoders alone, never for a mixture. One model is an ensemble too.
+    All must be encoder-decoders or all decoders alone, with the same source and target vocabularies. One model is an
+    ensemble too.
     """
     first = ensemble[0]
     for one in ensemble:
@@ -25,8 +26,8 @@ def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
             raise InputError(f"{one.path} writes no text: it is a model without a decoder")
     for other in ensemble[1:]:
         both = f"{first.path} and {other.path}"
-        if _reads_sources(first) != _reads_sources(other):
-            alone = other if _reads_sources(first) else first
+        if (first.model.encoder is None) != (other.model.encoder is None):
+            alone = first if first.model.encoder is None else other
             raise InputError(
                 f"an ensemble needs models of one kind: of {both}, {alone.path} has no encoder beside its decoder"
             )
@@ -42,15 +43,11 @@ def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
                     f"{theirs.sha256[:8]})",
                     hint="train the models with the same tokenizer files: --tokenizer of the first",
                 )
-        if _reads_sources(first) and first.decoder_tokens != other.decoder_tokens:
+        if first.model.encoder is not None and first.decoder_tokens != other.decoder_tokens:
             raise InputError(
                 f"an ensemble needs one start and end: {both} begin or end with different tokens "
                 "(tokenizer.special_ids)"
             )
-
-
-def _reads_sources(loaded: Loaded) -> bool:
-    return loaded.model.encoder is not None
 
 
 def make_translator(
@@ -61,15 +58,15 @@ def make_translator(
     settings: BeamSettings | GenerationSettings | None = None,
     **options: Any,
 ) -> Translator:
-    """The translator of a recipe: of a run that validates, of a loaded model, of an ensemble.
+    """A translator with the recipe's conventions, for a model in training, a loaded model or an ensemble.
 
-    A source may be as long as the model reads, whatever length it was trained on. The recipe's coverage penalty counts
-    where a beam of more than one is searched.
+    A source may be as long as the model reads, whatever length it was trained on. The recipe's coverage penalty applies
+    to beams of more than one.
 
     Args:
         tokenizers: of source and target.
         settings: None: the recipe's beam search.
-        options: of `Translator`, in the place of the recipe's; None: the recipe's.
+        options: arguments of `Translator` that override the recipe's; None: the recipe's.
 
     Raises InputError for wrong settings, and what `Translator` does.
     """
@@ -88,7 +85,7 @@ def make_translator(
 def translator_of(
     loaded: Loaded, *more: Loaded, settings: BeamSettings | GenerationSettings | None = None, **options: Any
 ) -> Translator:
-    """`make_translator` with the conventions and the `generation` section of the first one's recipe.
+    """`make_translator` for loaded models, with the recipe of the first.
 
     Raises InputError for a model that is no encoder-decoder, and for an ensemble of different vocabularies.
     """

@@ -1,84 +1,27 @@
-"""Where generated text is written, and its form: one line per text, or JSON."""
+r"""The form of generated text: one line per text, or JSON.
+
+Translations and hypotheses of a beam search, one line each with tabs between the columns:
+
+    TEXT                            the default
+    TEXT, ALIGNMENT                 with --alignments
+    INDEX, SCORE, TEXT, ALIGNMENT   with --n-best N: up to N such lines for each line of input
+
+INDEX is that of the input line, from 0, as in JSON. ALIGNMENT is in Pharaoh's form: `SOURCE-TARGET` pairs of token
+positions from 0. Line ends inside a text are written `\n`; where there are columns, tabs inside it are written `\t`.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from tformer.decoding.settings import Generated
-from tformer.errors import InputError, Interrupted, cannot_write
-
-Write = Callable[[str], object]
-
-
-@contextmanager
-def open_output(path: Path | None) -> Iterator[Write]:
-    """A function that writes text to standard output (None) or to a file.
-
-    The file appears by a rename when the work is done; after an interrupt it holds what was done until then, after an
-    error it is what it was before. Raises what `require_writable` does; OSError when the disk refuses later.
-    """
-    if path is None:
-        yield _write_out
-        return
-    target = require_writable(path)
-    if _is_stream(target):
-        with target.open("w", encoding="utf-8", newline="") as file:
-            yield file.write
-        return
-    temporary = _temporary(target)
-    try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            try:
-                yield file.write
-            except Interrupted:
-                file.close()
-                temporary.replace(target)
-                raise
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+from tformer.decoding.translate import Translation
+from tformer.formatting import as_cell, as_one_line
+from tformer.tokenizer import Tokenizer
 
 
-def require_writable(path: Path, *, option: str = "--output") -> Path:
-    """Try to write a file beside the one that will be `path`, and return that one: a link stays a link.
-
-    Raises InputError for a directory or a place that does not exist, StorageError when the system refuses the file.
-    """
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InputError(f"{option} '{path}' is a directory, expected a file")
-    if not target.parent.is_dir():
-        raise InputError(f"{option} '{path}': the directory '{target.parent}' does not exist")
-    if not _is_stream(target):
-        trial = _temporary(target)
-        try:
-            trial.open("x").close()
-            trial.unlink()
-        except OSError as error:
-            raise cannot_write(path, error) from error
-    return target
-
-
-def _is_stream(target: Path) -> bool:
-    """Whether it is a pipe or a device, which cannot be renamed into place."""
-    return target.exists() and not target.is_file()
-
-
-def _temporary(target: Path) -> Path:
-    return target.with_name(f".tmp-{target.name}-{os.getpid()}")
-
-
-def _write_out(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def as_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
+def generated_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
     """The JSON of one prompt. `text`, `logprobs` and `finish_reason` are those of the first completion."""
     first = completions[0]
     return {
@@ -101,3 +44,58 @@ def as_document(index: int, prompt: str, completions: list[Generated]) -> dict[s
 
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
+
+
+def translation_lines(index: int, answers: Sequence[Translation], *, n_best: bool, alignments: bool) -> str:
+    """The lines of one input: its best text, or with `n_best` all of them with index and score."""
+    lines = []
+    for answer in answers if n_best else answers[:1]:
+        columns = [as_cell(answer.text) if n_best or alignments else as_one_line(answer.text)]
+        if n_best:
+            columns = [str(index), f"{answer.score:.4f}", *columns]
+        if alignments:
+            columns.append(" ".join(f"{source}-{target}" for target, source in answer.alignment or ()))
+        lines.append("\t".join(columns) + "\n")
+    return "".join(lines)
+
+
+def translation_document(
+    index: int,
+    prompt: str,
+    answers: Sequence[Translation],
+    *,
+    source: str | None = None,
+    target_prefix: str | None = None,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+) -> dict[str, Any]:
+    """The JSON of one input. `text`, `score` and `finish_reason` are those of the best completion.
+
+    source: what the model read, where that is not the prompt alone.
+    tokenizers: of source and target; given, alignments and the tokens that they are about are among the answers.
+    """
+    best = answers[0]
+    document: dict[str, Any] = {"index": index, "prompt": prompt}
+    if source is not None and source != prompt:
+        document["source"] = source
+    if target_prefix is not None:
+        document["target_prefix"] = target_prefix
+    document |= {"text": best.text, "score": best.score, "finish_reason": best.finish_reason}
+    completions: list[dict[str, Any]] = [
+        {
+            "text": answer.text,
+            "ids": list(answer.ids),
+            "score": answer.score,
+            "logprob": answer.logprob,
+            "finish_reason": answer.finish_reason,
+        }
+        for answer in answers
+    ]
+    if tokenizers is not None:
+        reads, writes = tokenizers
+        document["source_tokens"] = [reads.token(token) for token in reads.encode(source or prompt)]
+        for completion, answer in zip(completions, answers, strict=True):
+            # The end token is no part of the text.
+            ids = answer.ids[:-1] if answer.finish_reason == "eos" else answer.ids
+            completion["tokens"] = [writes.token(token) for token in ids]
+            completion["alignment"] = [[place, position] for position, place in answer.alignment or ()]
+    return document | {"completions": completions}

@@ -1,27 +1,18 @@
-"""Token ids of prompts, and the tokens that generation never writes."""
+"""Token ids of prompts, task prefixes of sources, and the tokens that generation never writes."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from tformer.data.sources.files import (
-    Errors,
-    decode_text,
-    read_bytes,
-    split_lines,
-)
+from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
-STDIN_NAME = "standard input"
-CHUNK_BYTES = 1 << 16
+SHOWN_PREFIXES = 5
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """What an empty prompt begins from: the bos token, else eos (texts were packed with it between them), else a
+    """The ids that an empty prompt begins from: the bos token, else eos (packed texts have it between them), else a
     newline, else the vocabulary's first token."""
     for special in (tokenizer.special.bos, tokenizer.special.eos):
         if special is not None:
@@ -35,7 +26,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a prompt, after those that the tokenizer begins every text with (Llama's `<s>`; mostly none).
 
-    One without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`.
+    A prompt without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`.
     """
     return [*tokenizer.opening, *tokenizer.encode(text)] or start_ids(tokenizer)
 
@@ -43,43 +34,52 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str) -> list[int]:
     """The ids of a text that follows a prompt, after those of `encode_prompt`.
 
-    The two are read as one text where that begins with the prompt's own ids, so that a word at the joint is spelled as
-    inside a text; else the text is read alone (its first letters would have changed the prompt's last token).
+    Both are encoded as one text where that begins with the prompt's own ids, so that a word at the joint is spelled as
+    inside a text; else the text is encoded alone (its first letters would have changed the prompt's last token).
     """
     before, both = tokenizer.encode_batch([prompt, prompt + text])
     return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text)
 
 
-def read_lines(path: str, *, errors: Errors = "strict") -> Iterator[str]:
-    """The lines of a file (`-`: standard input) without their ends, read as they are asked for.
+def task_prefix(recipe: Recipe, given: str | None) -> tuple[str, str | None]:
+    """(prefix, note): the text before each source ("": none), and a note for the user.
 
-    Raises InputError for a missing or unreadable file, and for invalid UTF-8 (line and byte) unless `errors` says
-    `replace`.
+    The prefix is the one given, else the one that all training data of the run has. Where tasks have different ones,
+    there is none: only the user knows which task is meant.
     """
-    name, chunks = (STDIN_NAME, _stdin_chunks()) if path == "-" else (path, read_bytes(Path(path)))
-    for line in split_lines(decode_text(chunks, name=name, errors=errors), name=name):
-        yield line.removesuffix("\n")
+    if given is not None:
+        return given, None
+    prefixes = list(dict.fromkeys(spec.prefix for spec in recipe.data.train))
+    if len(prefixes) == 1 and prefixes[0]:
+        [prefix] = prefixes
+        return prefix, f"sources get the prefix of the run's task, '{prefix}' (--prefix TEXT gives another or none)"
+    if len(prefixes) > 1:
+        listed = ", ".join(f"'{prefix}'" for prefix in prefixes[:SHOWN_PREFIXES])
+        more = len(prefixes) - SHOWN_PREFIXES
+        return "", (
+            f"the run's tasks have different prefixes, sources get none of them: {listed}"
+            f"{f' and {more} more' if more > 0 else ''} (--prefix TEXT chooses)"
+        )
+    return "", None
 
 
-def _stdin_chunks() -> Iterator[bytes]:
-    """What has arrived, without waiting for a whole chunk."""
-    return iter(lambda: os.read(sys.stdin.fileno(), CHUNK_BYTES), b"")
-
-
-def unwritten_tokens(
+def suppressed_tokens(
     special: SpecialIds,
     target: DecoderTokens | None = None,
     *,
     eos: int | None,
     suppressed: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Ids, in increasing order: pad, bos and what a decoder beside an encoder starts from.
+    """Ids, in increasing order, of tokens that a decoder reads and never writes: pad, bos, and the start token of a
+    decoder beside an encoder.
 
-    Where one of them ends a text too (BART starts from eos) or is the first of every text (`forced_bos`), it stays.
+    They are ruled out of the choice, not of the distribution: probabilities are not normalised again without them, so
+    that search and sampling report the same numbers as force-decoding (`score`). A token that also ends a text (BART
+    starts from eos) or is the first of every text (`forced_bos`) is not suppressed.
 
-    target: of the decoder beside an encoder; None: a decoder alone.
-    suppressed: these, in the place of all that (`generation.suppress_tokens`: a model from elsewhere may rule out
-    others, or none).
+    Args:
+        target: of the decoder beside an encoder; None: a decoder alone.
+        suppressed: these instead (`generation.suppress_tokens`: an imported model may rule out others, or none).
     """
     if suppressed is not None:
         return tuple(sorted(set(suppressed)))

@@ -1,4 +1,13 @@
-"""From logits to the next token: penalties, n-gram blocking, truncation, random draws."""
+"""From logits to the next token of every row: penalties, n-gram blocking, truncation, random draws.
+
+The order is that of the field (penalty, n-gram block, temperature, top-k, top-p, min-p, draw), so that settings found
+elsewhere mean the same here. A token that is ruled out has the logit -inf; every function leaves at least one token.
+
+Sources: repetition penalty arXiv 1909.05858 (CTRL); n-gram blocking arXiv 1705.04304; top-k arXiv 1805.04833;
+top-p (nucleus) arXiv 1904.09751; min-p arXiv 2407.01082.
+
+Legend: B rows, V vocabulary, T tokens so far, padded on the left with -1.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +22,58 @@ from tformer.decoding.settings import GenerationSettings
 from tformer.errors import TformerError
 
 NEVER = float("-inf")
+NO_TOKEN = -1
+
+# --- rules on repeated and on forced tokens ---------------------------------------------------------------------------
 
 
-def penalise_repetition(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
-    """Divide positive logits of seen tokens by `penalty` and multiply negative ones by it.
+def pad_left(histories: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of tokens as int64 [B, T]."""
+    longest = max(map(len, histories), default=0)
+    rows = [[NO_TOKEN] * (longest - len(history)) + list(history) for history in histories]
+    return np.array(rows, dtype=np.int64).reshape(len(histories), longest)
 
-    `seen_BV` is bool: the tokens of each row's prompt and completion so far.
+
+def penalise_repetition(logits_BV: Tensor, tokens_BT: np.ndarray, penalty: float, *, exempt: Sequence[int]) -> Tensor:
+    """Divide positive logits of tokens that the row already holds by `penalty` and multiply negative ones by it.
+
+    exempt: the ends of sequence, which end a row and cannot repeat.
     """
-    penalised = torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
-    return torch.where(seen_BV, penalised, logits_BV)
+    if not tokens_BT.shape[1]:
+        return logits_BV
+    # The padding repeats the row's last token: the same value is written twice. A row of padding alone writes the value
+    # of its token 0 back unchanged.
+    filled_BT = torch.from_numpy(np.where(tokens_BT == NO_TOKEN, tokens_BT[:, -1:], tokens_BT)).to(logits_BV.device)
+    seen_BT = filled_BT != NO_TOKEN
+    for token in exempt:
+        seen_BT &= filled_BT != token
+    columns_BT = filled_BT.clamp_min(0)
+    values_BT = logits_BV.gather(1, columns_BT)
+    penalised_BT = torch.where(values_BT > 0, values_BT / penalty, values_BT * penalty)
+    return logits_BV.scatter(1, columns_BT, torch.where(seen_BT, penalised_BT, values_BT))
+
+
+def repeated_ngrams(tokens_BT: np.ndarray, n: int) -> list[list[int]]:
+    """The tokens that would complete an n-gram that the row already holds, in increasing order."""
+    rows, length = tokens_BT.shape
+    starts = length - n + 1  # number of n-grams that fit
+    if starts <= 0:
+        return [[] for _ in range(rows)]
+    followers_BN = tokens_BT[:, n - 1 :]
+    repeated_BN = followers_BN != NO_TOKEN
+    for offset in range(n - 1):
+        tail_B1 = tokens_BT[:, length - (n - 1) + offset, None]
+        repeated_BN = repeated_BN & (tokens_BT[:, offset : offset + starts] == tail_B1) & (tail_B1 != NO_TOKEN)
+    banned: list[set[int]] = [set() for _ in range(rows)]
+    for row, start in zip(*np.nonzero(repeated_BN), strict=True):
+        banned[row].add(int(followers_BN[row, start]))
+    return [sorted(ids) for ids in banned]
+
+
+def block_repeated_ngrams(logits_BV: Tensor, tokens_BT: np.ndarray, n: int, *, exempt: Sequence[int]) -> Tensor:
+    """Rule out the tokens of `repeated_ngrams`; a row in which nothing would be left stays as it was."""
+    banned = repeated_ngrams(tokens_BT, n)
+    return block_tokens(logits_BV, [[token for token in ids if token not in exempt] for ids in banned])
 
 
 def block_tokens(logits_BV: Tensor, banned: Sequence[Sequence[int]]) -> Tensor:
@@ -34,6 +86,16 @@ def block_tokens(logits_BV: Tensor, banned: Sequence[Sequence[int]]) -> Tensor:
     blocked[rows, columns] = NEVER
     empty_B1 = (blocked == NEVER).all(-1, keepdim=True)
     return torch.where(empty_B1, logits_BV, blocked)
+
+
+def force_token(logits_BV: Tensor, rows_B: Tensor, token: int) -> Tensor:
+    """In these rows (bool [B]) `token` is certain: log-probability 0, the others ruled out."""
+    certain_V = torch.full_like(logits_BV[0], NEVER)
+    certain_V[token] = 0.0
+    return torch.where(rows_B[:, None], certain_V, logits_BV)
+
+
+# --- truncation and draws ---------------------------------------------------------------------------------------------
 
 
 def keep_top_k(logits_BV: Tensor, k: int) -> Tensor:
@@ -109,88 +171,14 @@ class UniformStream:
         return value
 
 
-class NgramBlocker:
-    """Which tokens would complete an n-gram that a sequence already holds."""
-
-    def __init__(self, n: int, history: Sequence[int]) -> None:
-        self._n = n
-        self._tail: list[int] = []  # the last n - 1 tokens
-        self._followers: dict[tuple[int, ...], set[int]] = {}
-        for token in history:
-            self.push(token)
-
-    def push(self, token: int) -> None:
-        """Take note of the sequence's next token."""
-        if len(self._tail) == self._n - 1:
-            self._followers.setdefault(tuple(self._tail), set()).add(token)
-        self._tail = [*self._tail, token][max(0, len(self._tail) + 2 - self._n) :]
-
-    def banned(self) -> list[int]:
-        """Tokens that must not come next, in increasing order."""
-        if len(self._tail) < self._n - 1:
-            return []
-        return sorted(self._followers.get(tuple(self._tail), ()))
-
-
-NO_TOKEN = -1
-
-
-def pad_left(histories: Sequence[Sequence[int]]) -> np.ndarray:
-    """int64 [R, T]."""
-    longest = max(map(len, histories), default=0)
-    rows = [[NO_TOKEN] * (longest - len(history)) + list(history) for history in histories]
-    return np.array(rows, dtype=np.int64).reshape(len(histories), longest)
-
-
-def repeated_ngrams(tokens_RT: np.ndarray, n: int) -> list[list[int]]:
-    """The tokens that would complete an n-gram that the row already holds, in increasing order (`NgramBlocker`)."""
-    rows, length = tokens_RT.shape
-    banned: list[set[int]] = [set() for _ in range(rows)]
-    tail_Rm = tokens_RT[:, length - (n - 1) :] if n > 1 else tokens_RT[:, :0]
-    starts = length - n + 1  # how many n-grams there is room for
-    if starts <= 0:
-        return [[] for _ in range(rows)]
-    followers_RN = tokens_RT[:, n - 1 :]
-    repeated_RN = followers_RN != NO_TOKEN
-    for offset in range(n - 1):
-        tail_R1 = tail_Rm[:, offset, None]
-        repeated_RN = repeated_RN & (tokens_RT[:, offset : offset + starts] == tail_R1) & (tail_R1 != NO_TOKEN)
-    for row, start in zip(*np.nonzero(repeated_RN), strict=True):
-        banned[row].add(int(followers_RN[row, start]))
-    return [sorted(ids) for ids in banned]
-
-
-def block_repeated_ngrams(logprobs_RV: Tensor, tokens_RT: np.ndarray, n: int, *, exempt: Sequence[int] = ()) -> Tensor:
-    """Rule out the tokens of `repeated_ngrams`; a row in which nothing would be left stays as it was."""
-    banned = repeated_ngrams(tokens_RT, n)
-    return block_tokens(logprobs_RV, [[token for token in ids if token not in exempt] for ids in banned])
-
-
-def penalise_repeated(
-    logprobs_RV: Tensor, tokens_RT: np.ndarray, penalty: float, *, exempt: Sequence[int] = ()
-) -> Tensor:
-    """Multiply the log-probabilities of tokens that the row already holds by `penalty` (arXiv 1909.05858)."""
-    if not tokens_RT.shape[1]:
-        return logprobs_RV
-    # The padding repeats the row's last token: what is written twice must be the same twice. A row of padding alone
-    # writes its token 0 back as it was.
-    filled_RT = torch.from_numpy(np.where(tokens_RT == NO_TOKEN, tokens_RT[:, -1:], tokens_RT)).to(logprobs_RV.device)
-    seen_RT = filled_RT != NO_TOKEN
-    for token in exempt:
-        seen_RT &= filled_RT != token
-    columns_RT = filled_RT.clamp_min(0)
-    return logprobs_RV.scatter(1, columns_RT, penalise_repetition(logprobs_RV.gather(1, columns_RT), seen_RT, penalty))
-
-
-def force_token(scores_RV: Tensor, rows_R: Tensor, token: int) -> Tensor:
-    """In these rows (bool [R]) `token` is certain: log-probability 0, the others ruled out."""
-    certain_V = torch.full_like(scores_RV[0], NEVER)
-    certain_V[token] = 0.0
-    return torch.where(rows_R[:, None], certain_V, scores_RV)
+# --- the choice of the next tokens ------------------------------------------------------------------------------------
 
 
 class TokenChooser:
-    """Holds, per sequence, what the settings look back on: seen tokens, n-grams, and the stream of random numbers."""
+    """Chooses the next token of every live sequence, and holds what the settings look back on: tokens and random state.
+
+    Repetition penalty and n-gram blocking leave the ends of sequence alone: an end is written once.
+    """
 
     def __init__(
         self,
@@ -198,47 +186,36 @@ class TokenChooser:
         *,
         keys: Sequence[tuple[int, int]],
         histories: Sequence[Sequence[int]],
-        limits: Sequence[int] | None = None,
+        limits: Sequence[int],
         vocab_size: int | None = None,
-        never: Sequence[int] = (),
+        suppressed: Sequence[int] = (),
     ) -> None:
         """
         Args:
             keys: (row, sample) of each sequence.
-            histories: what the settings look back on before its first token.
-            limits: the most tokens of each sequence, where an end is forced; None: `settings.max_new_tokens`.
+            histories: the tokens before its first one.
+            limits: maximum number of tokens of each sequence, where an end is forced.
             vocab_size: larger ids are not chosen.
-            never: nor are these.
+            suppressed: nor are these.
         """
         self._settings = settings
         self._vocab_size = vocab_size
-        self._never_N = torch.tensor(never, dtype=torch.long)  # goes where the first logits are
-        self._limits = [settings.max_new_tokens] * len(keys) if limits is None else list(limits)
+        self._suppressed_N = torch.tensor(suppressed, dtype=torch.long)  # moves to the device of the first logits
+        self._limits = list(limits)
         self._num_chosen = 0  # tokens of every live sequence
-        self._histories = histories
-        self._seen_BV: Tensor | None = None  # made with the first logits, which tell V and the device
-        self._blockers = (
-            [NgramBlocker(settings.no_repeat_ngram, ids) for ids in histories] if settings.no_repeat_ngram else []
-        )
+        looks_back = bool(settings.no_repeat_ngram) or settings.repetition_penalty != 1.0
+        self._tokens_BT = pad_left(histories) if looks_back else None
         self._uniforms = [] if settings.greedy else [UniformStream(settings.seed, *key) for key in keys]
-        self._checked = False
 
     def choose(self, logits_BV: Tensor) -> tuple[list[int], list[float] | None]:
         """One token per sequence, and its log-probability under the model when the settings ask for it."""
         settings = self._settings
         logits_BV = logits_BV[:, : self._vocab_size].float()
-        self._check_once(logits_BV)
-        scores_BV = self._without_never(logits_BV)
-        if settings.repetition_penalty != 1.0:
-            scores_BV = penalise_repetition(scores_BV, self._seen(logits_BV), settings.repetition_penalty)
-        if self._blockers:
-            scores_BV = block_tokens(scores_BV, [self._banned(blocker) for blocker in self._blockers])
-        if settings.ends and self._num_chosen < settings.min_new_tokens:
-            scores_BV = block_tokens(scores_BV, [self._ends(scores_BV)] * len(scores_BV))
-        self._num_chosen += 1
-        if settings.forced_eos is not None and self._num_chosen in self._limits:
-            at_last_B = torch.tensor([limit == self._num_chosen for limit in self._limits], device=scores_BV.device)
-            scores_BV = force_token(scores_BV, at_last_B, settings.forced_eos)
+        if not self._num_chosen and bool(logits_BV.isnan().any()):
+            raise TformerError(
+                "the model's logits are not numbers (NaN)", hint="its weights are damaged, or training diverged"
+            )
+        scores_BV = self._with_rules(self._without_suppressed(logits_BV))
         if settings.greedy:
             ids_B = scores_BV.argmax(-1)
         else:
@@ -251,46 +228,36 @@ class TokenChooser:
             )
             uniforms = [stream.next() for stream in self._uniforms]
             ids_B = draw(scores_BV, torch.tensor(uniforms, dtype=torch.float64, device=scores_BV.device))
-        if self._seen_BV is not None:
-            self._seen_BV.scatter_(1, ids_B[:, None], True)
         ids = ids_B.tolist()
-        for blocker, token in zip(self._blockers, ids, strict=False):
-            blocker.push(token)
+        if self._tokens_BT is not None:
+            self._tokens_BT = np.concatenate((self._tokens_BT, np.array(ids, dtype=np.int64)[:, None]), axis=1)
         return ids, chosen_logprobs(logits_BV, ids_B).tolist() if settings.logprobs else None
 
     def compact(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, in this order."""
         self._limits = [self._limits[row] for row in rows]
-        self._blockers = [self._blockers[row] for row in rows] if self._blockers else []
         self._uniforms = [self._uniforms[row] for row in rows] if self._uniforms else []
-        if self._seen_BV is not None:
-            self._seen_BV = self._seen_BV[list(rows)]
+        if self._tokens_BT is not None:
+            self._tokens_BT = self._tokens_BT[list(rows)]
 
-    def _without_never(self, logits_BV: Tensor) -> Tensor:
-        if not len(self._never_N):
+    def _without_suppressed(self, logits_BV: Tensor) -> Tensor:
+        if not len(self._suppressed_N):
             return logits_BV
-        self._never_N = self._never_N[self._never_N < logits_BV.shape[-1]].to(logits_BV.device)
-        return logits_BV.index_fill(-1, self._never_N, NEVER)
+        self._suppressed_N = self._suppressed_N[self._suppressed_N < logits_BV.shape[-1]].to(logits_BV.device)
+        return logits_BV.index_fill(-1, self._suppressed_N, NEVER)
 
-    def _banned(self, blocker: NgramBlocker) -> list[int]:
-        return [token for token in blocker.banned() if token not in self._settings.ends]
-
-    def _ends(self, logits_BV: Tensor) -> list[int]:
-        return [token for token in self._settings.ends if token < logits_BV.shape[-1]]
-
-    def _seen(self, logits_BV: Tensor) -> Tensor:
-        if self._seen_BV is None:
-            seen_BV = torch.zeros(logits_BV.shape, dtype=torch.bool)
-            for row, ids in enumerate(self._histories):
-                seen_BV[row, list(ids)] = True
-            seen_BV[:, self._ends(logits_BV)] = False
-            self._seen_BV = seen_BV.to(logits_BV.device)
-        return self._seen_BV
-
-    def _check_once(self, logits_BV: Tensor) -> None:
-        if not self._checked:
-            self._checked = True
-            if bool(logits_BV.isnan().any()):
-                raise TformerError(
-                    "the model's logits are not numbers (NaN)", hint="its weights are damaged, or training diverged"
-                )
+    def _with_rules(self, scores_BV: Tensor) -> Tensor:
+        """The scores with repeated tokens penalised, and with ends of sequence ruled out or forced."""
+        settings = self._settings
+        ends = [token for token in settings.ends if token < scores_BV.shape[-1]]
+        if self._tokens_BT is not None and settings.repetition_penalty != 1.0:
+            scores_BV = penalise_repetition(scores_BV, self._tokens_BT, settings.repetition_penalty, exempt=ends)
+        if self._tokens_BT is not None and settings.no_repeat_ngram:
+            scores_BV = block_repeated_ngrams(scores_BV, self._tokens_BT, settings.no_repeat_ngram, exempt=ends)
+        if ends and self._num_chosen < settings.min_new_tokens:
+            scores_BV = block_tokens(scores_BV, [ends] * len(scores_BV))
+        self._num_chosen += 1
+        if settings.forced_eos is not None and self._num_chosen in self._limits:
+            at_limit_B = torch.tensor([limit == self._num_chosen for limit in self._limits], device=scores_BV.device)
+            scores_BV = force_token(scores_BV, at_limit_B, settings.forced_eos)
+        return scores_BV

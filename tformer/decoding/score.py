@@ -1,4 +1,11 @@
-"""Force-decoding: log-probabilities of given targets, and cross-attention alignments."""
+"""Force-decoding: log-probabilities of given targets, token by token, and cross-attention alignments.
+
+One forward pass reads a whole target (teacher forcing). Beam search finds the same sums one token at a time, so this
+checks it; and it gives alignments and coverage, which the cached engine does not keep.
+
+Coverage (Wu et al., arXiv 1609.08144, equation 14):  cp = beta * sum over sources j of log min(sum over targets i of
+p_ij, 1), with p_ij the attention of target i to source j.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +20,23 @@ from tformer.data.batching.batch import (
     PadLayout,
     pad_layout,
 )
-from tformer.decoding.generate import inference
+from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.heads import Output
 
 # Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
 
-
 HEAD = "lm"
-LEAST_COVERAGE = float(np.finfo(np.float32).tiny)  # a source that nothing looked at costs much, not everything
+LEAST_COVERAGE = float(np.finfo(np.float32).tiny)  # keeps the penalty of a source without attention finite
 
 
 @dataclass(frozen=True)
 class TargetScore:
-    """Natural logarithms of the probability of each target token, and where the decoder looked.
+    """Natural logarithms of the probability of each target token, and the decoder's attention.
 
-    `alignment`: fp32 [u, t], the attention that each target token paid to each source token (special ones included)
-    when it was predicted: the mean over the heads of one layer. None unless asked for.
+    `alignment`: fp32 [u, t], the attention of each target token to each source token (special ones included) when it
+    was predicted: the mean over the heads of one layer. None unless requested.
     """
 
     logprobs: tuple[float, ...]
@@ -38,14 +44,14 @@ class TargetScore:
 
     @property
     def logprob(self) -> float:
-        """Of the whole target."""
+        """Log-probability of the whole target."""
         return float(np.sum(np.array(self.logprobs, dtype=np.float64)))
 
 
 @dataclass(frozen=True)
 class _Row:
     source: Sequence[int] | None  # None: a decoder alone
-    context: Sequence[int]  # what stands before the target
+    context: Sequence[int]  # the decoder's tokens before the target
     target: Sequence[int]
 
     @property
@@ -70,17 +76,17 @@ def score_targets(
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> list[TargetScore]:
-    """How probable an encoder-decoder finds each target after its source, in order.
+    """Log-probabilities of each target after its source under an encoder-decoder, in order.
 
     Args:
         sources: ids as the encoder reads them, special ones included.
         targets: ids to be predicted, with eos where they end by it. An empty one has no probabilities.
-        start_ids: what the decoder begins from.
-        vocab_size: ids that the tokenizer knows; a vocabulary that was rounded up has more. None: all.
-        batch_tokens: of sources and targets at a time, padding included; one pair at least.
+        start_ids: the decoder's start tokens.
+        vocab_size: the tokenizer's; a model's vocabulary may be rounded up. None: the model's.
+        batch_tokens: number of tokens of sources and targets in a batch, padding included; at least one pair.
         alignments, layer: also return the cross-attention of this layer of the decoder (-1: the last).
-        should_stop: polled before every batch; when it says so, the probabilities of the rest are NaN.
-        progress: called with (pairs done, pairs in all).
+        should_stop: polled before every batch; once true, the probabilities of the rest are NaN.
+        progress: called with (pairs done, number of pairs).
 
     Raises InputError for a source or target that is longer than the model's context.
     """
@@ -107,7 +113,7 @@ def score_continuations(
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> list[TargetScore]:
-    """How probable a decoder-only model finds each target after its prompt (at least one token), in order.
+    """Log-probabilities of each target after its prompt (at least one token) under a decoder-only model, in order.
 
     The other arguments and errors are those of `score_targets`.
     """
@@ -118,7 +124,7 @@ def score_continuations(
 
 
 def coverage_penalty(alignment: np.ndarray, beta: float) -> float:
-    """beta * sum over sources of log min(coverage, 1) of an alignment [u, t]: 0 at best, lower the more was missed."""
+    """beta * sum over sources of log min(coverage, 1) of an alignment [u, t]: 0 at best, lower for skipped sources."""
     covered_t = np.clip(alignment.astype(np.float64).sum(axis=0), LEAST_COVERAGE, 1.0)
     return beta * float(np.log(covered_t).sum())
 
@@ -170,7 +176,7 @@ def _check_lengths(rows: Sequence[_Row], max_seq_len: int) -> None:
 
 
 def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows with a target, longest first: what does not fit into memory fails at once."""
+    """Indices of rows with a target, longest first: a batch that does not fit into memory fails at once."""
     order = sorted((i for i, row in enumerate(rows) if row.target), key=lambda i: -rows[i].length)
     start = 0
     while start < len(order):
@@ -210,7 +216,7 @@ def _score_batch(
 
 
 def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, taps: set[str]) -> Output:
-    """Padding stands on the right, where no real position of a decoder sees it: it needs no mask there."""
+    """The model's output. The decoder's padding is on the right, where no real position sees it: it needs no mask."""
     device = next(model.parameters()).device
     ids = [np.array([*row.context, *row.target][:-1], dtype=np.int64) for row in rows]
     ids_BU = torch.from_numpy(layout.fill(ids, 0)).to(device)
@@ -231,11 +237,10 @@ def _layout(lengths: list[int], model: Transformer) -> PadLayout:
     return pad_layout(lengths, max_len=model.max_seq_len, multiple=WIDTH_MULTIPLE)
 
 
-# Shapes: u target tokens, t source tokens.
-
+# --- alignments -------------------------------------------------------------------------------------------------------
 
 Links = tuple[tuple[int, int], ...]
-"""(target position, source position) of tokens, counted from 0 in the bare texts."""
+"""(target position, source position) of tokens, counted from 0 in the texts without special tokens."""
 
 
 def mean_attention(
@@ -245,7 +250,7 @@ def mean_attention(
     *,
     start_ids: Sequence[int],
 ) -> list[np.ndarray]:
-    """fp32 [u, t] for each pair, the mean over the models; see `score.TargetScore.alignment`."""
+    """fp32 [u, t] for each pair, the mean over the models; see `TargetScore.alignment`."""
     each = []
     for model in models:
         scores = score_targets(model, sources, targets, start_ids=start_ids, alignments=True)
@@ -254,9 +259,9 @@ def mean_attention(
 
 
 def links_of(attention: np.ndarray, ids: Sequence[int], ends: Sequence[int]) -> Links:
-    """The source token that each target token but the `ends` looked at most.
+    """The source token with the highest attention of each target token, without the `ends`.
 
-    attention: [u, t] over the bare source text.
+    attention: [u, t] over the source text without special tokens.
     """
     places = [place for place, token in enumerate(ids) if token not in ends]
     return tuple((number, int(attention[place].argmax())) for number, place in enumerate(places))

@@ -1,23 +1,28 @@
-"""Next-token log-probabilities for beam search, one token of every hypothesis at a time; ensembles."""
+"""Next-token log-probabilities for beam search, one token of every hypothesis at a time; ensembles.
+
+A `Stepper` hides the models, their caches, padding and devices from the search. It starts with one row for each
+sentence, then has `beams` rows for each, side by side (sentence 0's, sentence 1's, ...). The search decides which
+hypothesis a row continues (`reorder`) and which sentences are done (`keep`).
+
+The encoder runs once, and cross-attention's keys and values exist once per sentence (`ModelCache.fan_out`): a reorder
+moves only the keys and values of self-attention.
+
+Legend: S sentences, b beams, R = S b rows, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import reduce
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tformer.decoding.generate import (
-    check_sources,
-    inference,
-    left_padded,
-    right_padded,
-)
-from tformer.decoding.inference import BucketedCache
+from tformer.decoding.completion import check_prompts
+from tformer.decoding.generate import check_sources, padded
+from tformer.decoding.inference import BucketedCache, inference
 from tformer.errors import InputError, TformerError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
@@ -25,44 +30,44 @@ from tformer.nn.heads import Output, VocabularyHead
 
 
 class Stepper(Protocol):
-    """What beam search asks for its numbers."""
+    """The source of a beam search's log-probabilities."""
 
     @property
     def vocab_size(self) -> int:
-        """V: ids from here on are never offered."""
+        """V: larger ids are not offered."""
         ...
 
     @property
     def num_sentences(self) -> int:
-        """S, those still kept."""
+        """S: the sentences still kept."""
         ...
 
     @property
     def max_steps(self) -> int:
-        """The most tokens that can be chosen for any sentence: what `start` and `max_steps - 1` steps tell."""
+        """Maximum number of tokens of any sentence: `start` and `max_steps - 1` steps."""
         ...
 
     @property
     def rooms(self) -> Sequence[int]:
         """`max_steps` of each of the first S sentences alone: a longer prefix leaves less of the context.
 
-        Stepping a sentence past its own room is harmless and its numbers then mean nothing.
+        A sentence may be stepped past its own room; its numbers then mean nothing.
         """
         ...
 
     def start(self, beams: int) -> Tensor:
-        """Log-probabilities, fp32 [S, V], of what follows each prefix; then every sentence has `beams` equal rows.
+        """Log-probabilities, fp32 [S, V], of the token after each prefix; then every sentence has `beams` equal rows.
 
-        They are the search's, to change in place; so are those of `step`.
+        The caller may change them in place, also those of `step`.
         """
         ...
 
     def step(self, ids_R: Tensor) -> Tensor:
-        """Append a token, long [R], to each row: log-probabilities, fp32 [R, V], of what follows it."""
+        """Append a token, long [R], to each row: log-probabilities, fp32 [R, V], of the next one."""
         ...
 
     def reorder(self, rows_R: Tensor) -> None:
-        """Row i becomes what row `rows_R[i]` was, long [R], of the same sentence."""
+        """Row i becomes a copy of row `rows_R[i]`, long [R], of the same sentence."""
         ...
 
     def keep(self, sentences: Tensor) -> None:
@@ -85,19 +90,13 @@ class DecoderStepper:
         Args:
             model: used in evaluation mode, without gradients.
             prompts: token ids, at least one each; lengths may differ.
-            capacity: the most tokens that will be asked for after a prompt; the context may hold fewer.
+            capacity: maximum number of tokens after a prompt; the context may hold fewer.
             vocab_size: the tokenizer's, where the model's was rounded up; None: the model's.
 
         Raises:
             InputError: a prompt without tokens, or longer than the context; messages count from 1.
         """
-        for number, prompt in enumerate(prompts, start=1):
-            if not prompt:
-                raise InputError(f"prompt {number} has no tokens, expected at least 1", hint="begin from a start token")
-            if len(prompt) > model.max_seq_len:
-                raise InputError(
-                    f"prompt {number} has {len(prompt)} tokens, but the model's context holds {model.max_seq_len}"
-                )
+        check_prompts(prompts, context="error", max_seq_len=model.max_seq_len)
         self._model = model
         self._device = next(model.parameters()).device
         self._prompts = prompts
@@ -110,16 +109,16 @@ class DecoderStepper:
     def start(self, beams: int) -> Tensor:
         """See `Stepper`. TformerError when the model's numbers are NaN."""
         longest = max(map(len, self._prompts))
-        ids_ST, mask_ST = left_padded(self._prompts, self._device)
+        ids_ST, mask_ST = padded(self._prompts, self._device, side="left")
         self.num_sentences, self._beams = len(self._prompts), beams
         self._sentence_rows = torch.arange(self.num_sentences * beams, device=self._device)
-        with _evaluating(self._model):
+        with inference(self._model):
             read = self._model.new_cache(
                 self.num_sentences, longest, device=self._device, dtype=self._model.compute_dtype
             )
             logits_SV = self._prefill(ids_ST, mask_ST, read).logits_at(-1)
             self._cache = self._fanned_out(read, beams, capacity=longest + self.max_steps - 1)
-            # Where the next token stands, [1, 1] for all rows or [R, 1].
+            # Position of the next token, [1, 1] for all rows or [R, 1].
             if mask_ST is None:
                 self._positions = torch.full((1, 1), longest, device=self._device)
             else:
@@ -132,8 +131,8 @@ class DecoderStepper:
 
     def step(self, ids_R: Tensor) -> Tensor:
         """See `Stepper`."""
-        with _evaluating(self._model):
-            # Sentences past their own room are fed on beside others that are not: within any table of positions.
+        with inference(self._model):
+            # Sentences past their own room stay in the batch: their positions must stay within the table of positions.
             positions = self._positions.clamp(max=self._model.max_seq_len - 1)
             if isinstance(self._cache, BucketedCache):
                 logits_RV = self._cache.step(ids_R.unsqueeze(1), positions)
@@ -144,7 +143,7 @@ class DecoderStepper:
 
     def reorder(self, rows_R: Tensor) -> None:
         """See `Stepper`."""
-        # A comparison costs nothing on a CPU; elsewhere it would wait for the device.
+        # A comparison is cheap on a CPU; elsewhere it would wait for the device.
         if self._beams == 1 or (rows_R.device.type == "cpu" and torch.equal(rows_R, self._sentence_rows)):
             return
         with torch.inference_mode():
@@ -177,7 +176,7 @@ class DecoderStepper:
 
     @torch.no_grad()
     def _log_probabilities(self, logits: Tensor) -> Tensor:
-        # Outside of inference mode, so that a search that is not in it either may change them in place.
+        # Outside of inference mode, so that a caller outside of it may change them in place.
         return logits[:, : self.vocab_size].log_softmax(dim=-1)
 
 
@@ -209,7 +208,7 @@ class EncoderDecoderStepper(DecoderStepper):
         self._sources = sources
 
     def _prefill(self, ids_ST: Tensor, mask_ST: Tensor | None, cache: ModelCache) -> Output:
-        source_ids, source_mask = right_padded(self._sources, self._device)
+        source_ids, source_mask = padded(self._sources, self._device, side="right")
         return self._model(
             source_ids,
             attention_mask=source_mask,
@@ -226,13 +225,6 @@ def _model_vocab_size(model: Transformer) -> int:
     head = next(iter(model.heads.values()))
     assert isinstance(head, VocabularyHead), "a stepper needs a model whose first head is over the vocabulary"
     return head.weight.shape[0]
-
-
-@contextmanager
-def _evaluating(model: Transformer) -> Iterator[None]:
-    """`inference`, without a walk over all modules at every step when the model is in evaluation mode already."""
-    with inference(model) if model.training else torch.inference_mode():
-        yield
 
 
 class EnsembleStepper:

@@ -1,4 +1,9 @@
-"""Texts in, texts out, with an encoder-decoder: translation, summaries, any text-to-text task."""
+"""Texts in, texts out, with an encoder-decoder: translation, summaries, any text-to-text task.
+
+Sentences are sorted by length inside, decoded in batches by beam search (or sampled), and returned in their order. An
+empty text gives an empty text. With a coverage penalty (`score.coverage_penalty`) every finished hypothesis is read
+once more for its attention, and ranked by score + penalty: s = log P / lp + cp (arXiv 1609.08144, equation 14).
+"""
 
 from __future__ import annotations
 
@@ -11,23 +16,11 @@ import numpy as np
 from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import unwritten_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
-from tformer.decoding.sentences import (
-    LINES,
-    Places,
-    Sentence,
-    SentenceReader,
-    TooLong,
-)
-from tformer.decoding.settings import (
-    BeamSettings,
-    FinishReason,
-    Generated,
-    GenerationSettings,
-    Hypothesis,
-)
-from tformer.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Stepper
+from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
+from tformer.decoding.settings import BeamSettings, FinishReason, Generated, GenerationSettings, Hypothesis
+from tformer.decoding.stepper import EncoderDecoderStepper, EnsembleStepper
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
@@ -40,12 +33,12 @@ class Translation:
 
     Attributes:
         text: with the forced prefix, without special tokens.
-        ids: what follows the start tokens: the forced prefix, the new tokens, and eos where it ends by one.
+        ids: the tokens after the start tokens: the forced prefix, the new tokens, and eos where it ends by one.
         score: what translations are ranked by: log-probability / length penalty, + coverage penalty.
         logprob: of the tokens after the forced prefix (natural logarithm).
         finish_reason: `eos`, `stop`, `length` or `interrupted`.
-        alignment: for each token of the text, where its attention was highest. None unless asked for.
-        num_forced: how many of the ids are the forced prefix, which has no part in `logprob`.
+        alignment: for each token of the text, the source token with its highest attention. None unless requested.
+        num_forced: number of ids of the forced prefix, which has no part in `logprob`.
     """
 
     text: str
@@ -58,170 +51,30 @@ class Translation:
 
     @property
     def num_scored(self) -> int:
-        """How many tokens `logprob` is the sum of."""
+        """Number of tokens that `logprob` is the sum of."""
         return len(self.ids) - self.num_forced
 
 
 EMPTY = Translation("", (), 0.0, 0.0, "eos")
-"""Of an empty text."""
+"""The translation of an empty text."""
 
 OnText = Callable[[int, list[Translation]], None]
 """Called as (row, its translations) when a text is done; batches are decoded longest first, so rows come unsorted."""
 
 
 def best_of_each_text(ranked: Iterable[Translation], count: int) -> list[Translation]:
-    """The first `count` of different texts: segmentations of one text are one answer, that of the best of them."""
+    """The first `count` of different texts: of several segmentations of one text only the best."""
     answers: dict[str, Translation] = {}
     for translation in ranked:
         answers.setdefault(translation.text, translation)
     return list(answers.values())[:count]
 
 
-@dataclass(frozen=True)
-class Writer:
-    """What writes: models of the same vocabularies, and the conventions of their target side.
+class Translator:
+    """A model, or an ensemble of models with averaged probabilities, that translates texts.
 
     Attributes:
-        tokenizer: of the target.
-        vocab_size: larger ids are never chosen.
-        coverage: beta of the coverage penalty, 0: off. Of beam search.
-    """
-
-    models: Sequence[Transformer]
-    tokenizer: Tokenizer
-    target: DecoderTokens
-    vocab_size: int
-    coverage: float = 0.0
-
-    def write(
-        self,
-        settings: BeamSettings | GenerationSettings,
-        sentences: Sequence[Sentence],
-        should_stop: Callable[[], bool],
-        *,
-        row: int,
-    ) -> list[list[Translation]]:
-        """The translations of each sentence, best first. `row`: number of the first, for the seeds of sampling."""
-        if isinstance(settings, GenerationSettings):
-            return self._sample(settings, sentences, should_stop, row=row)
-        return self._search(settings, sentences, should_stop)
-
-    def attention(self, pairs: Sequence[tuple[Sentence, Sequence[int]]]) -> list[np.ndarray]:
-        """fp32 [u, t] for each (sentence, target): the mean over the models."""
-        sources, targets = [sentence.source for sentence, _ in pairs], [ids for _, ids in pairs]
-        return mean_attention(self.models, sources, targets, start_ids=self.target.prefix)
-
-    def _never(self, settings: BeamSettings | GenerationSettings) -> tuple[int, ...]:
-        special, target = self.tokenizer.special, self.target
-        return unwritten_tokens(special, target, eos=target.eos, suppressed=settings.suppress_tokens)
-
-    def _starts(self, sentences: Sequence[Sentence]) -> list[list[int]]:
-        """What the decoder reads before it writes."""
-        return [[*self.target.prefix, *sentence.prefix] for sentence in sentences]
-
-    def _text(self, ids: Sequence[int], ends: Sequence[int]) -> str:
-        return self.tokenizer.decode([token for token in ids if token not in ends])
-
-    # --- beam search --------------------------------------------------------------------------------------------------
-
-    def _search(
-        self, settings: BeamSettings, sentences: Sequence[Sentence], should_stop: Callable[[], bool]
-    ) -> list[list[Translation]]:
-        limits = [sentence.limit for sentence in sentences]
-        steppers = [
-            EncoderDecoderStepper(
-                model,
-                [sentence.source for sentence in sentences],
-                self._starts(sentences),
-                capacity=max(limits),
-                vocab_size=self.vocab_size,
-            )
-            for model in self.models
-        ]
-        stepper: Stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
-        found = beam_search(
-            stepper,
-            settings,
-            limits=limits,
-            # The start tokens are no text: repeating them is not repeating anything.
-            histories=[sentence.prefix for sentence in sentences],
-            never=self._never(settings),
-            should_stop=should_stop,
-        )
-        penalties = self._coverage_of(sentences, found)
-        return [
-            self._ranked(settings, sentence, hypotheses, extra)
-            for sentence, hypotheses, extra in zip(sentences, found, penalties, strict=True)
-        ]
-
-    def _coverage_of(self, sentences: Sequence[Sentence], found: list[list[Hypothesis]]) -> list[list[float]]:
-        """What is added to the score of each hypothesis."""
-        if not self.coverage:
-            return [[0.0] * len(hypotheses) for hypotheses in found]
-        pairs = [(s, (*s.prefix, *h.ids)) for s, hypotheses in zip(sentences, found, strict=True) for h in hypotheses]
-        flat = iter([coverage_penalty(alignment, self.coverage) for alignment in self.attention(pairs)])
-        return [[next(flat) for _ in hypotheses] for hypotheses in found]
-
-    def _ranked(
-        self, settings: BeamSettings, sentence: Sentence, hypotheses: list[Hypothesis], extra: list[float]
-    ) -> list[Translation]:
-        """The first `n_best` of different texts; interrupted ones, whose scores lack an end, last."""
-        pairs = [(one, one.score + penalty) for one, penalty in zip(hypotheses, extra, strict=True)]
-        ranked = sorted(pairs, key=lambda pair: (pair[0].finish_reason == "interrupted", -pair[1]))
-        return best_of_each_text(
-            (self._searched(settings, sentence, one, score) for one, score in ranked), settings.n_best
-        )
-
-    def _searched(self, settings: BeamSettings, sentence: Sentence, found: Hypothesis, score: float) -> Translation:
-        ids = (*sentence.prefix, *found.ids)
-        forced = len(sentence.prefix)
-        text = self._text(ids, settings.ends)
-        return Translation(text, ids, score, found.logprob, found.finish_reason, num_forced=forced)
-
-    # --- sampling -----------------------------------------------------------------------------------------------------
-
-    def _sample(
-        self,
-        settings: GenerationSettings,
-        sentences: Sequence[Sentence],
-        should_stop: Callable[[], bool],
-        *,
-        row: int,
-    ) -> list[list[Translation]]:
-        """Draws for empty sentences too, which nobody sees: a row's draws do not depend on what is around it."""
-        longest = max(sentence.limit for sentence in sentences)
-        shortest = min(settings.min_new_tokens, longest)
-        found = generate(
-            self.models[0],
-            self._starts(sentences),
-            replace(settings, logprobs=True, max_new_tokens=longest, min_new_tokens=shortest),
-            sources=[sentence.source or (0,) for sentence in sentences],
-            limits=[sentence.limit for sentence in sentences],
-            tokenizer=self.tokenizer,
-            num_start=len(self.target.prefix),
-            never=self._never(settings),
-            should_stop=should_stop,
-            first_row=row,
-        )
-        return [
-            [self._sampled(settings, sentence, completion) for completion in completions]
-            for sentence, completions in zip(sentences, found, strict=True)
-        ]
-
-    def _sampled(self, settings: GenerationSettings, sentence: Sentence, found: Generated) -> Translation:
-        ids = (*sentence.prefix, *found.ids)
-        text = self._text(ids, settings.ends)
-        if found.finish_reason == "stop":  # cut before the text that ends it
-            text = self._text(sentence.prefix, settings.ends) + (found.text or "")
-        logprob = float(sum(found.logprobs or ()))
-        return Translation(text, ids, logprob, logprob, found.finish_reason, num_forced=len(sentence.prefix))
-
-
-class Translator:
-    """A model, or an ensemble whose probabilities are averaged, with what is needed from text to text.
-
-    Attributes: `reader` makes sentences of texts, for whoever checks them ahead; `cut` counts the texts so far that
-    were cut because they were too long.
+        reader: makes sentences of texts; for callers that check texts ahead.
     """
 
     def __init__(
@@ -243,13 +96,13 @@ class Translator:
         Args:
             models: encoder-decoders of the same vocabularies, at least one.
             settings: of beam search, or of sampling with one model; their eos is `target`'s.
-            target: what the decoder begins and ends with.
-            max_source: the most tokens of a source, special ones included; a shorter context of a model holds too.
-            length_margin: a translation has at most so many tokens more than its source text has; None: no limit.
+            target: the decoder's start and end tokens.
+            max_source: maximum number of tokens of a source, special ones included; a model's context may be shorter.
+            length_margin: a translation has at most this number of tokens more than its source text; None: no limit.
             coverage_penalty: beta, 0: off. Beam search only.
-            alignments: whether translations tell them.
-            vocab_size: larger ids are never chosen; None: the target tokenizer's.
-            too_long: what becomes of longer sources.
+            alignments: whether translations have alignments.
+            vocab_size: larger ids are not chosen; None: the target tokenizer's.
+            too_long: whether longer sources are errors or are cut.
 
         Raises InputError for sampling with an ensemble, or with a coverage penalty.
         """
@@ -261,9 +114,12 @@ class Translator:
         ends: dict[str, Any] = {"eos_id": target.eos, "forced_eos": target.forced_eos}
         if isinstance(settings, BeamSettings):
             ends["counted_start"] = len(target.prefix) - 1
-        self._settings, self._alignments = replace(settings, **ends), alignments
-        size = target_tokenizer.vocab_size if vocab_size is None else vocab_size
-        self._writer = Writer(list(models), target_tokenizer, target, vocab_size=size, coverage=coverage_penalty)
+        self._settings, self._alignments, self._coverage = replace(settings, **ends), alignments, coverage_penalty
+        self._models, self._tokenizer, self._target = list(models), target_tokenizer, target
+        self._vocab_size = target_tokenizer.vocab_size if vocab_size is None else vocab_size
+        self._suppressed = suppressed_tokens(
+            target_tokenizer.special, target, eos=target.eos, suppressed=settings.suppress_tokens
+        )
         self.reader = SentenceReader(
             tokenizer,
             target_tokenizer,
@@ -277,6 +133,7 @@ class Translator:
 
     @property
     def cut(self) -> int:
+        """Number of texts so far that were cut because they were too long."""
         return self.reader.cut
 
     def translate(
@@ -293,16 +150,17 @@ class Translator:
     ) -> list[list[Translation]]:
         """The translations of each text, best first, in the order of the texts.
 
-        Beam search gives `n_best` different texts at most, sampling `num_samples`; an empty text gives one empty text.
+        Beam search gives up to `n_best` different texts, sampling `num_samples`; an empty text gives one empty text.
 
         Args:
-            target_prefixes: what each translation has to begin with; "": nothing.
+            target_prefixes: the beginning of each translation; "": none.
             batch_size: texts at a time.
-            should_stop: polled before every token; what it cuts short has the finish reason `interrupted`.
+            should_stop: polled before every token; translations that it cuts short have the finish reason
+                `interrupted`.
             first_row: number of the first text in a longer list, for messages and for the seeds of sampling.
             on_text: called with (row, translations) for each text, when its batch is done.
             too_long: None: the translator's own.
-            places: what messages call a row.
+            places: names of the rows in messages.
 
         Raises what `SentenceReader.read` does, before anything is decoded.
         """
@@ -322,16 +180,16 @@ class Translator:
         for batch in self._batches(sentences, batch_size):
             if stops():
                 break
-            chosen = [sentences[index] for index in batch]
-            found = self._writer.write(self._settings, chosen, stops, row=first_row + batch[0])
-            told = [(index, ones) for index, ones in zip(batch, found, strict=True) if not sentences[index].is_empty]
-            aligned = self._aligned([(sentences[index], ones) for index, ones in told])
-            for (index, _), ones in zip(told, aligned, strict=True):
-                finish(index, ones)
+            found = self._decode([sentences[index] for index in batch], stops, row=first_row + batch[0])
+            pairs = zip(batch, found, strict=True)
+            decoded = [(index, answers) for index, answers in pairs if not sentences[index].is_empty]
+            aligned = self._aligned([(sentences[index], answers) for index, answers in decoded])
+            for (index, _), answers in zip(decoded, aligned, strict=True):
+                finish(index, answers)
         return results
 
     def _batches(self, sentences: Sequence[Sentence], batch_size: int) -> Iterator[list[int]]:
-        """Indices of what is decoded together: longest first; sampled texts in order, for their seeds count rows."""
+        """Indices of the sentences of each batch: longest first; sampled texts in order, as their seeds count rows."""
         indices = list(range(len(sentences)))
         if isinstance(self._settings, BeamSettings):
             indices = [index for index in indices if not sentences[index].is_empty]
@@ -341,13 +199,121 @@ class Translator:
             if not all(sentences[index].is_empty for index in batch):
                 yield batch
 
+    def _decode(
+        self, sentences: Sequence[Sentence], should_stop: Callable[[], bool], *, row: int
+    ) -> list[list[Translation]]:
+        """The translations of each sentence, best first. `row`: number of the first, for the seeds of sampling."""
+        if isinstance(self._settings, GenerationSettings):
+            return self._sample(self._settings, sentences, should_stop, row=row)
+        return self._search(self._settings, sentences, should_stop)
+
     def _aligned(self, found: list[tuple[Sentence, list[Translation]]]) -> list[list[Translation]]:
+        """The translations with their alignments, where these are requested."""
         if not self._alignments:
-            return [ones for _, ones in found]
-        pairs = [(sentence, one.ids) for sentence, ones in found for one in ones]
-        attention = iter(self._writer.attention(pairs))
+            return [answers for _, answers in found]
+        attention = iter(self._attention([(sentence, one.ids) for sentence, answers in found for one in answers]))
         ends = self._settings.ends
         return [
-            [replace(one, alignment=links_of(next(attention)[:, sentence.text_slice], one.ids, ends)) for one in ones]
-            for sentence, ones in found
+            [
+                replace(one, alignment=links_of(next(attention)[:, sentence.text_slice], one.ids, ends))
+                for one in answers
+            ]
+            for sentence, answers in found
         ]
+
+    def _attention(self, pairs: Sequence[tuple[Sentence, Sequence[int]]]) -> list[np.ndarray]:
+        """fp32 [u, t] for each (sentence, target): the mean over the models."""
+        sources, targets = [sentence.source for sentence, _ in pairs], [ids for _, ids in pairs]
+        return mean_attention(self._models, sources, targets, start_ids=self._target.prefix)
+
+    def _starts(self, sentences: Sequence[Sentence]) -> list[list[int]]:
+        """The decoder's first tokens for each sentence."""
+        return [[*self._target.prefix, *sentence.prefix] for sentence in sentences]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([token for token in ids if token not in self._settings.ends])
+
+    # --- beam search --------------------------------------------------------------------------------------------------
+
+    def _search(
+        self, settings: BeamSettings, sentences: Sequence[Sentence], should_stop: Callable[[], bool]
+    ) -> list[list[Translation]]:
+        limits = [sentence.limit for sentence in sentences]
+        sources, starts = [sentence.source for sentence in sentences], self._starts(sentences)
+        stepper = EnsembleStepper(
+            [
+                EncoderDecoderStepper(model, sources, starts, capacity=max(limits), vocab_size=self._vocab_size)
+                for model in self._models
+            ]
+        )
+        found = beam_search(
+            stepper,
+            settings,
+            limits=limits,
+            histories=[sentence.prefix for sentence in sentences],  # without the start tokens, which are no text
+            suppressed=self._suppressed,
+            should_stop=should_stop,
+        )
+        penalties = self._coverage_penalties(sentences, found)
+        return [
+            self._ranked(settings, sentence, hypotheses, extra)
+            for sentence, hypotheses, extra in zip(sentences, found, penalties, strict=True)
+        ]
+
+    def _coverage_penalties(self, sentences: Sequence[Sentence], found: list[list[Hypothesis]]) -> list[list[float]]:
+        """The term that is added to the score of each hypothesis."""
+        if not self._coverage:
+            return [[0.0] * len(hypotheses) for hypotheses in found]
+        pairs = [(s, (*s.prefix, *h.ids)) for s, hypotheses in zip(sentences, found, strict=True) for h in hypotheses]
+        flat = iter([coverage_penalty(alignment, self._coverage) for alignment in self._attention(pairs)])
+        return [[next(flat) for _ in hypotheses] for hypotheses in found]
+
+    def _ranked(
+        self, settings: BeamSettings, sentence: Sentence, hypotheses: list[Hypothesis], extra: list[float]
+    ) -> list[Translation]:
+        """The first `n_best` of different texts; interrupted ones, whose scores lack an end, last."""
+        forced, answers = len(sentence.prefix), []
+        for one, penalty in zip(hypotheses, extra, strict=True):
+            ids = (*sentence.prefix, *one.ids)
+            score = one.score + penalty
+            answers.append(Translation(self._text(ids), ids, score, one.logprob, one.finish_reason, num_forced=forced))
+        answers.sort(key=lambda answer: (answer.finish_reason == "interrupted", -answer.score))
+        return best_of_each_text(answers, settings.n_best)
+
+    # --- sampling -----------------------------------------------------------------------------------------------------
+
+    def _sample(
+        self,
+        settings: GenerationSettings,
+        sentences: Sequence[Sentence],
+        should_stop: Callable[[], bool],
+        *,
+        row: int,
+    ) -> list[list[Translation]]:
+        """Samples for each sentence; for empty ones too, so that a row's draws do not depend on the other rows."""
+        longest = max(sentence.limit for sentence in sentences)
+        shortest = min(settings.min_new_tokens, longest)
+        found = generate(
+            self._models[0],
+            self._starts(sentences),
+            replace(settings, logprobs=True, max_new_tokens=longest, min_new_tokens=shortest),
+            sources=[sentence.source or (0,) for sentence in sentences],
+            limits=[sentence.limit for sentence in sentences],
+            tokenizer=self._tokenizer,
+            num_start=len(self._target.prefix),
+            suppressed=self._suppressed,
+            should_stop=should_stop,
+            first_row=row,
+        )
+        return [
+            [self._sampled(sentence, completion) for completion in completions]
+            for sentence, completions in zip(sentences, found, strict=True)
+        ]
+
+    def _sampled(self, sentence: Sentence, found: Generated) -> Translation:
+        ids = (*sentence.prefix, *found.ids)
+        text = self._text(ids)
+        if found.finish_reason == "stop":  # cut before the stop text
+            text = self._text(sentence.prefix) + (found.text or "")
+        logprob = float(sum(found.logprobs or ()))
+        return Translation(text, ids, logprob, logprob, found.finish_reason, num_forced=len(sentence.prefix))

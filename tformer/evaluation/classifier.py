@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 
@@ -22,35 +22,29 @@ from tformer.data.sources.images import (
     ImageSet,
     open_images,
 )
-from tformer.data.sources.labelled_tables import LabelledRow
+from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores
 from tformer.loading import Loaded
-from tformer.objectives import build_objective
+from tformer.nn.classification_heads import LabelKind
+from tformer.nn.heads import HeadOptions
+from tformer.objectives import build_objective, labelled_options
 from tformer.objectives.base import ImageContext, Objective, ObjectiveContext
-from tformer.objectives.options import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns
 from tformer.tokenizer.special import SpecialIds
 
-HEADS = {"classifier", "regression"}
-
-Kind = Literal["classes", "labels", "score"]
-"""One class of several; any number of labels; or a score."""
+HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
 
-def kind_of(recipe: Recipe) -> Kind:
-    """What the recipe's head says of an example."""
-    head = next(head for head in recipe.model.heads if head.kind in HEADS)
-    if head.kind == "regression":
-        return "score"
-    return "labels" if getattr(head, "multi_label", False) else "classes"
+def head_label_kind(recipe: Recipe) -> LabelKind:
+    """What the recipe's head predicts for an example."""
+    return next(head.label_kind for head in recipe.model.heads if head.label_kind is not None)
 
 
 def plain_objective(loaded: Loaded) -> Objective:
     """The run's objective without what only shapes training (class weights, smoothing, word dropout)."""
     recipe = loaded.recipe
-    options = {"classes": ClassificationOptions, "labels": MultiLabelOptions, "score": RegressionOptions}
     context = ObjectiveContext(
         special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
         seq_len=recipe.seq_len,
@@ -62,7 +56,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         if recipe.model.patches is None
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
     )
-    return build_objective([options[kind_of(recipe)]()], context)
+    return build_objective([labelled_options(head_label_kind(recipe))], context)
 
 
 class Classifier:
@@ -76,7 +70,7 @@ class Classifier:
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
         self._objective = plain_objective(loaded)
-        self.kind = kind_of(loaded.recipe)
+        self.kind = head_label_kind(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
         self.reads_images = loaded.recipe.model.patches is not None

@@ -1,7 +1,7 @@
-"""The examples that a model gets wrong, its surest mistakes first: what a person reads to understand it.
+"""The examples that a model predicts wrongly, sorted by confidence, and the files that list them.
 
-- one class: the predicted class is another; sure is who gives it a high probability.
-- several labels: any of them is decided wrongly; sure is whose surest wrong decision is.
+- one class: another class is predicted; confidence is its probability.
+- several labels: at least one is decided wrongly; confidence is the highest probability of a wrong decision.
 - a score: every example, by the distance between score and prediction.
 """
 
@@ -9,22 +9,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tformer.evaluation.classifier import Kind
+from tformer.evaluation.classifier import Classifier
+from tformer.formatting import as_cell
+from tformer.nn.classification_heads import LabelKind
+from tformer.output_files import open_output
 
 THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """What was wrong about the example `index`.
+    """The wrong prediction of the example `index`.
 
     `sureness` is the probability of the wrong decision, or the distance to the score. `probabilities` are those of all
-    labels, the highest first; none for a score.
+    labels, the highest first; empty for a score.
     """
 
     index: int
@@ -34,7 +40,7 @@ class Mistake:
     probabilities: dict[str, float]
 
 
-def find_mistakes(kind: Kind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
+def find_mistakes(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
     """The mistakes of predictions.
 
     Args:
@@ -82,3 +88,45 @@ def _distances(labels_N: np.ndarray, values_N1: np.ndarray, names: Sequence[str]
 
 def _by_name(values_L: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     return {names[label]: float(values_L[label]) for label in np.argsort(-values_L, kind="stable")}
+
+
+def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: np.ndarray) -> int:
+    """Write the mistakes on labelled examples with their inputs, and return their number."""
+    mistakes = find_mistakes(classifier.kind, samples.labels, classifier.probabilities(scores_NL), classifier.labels)
+    sureness = "error" if classifier.kind == "score" else "probability"
+    inputs = ("image",) if classifier.reads_images else ("text", "text2") if classifier.reads_pairs else ("text",)
+
+    def document(mistake: Mistake) -> dict[str, Any]:
+        found: dict[str, Any] = {"label": mistake.label, "prediction": mistake.prediction, sureness: mistake.sureness}
+        if classifier.reads_images:
+            found["image"] = samples.places[mistake.index]
+        else:
+            found |= {name: getattr(samples.row(mistake.index), name) or "" for name in inputs}
+        return found | ({"probabilities": mistake.probabilities} if mistake.probabilities else {})
+
+    columns = ("label", "prediction", sureness, *inputs)
+    write_examples(path, columns, map(document, mistakes), formats={sureness: ".4f"})
+    return len(mistakes)
+
+
+def write_examples(
+    path: Path, columns: Sequence[str], documents: Iterable[dict[str, Any]], *, formats: Mapping[str, str]
+) -> None:
+    """Write documents as JSON lines (.jsonl), else their `columns` as a table. The file appears whole.
+
+    formats: of the table's numbers by column; others have six digits. Several labels are joined with commas.
+    """
+
+    def cell(name: str, value: Any) -> str:
+        if isinstance(value, float):
+            return format(value, formats.get(name, ".6g"))
+        return as_cell(",".join(value) if isinstance(value, list) else value)
+
+    with open_output(path) as write:
+        if path.suffix.lower() == ".jsonl":
+            for document in documents:
+                write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+            return
+        write("\t".join(columns) + "\n")
+        for document in documents:
+            write("\t".join(cell(name, document[name]) for name in columns) + "\n")

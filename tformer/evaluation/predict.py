@@ -120,25 +120,24 @@ def length_sorted_batches(
         start += count
 
 
-PERPLEXITY_OF = ("masked_lm", "lm")  # terms that predict tokens
-
-
 @dataclass
 class Tally:
-    """What is added up over batches before anything is divided.
+    """Sums over batches of an objective's terms and metrics.
 
     Attributes:
         sums: "term NAME.sum" and "term NAME.count" of each term, and the objective's metrics.
         weights: of the terms.
-        examples: how many were read.
+        examples: number of examples.
+        predicts_tokens: whether the sums have a perplexity.
     """
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     weights: dict[str, float] = field(default_factory=dict)
     examples: int = 0
+    predicts_tokens: bool = False
 
     def add(self, objective: Objective, model: nn.Module, batch: Batch, *, examples: int) -> None:
-        """Add the terms and metrics of a batch of so many examples."""
+        """Add the terms and metrics of a batch with this number of examples."""
         result = objective.loss(model, batch)
         for name, term in result.terms.items():
             self.sums[f"term {name}.sum"] += float(term.sum)
@@ -147,6 +146,7 @@ class Tally:
         for name, value in result.metrics.items():
             self.sums[name] += float(value)
         self.examples += examples
+        self.predicts_tokens = any(member.predicts_tokens for member in objective.members)
 
 
 def evaluate_objective(
@@ -160,34 +160,28 @@ def evaluate_objective(
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> dict[str, float]:
-    """The figures of every sample once (epoch 0), sorted by length: `batch_size` at a time, or `batch_tokens` tokens.
-
-    The figures are those of `figures`; the arguments and errors those of `tally_objective`.
-    """
-    return figures(
-        [
-            tally_objective(
-                model,
-                objective,
-                samples,
-                batch_size=batch_size,
-                batch_tokens=batch_tokens,
-                seed=seed,
-                should_stop=should_stop,
-                progress=progress,
-            )
-        ]
+    """`metrics_of` every sample once (epoch 0). Arguments and errors are those of `tally_objective`."""
+    tally = tally_objective(
+        model,
+        objective,
+        samples,
+        batch_size=batch_size,
+        batch_tokens=batch_tokens,
+        seed=seed,
+        should_stop=should_stop,
+        progress=progress,
     )
+    return metrics_of([tally])
 
 
-def figures(tallies: Sequence[Tally]) -> dict[str, float]:
-    """What some tallies together say (NaN for none).
+def metrics_of(tallies: Sequence[Tally]) -> dict[str, float]:
+    """Metrics over all tallies together (NaN without examples).
 
     - loss: sum over the terms of weight * sum / count, as in training but without dropout and augmentation;
     - <term>_loss: sum / count, where there are several terms;
     - accuracy, and <name>_accuracy for each further part that reports one (next_sentence, generator);
-    - perplexity where tokens are predicted (lm, masked_lm), never smoothed;
-    - examples: how many.
+    - perplexity where tokens are predicted, never smoothed;
+    - examples: number of examples.
     """
     sums: dict[str, float] = defaultdict(float)
     weights: dict[str, float] = {}
@@ -195,7 +189,17 @@ def figures(tallies: Sequence[Tally]) -> dict[str, float]:
         weights |= tally.weights
         for name, value in tally.sums.items():
             sums[name] += value
-    return _figures(sums, weights) | {"examples": sum(tally.examples for tally in tallies)}
+    losses = {name: _ratio(sums[f"term {name}.sum"], sums[f"term {name}.count"]) for name in weights}
+    metrics = {"loss": sum(weights[name] * loss for name, loss in losses.items()) if losses else float("nan")}
+    if len(losses) > 1:
+        metrics |= {f"{name}_loss": loss for name, loss in losses.items()}
+    for name in list(sums):
+        if name.endswith("correct"):
+            prefix = name.removesuffix("correct")
+            metrics[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
+    if any(tally.predicts_tokens for tally in tallies):
+        metrics["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
+    return metrics | {"examples": sum(tally.examples for tally in tallies)}
 
 
 def tally_objective(
@@ -209,10 +213,10 @@ def tally_objective(
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> Tally:
-    """What an objective adds up over every sample.
+    """Sums of an objective over every sample, sorted by length: `batch_size` at a time, or `batch_tokens` tokens.
 
-    Another model that the objective runs (ELECTRA's generator) is expected in evaluation mode. `should_stop` is polled
-    before every batch; when it says so, the sums are those of the samples read so far.
+    Another model that the objective runs (ELECTRA's generator) must be in evaluation mode. `should_stop` is polled
+    before every batch; once it is True, the sums are those of the samples read so far.
 
     Raises InputError for no samples.
     """
@@ -238,20 +242,6 @@ def tally_objective(
     finally:
         model.train(was_training)
     return tally
-
-
-def _figures(sums: dict[str, Any], weights: dict[str, float]) -> dict[str, float]:
-    losses = {name: _ratio(sums[f"term {name}.sum"], sums[f"term {name}.count"]) for name in weights}
-    figures = {"loss": sum(weights[name] * loss for name, loss in losses.items()) if losses else float("nan")}
-    if len(losses) > 1:
-        figures |= {f"{name}_loss": loss for name, loss in losses.items()}
-    for name in list(sums):
-        if name.endswith("correct"):
-            prefix = name.removesuffix("correct")
-            figures[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
-    if any(name in losses for name in PERPLEXITY_OF):
-        figures["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
-    return figures
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -5,15 +5,16 @@ Shapes: N examples, L classes or labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tformer.errors import InputError
+from tformer.errors import InputError, visible
 from tformer.evaluation.predict import predict_scores
+from tformer.formatting import as_cell, fitted
 from tformer.metrics import (
     accuracy,
     bootstrap_interval,
@@ -36,6 +37,7 @@ from tformer.metrics.statistics import (
     pearson_rows,
     spearman_rows,
 )
+from tformer.nn.classification_heads import LabelKind
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 
@@ -162,25 +164,101 @@ def regression_report(labels: np.ndarray, scores: np.ndarray, *, intervals: bool
     return report
 
 
-REPORTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "classification": classification_report,
-    "multi_label": multi_label_report,
-    "regression": lambda labels, scores, names, **options: regression_report(labels, scores[:, 0], **options),
+REPORTS: dict[LabelKind, Callable[..., dict[str, Any]]] = {
+    "classes": classification_report,
+    "labels": multi_label_report,
+    "score": lambda labels, scores, names, **options: regression_report(labels, scores[:, 0], **options),
 }
-BRIEF = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pearson", "spearman", "mae", "examples")
+VALIDATION_METRICS = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pearson", "spearman", "mae", "examples")
+
+
+def label_kind_of(recipe: Recipe) -> LabelKind:
+    """What one example's label is, by the recipe's objective."""
+    kind = recipe.objectives[0].objective.head.label_kind
+    assert kind is not None, "an objective without labels"
+    return kind
 
 
 def evaluate_labelled(
     model: Any, objective: Objective, samples: Any, recipe: Recipe, *, should_stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """The figures of a validation during training: one number each, without intervals and tables.
-
-    Errors: InputError from the reports; an interruption gives an empty mapping.
-    """
-    kind = recipe.objectives[0].kind
-    head = "regression" if kind == "regression" else "classifier"
+    """Metrics of a validation during training: the report without intervals and tables; {} when interrupted."""
+    head = recipe.objectives[0].objective.head.kind
     scores = predict_scores(model, samples, objective.collate, head=head, should_stop=should_stop)
     if should_stop():
         return {}
-    report = REPORTS[kind](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
-    return {name: report[name] for name in BRIEF if name in report}
+    report = REPORTS[label_kind_of(recipe)](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)
+    return {name: report[name] for name in VALIDATION_METRICS if name in report}
+
+
+# Reports as text.
+
+SHOWN_METRICS = (
+    *("accuracy", "f1", "f1_macro", "precision", "recall", "precision_macro", "recall_macro", "mcc", "ece"),
+    *("pearson", "spearman", "mae", "loss"),
+)
+NAME_WIDTH, HEADING_WIDTH = 24, 12  # characters of a label at the start of a line and above a column
+MAX_CLASSES = 20  # in a confusion matrix; of more classes the most frequent confusions are listed
+MAX_CONFUSIONS = 20
+
+
+def report_lines(report: dict[str, Any]) -> Iterator[str]:
+    """One metric per line with its 95 % interval where there is one, then one line per class, then the confusions."""
+    intervals = report.get("intervals", {})
+    for name in SHOWN_METRICS:
+        if name in report:
+            between = " [{:.4f}, {:.4f}]".format(*intervals[name]) if name in intervals else ""
+            yield f"{name} {report[name]:.4f}{between}"
+    yield f"examples {report['examples']}"
+    if "per_class" in report:
+        yield ""
+        yield from _class_lines(report["per_class"])
+    if "confusion" in report:
+        yield ""
+        yield from _confusion_lines(list(report["per_class"]), report["confusion"])
+
+
+def _class_lines(per_class: dict[str, dict[str, float]]) -> Iterator[str]:
+    rows = [
+        [
+            _label(name, NAME_WIDTH),
+            *(f"{scores[key]:.4f}" for key in ("precision", "recall", "f1")),
+            str(scores["support"]),
+        ]
+        for name, scores in per_class.items()
+    ]
+    yield from _aligned([["class", "precision", "recall", "f1", "support"], *rows])
+
+
+def _confusion_lines(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Iterator[str]:
+    if len(names) <= MAX_CLASSES:
+        yield "confusion (line: label, column: prediction)"
+        heading = ["", *(_label(name, HEADING_WIDTH) for name in names)]
+        rows = [[_label(name, NAME_WIDTH), *map(str, row)] for name, row in zip(names, counts, strict=True)]
+        yield from _aligned([heading, *rows])
+        return
+    wrong = [
+        (count, label, guess)
+        for label, row in enumerate(counts)
+        for guess, count in enumerate(row)
+        if count and label != guess
+    ]
+    wrong.sort(key=lambda error: (-error[0], error[1:]))
+    yield f"most frequent confusions of {len(wrong):,}"
+    cells = [[_label(names[label], NAME_WIDTH), _label(names[guess], NAME_WIDTH), str(n)] for n, label, guess in wrong]
+    yield from _aligned([["label", "prediction", "count"], *cells[:MAX_CONFUSIONS]], text_columns=2)
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> Iterator[str]:
+    """Columns two spaces apart: texts are aligned left, numbers right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < text_columns else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _label(name: str, width: int) -> str:
+    return fitted(visible(as_cell(name)), width, "…")

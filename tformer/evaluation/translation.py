@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from torch import nn
 from tformer.data.shards.pair_tokens import PairTokens
 from tformer.decoding.score import TargetScore, score_targets
 from tformer.decoding.translate import Translation, Translator
+from tformer.evaluation.mistakes import write_examples
 from tformer.evaluation.predict import (
     Tally,
-    figures,
+    metrics_of,
     tally_objective,
 )
 from tformer.metrics.text import (
@@ -82,8 +84,8 @@ def evaluate_pairs(
             should_stop=should_stop,
             progress=_after(sum(tally.examples for tally in tallies.values()), len(pairs), progress),
         )
-    losses = {f"loss.{task}": figures([tallies[task]])["loss"] for task in pairs.named_tasks}
-    return figures(list(tallies.values())) | losses
+    losses = {f"loss.{task}": metrics_of([tallies[task]])["loss"] for task in pairs.named_tasks}
+    return metrics_of(list(tallies.values())) | losses
 
 
 def evaluate_translation(
@@ -167,6 +169,22 @@ def wrong_outputs(outputs: Outputs, *, lowercase: bool = False) -> list[int]:
         index for index, (text, reference) in enumerate(pairs) if not same_text(text, reference, lowercase=lowercase)
     ]
     return sorted(wrong, key=lambda index: (-outputs.translations[index].score, index))
+
+
+def write_wrong_outputs(path: Path, outputs: Outputs, *, lowercase: bool = False) -> int:
+    """Write the pairs of `wrong_outputs`, and return their number."""
+    wrong = wrong_outputs(outputs, lowercase=lowercase)
+    documents = (
+        {
+            "source": outputs.sources[index],
+            "reference": outputs.references[index],
+            "output": outputs.translations[index].text,
+            "score": outputs.translations[index].score,
+        }
+        for index in wrong
+    )
+    write_examples(path, ("source", "reference", "output", "score"), documents, formats={"score": ".4f"})
+    return len(wrong)
 
 
 def score_pairs(

@@ -1,9 +1,9 @@
-"""What tformer knows of one of Hugging Face's architectures: its config, its classes, its table of weights."""
+"""One architecture of Hugging Face: its config keys, its classes, its table of weights, its tokenizer's defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -18,23 +18,27 @@ from tformer.recipe.model import Model
 class Architecture:
     """One `model_type`.
 
-    model_type: as config.json says it.
-    classes: the classes that are read and written; each with the kinds of our heads, in their order, for which it is
-        the one to write ((), where several recipes lead to it and `write` decides).
+    model_type: its name in config.json.
+    classes: the classes that are read and written. The value is the kinds of tformer's heads for which `export` writes
+        this class, in order; () where several recipes lead to it and `write` decides.
     family: the recipe's `arch`.
-    read: (config, class) -> the recipe's `model` section as plain values, every size filled in. It takes every key that
-        it knows from the config and refuses what tformer lacks; the caller calls `finish`.
-    write: (model, class) -> this architecture's own keys of config.json, without model_type, architectures, special ids
-        and labels. The model is resolved: vocabulary sizes and numbers of labels are filled in. It may write what comes
-        nearest: the caller reads the result back and refuses any field that came out different.
+    read: (config, class) -> the recipe's `model` section as plain values, with every size. It takes every key of the
+        config that it knows and refuses features that tformer lacks; the caller calls `finish`.
+    write: (model, class) -> this architecture's own keys of config.json, without model_type, architectures, special
+        ids and labels. The model is resolved: vocabulary sizes and numbers of labels are filled in. It may write the
+        nearest equivalent: the caller reads the result back and refuses any field that came out different.
     links: (model, class) -> the whole table of weights.
-    prefix: what the names of the body begin with in a file of one of the `classes`; files of the bare body lack it.
-    renamed: old names: (pattern, replacement) of `re.sub` on the whole name.
-    skipped: patterns (`re.fullmatch`) of tensors that are no weights of the classes: buffers, and heads of other
-        classes that files carry along.
-    of_files: (section as read, weight files) -> the section with what the files decide and config.json does not.
-    undecided: dotted paths of the section that `of_files` alone decides: a config that says nothing of them is right.
-    fixed: (model, class) -> tensors on disk that follow from the section.
+    prefix: prefix of the body's tensor names in files of one of the `classes`; files of the bare body lack it.
+    renamed: old tensor names: (pattern, replacement) of `re.sub` on the whole name.
+    skipped: patterns (`re.fullmatch`) of tensors that no class here uses: buffers, and heads of other classes.
+    of_files: (section as read, weight files) -> the section with the values that only the files decide.
+    undecided: dotted paths of the section that only `of_files` decides.
+    fixed: (model, class) -> tensors on disk that follow from the section by a formula.
+    special_ids: ids of special tokens that `transformers` assumes where config.json lacks the key.
+    slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: by the kind of vocabulary file.
+    own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
+        folder names.
+    ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
     """
 
     model_type: str
@@ -49,8 +53,15 @@ class Architecture:
     of_files: Callable[[dict[str, Any], WeightFiles], dict[str, Any]] | None = None
     undecided: tuple[str, ...] = ()
     fixed: Callable[[Model, str], Sequence[Fixed]] = lambda model, class_name: ()
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    slow_tokenizer: str | None = None
+    own_tokenizer_rules: bool = False
+    ctranslate2: tuple[str, Mapping[str, bool]] | None = None
 
     def tensors(self, model: Model, class_name: str, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All that a file of the class holds, by name on disk, of our tensors (owners only)."""
+        """All tensors of a file of the class, by name on disk.
+
+        ours: tformer's tensors by name, without aliases of tied ones.
+        """
         made = {entry.name: entry.make() for entry in self.fixed(model, class_name) if entry.written}
         return to_theirs(self.links(model, class_name), ours) | made

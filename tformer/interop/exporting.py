@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, atomic, files, probe
+from tformer.checkpoint import Checkpoint, files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import differences
 from tformer.checkpoint.run import make_folders
@@ -22,7 +22,7 @@ from tformer.interop.choose import Choice, choose_class, label_keys, without_lea
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.tokenizer_config import special_keys
-from tformer.interop.tokenizer_files import TARGET_FOLDER, overruled, tokenizer_documents
+from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, tokenizer_documents
 from tformer.interop.weight_files import (
     Outgoing,
     Shard,
@@ -151,7 +151,7 @@ def export_checkpoint(
     model = without_learned_rates(resolved(recipe, tokenizers))
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class(model, family=recipe.arch, model_type=model_type, common=keys)
-    probe.require_writable(target)
+    files.require_writable(target)
     weights = _weights_of(checkpoint, model)
     for step in choice.steps:
         model, weights = step.apply(model, weights)
@@ -163,11 +163,11 @@ def export_checkpoint(
     texts = {"config.json": _json(config), **_texts(recipe, model, tokenizers), **index_document(tensors, shards)}
     size = shard_bytes_on_disk(tensors, shards)
     needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
-    probe.require_room(target, needed)
+    files.require_room(target, needed)
     with files.storage_errors(target, bytes_needed=needed):
         make_folders(target.absolute().parent)
         require_new(target)  # reading took its time
-        atomic.publish_directory(
+        files.publish_directory(
             target, lambda folder: _fill(folder, tensors, shards, texts, progress=progress, should_stop=should_stop)
         )
     return ExportReport(
@@ -186,7 +186,7 @@ def export_checkpoint(
             *(step.note for step in choice.steps),
             *_left_out(checkpoint),
             *left_unsaid(recipe),
-            *overruled(choice.architecture.model_type, tokenizers.source),
+            *own_rules_note(choice.architecture, tokenizers.source),
         ),
     )
 
@@ -255,11 +255,11 @@ def _fill(
         done += 1
 
     for shard in shards:
-        atomic.write_durably(folder / shard.name, shard_chunks(tensors, shard, written=tell))
+        files.write_durably(folder / shard.name, shard_chunks(tensors, shard, written=tell))
     for name, text in texts.items():
         if "/" in name and not (folder / name).parent.is_dir():
             files.mkdir((folder / name).parent)
-        atomic.write_durably(folder / name, [text.encode("utf-8")])
+        files.write_durably(folder / name, [text.encode("utf-8")])
 
 
 def _left_out(checkpoint: Checkpoint) -> list[str]:

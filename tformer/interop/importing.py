@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, files, probe, read_checkpoint, resolve_checkpoint, write_checkpoint
-from tformer.checkpoint.atomic import MANIFEST
+from tformer.checkpoint import Checkpoint, files, read_checkpoint, resolve_checkpoint, write_checkpoint
 from tformer.checkpoint.average import require_new
+from tformer.checkpoint.files import MANIFEST
 from tformer.checkpoint.run import is_run, make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
@@ -111,8 +111,8 @@ def import_folder(
     require_new(target)
     checkpoint = open_folder(folder, tokenizer=tokenizer, target_tokenizer=target_tokenizer, ignore=ignore)
     specs = checkpoint.weight_specs().values()
-    probe.require_writable(target)
-    probe.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
+    files.require_writable(target)
+    files.require_room(target, sum(spec.stop // spec.dtype.itemsize * dtype.itemsize for spec in specs))
 
     def file_read(done: int, total: int) -> None:
         if progress is not None:

@@ -16,8 +16,12 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+)
 from tformer.errors import InputError
+from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
 
 VOCAB_TXT, VOCAB_JSON, MERGES = "vocab.txt", "vocab.json", "merges.txt"
@@ -34,11 +38,6 @@ WORDPIECE_CLASSES = {f"{name}Tokenizer": BERT for name in ("Bert", "DistilBert",
 BYTE_BPE_CLASSES = {
     "GPT2Tokenizer": GPT2,
     **{f"{name}Tokenizer": ROBERTA for name in ("Roberta", "Bart", "Longformer")},
-}
-CLASS_OF_MODEL_TYPE = {
-    **{"bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer"},
-    **{"gpt2": "GPT2Tokenizer", "opt": "GPT2Tokenizer"},
-    **{"roberta": "RobertaTokenizer", "bart": "RobertaTokenizer", "longformer": "RobertaTokenizer"},
 }
 JSON_HINT = (
     "in an environment with transformers: "
@@ -84,7 +83,8 @@ def _defaults(
     file: str,
 ) -> Mapping[str, str]:
     """The class's own names of roles. Errors: a class that reads such a file by other rules."""
-    by_type = CLASS_OF_MODEL_TYPE.get(str(model_config.get("model_type")), usual)
+    architecture = ARCHITECTURES.get(str(model_config.get("model_type")))
+    by_type = (architecture.slow_tokenizer if architecture else None) or usual
     found = config.options.get("tokenizer_class") or model_config.get("tokenizer_class") or by_type
     name = str(found).removesuffix("Fast")
     name = by_type if name in ("PreTrainedTokenizer", "TokenizersBackend") else name

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint import Checkpoint, atomic, files, probe
+from tformer.checkpoint import Checkpoint, files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
+from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.exporting import (
     ExportReport,
@@ -39,17 +40,6 @@ from tformer.tokenizer.special import decoder_tokens
 
 # --dtype -> CTranslate2's name of it
 QUANTIZATION = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int16": "int16"}
-
-# Architectures whose results are known to be equal -> CTranslate2's loader, and traits that it looks for in the config.
-LOADERS: dict[str, tuple[str, dict[str, bool]]] = {
-    "marian": ("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
-    "bart": ("BartLoader", {"normalize_before": False, "normalize_embedding": True}),
-    "mbart": ("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
-    "pegasus": ("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
-    "t5": ("T5Loader", {}),
-    "gpt2": ("GPT2Loader", {}),
-    "llama": ("LlamaLoader", {}),
-}
 
 
 def export_ctranslate2(
@@ -70,7 +60,7 @@ def export_ctranslate2(
 
     Raises:
         InputError: as `export_checkpoint`; also where ctranslate2 or transformers is not installed, or the architecture
-            is not among `LOADERS`.
+            has no known equal in CTranslate2.
     """
     _require_installed()
     target = Path(out)
@@ -79,10 +69,11 @@ def export_ctranslate2(
     tokenizers = tokenizers_of(checkpoint)
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class(resolved(recipe, tokenizers), family=recipe.arch, model_type=model_type, common=keys)
-    if choice.architecture.model_type not in LOADERS:
+    if choice.architecture.ctranslate2 is None:
+        known = [name for name, architecture in ARCHITECTURES.items() if architecture.ctranslate2 is not None]
         raise InputError(
-            f"--to ctranslate2: {choice.class_name} is not among the models it is known to compute alike: "
-            f"{', '.join(LOADERS)}",
+            f"--to ctranslate2: {choice.class_name} is not among the models that CTranslate2 computes equally: "
+            f"{', '.join(known)}",
             hint="--to huggingface writes it",
         )
     reports: list[ExportReport] = []
@@ -97,17 +88,17 @@ def export_ctranslate2(
             should_stop=should_stop,
         )
         _convert(between, made, report, recipe, choice.model, tokenizers, QUANTIZATION[quantization])
-        atomic.remove_tree(between)
+        files.remove_tree(between)
         for path in sorted(made.iterdir()):
             files.rename(path, folder / path.name)
         files.rmdir(made)
         _write_tokenizers(folder, tokenizers)
         reports.append(report)
 
-    probe.require_writable(target)
+    files.require_writable(target)
     with files.storage_errors(target):
         make_folders(target.absolute().parent)
-        atomic.publish_directory(target, fill)
+        files.publish_directory(target, fill)
     report = reports[0]
     return ExportReport(
         **{
@@ -136,7 +127,9 @@ def _convert(
     from ctranslate2.converters import transformers as loaders
     from ctranslate2.converters.converter import Converter
 
-    name, traits = LOADERS[report.model_type]
+    loader = ARCHITECTURES[report.model_type].ctranslate2
+    assert loader is not None
+    name, traits = loader
     with _quietly(transformers.utils.logging):
         theirs = getattr(transformers, report.class_name).from_pretrained(folder, dtype=torch.float32)
     for trait, value in traits.items():
@@ -171,7 +164,7 @@ def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -
     """What CTranslate2 asks a tokenizer for, and numbers that its loaders leave at their defaults."""
     from ctranslate2.specs.model_spec import OPTIONAL
 
-    assert tokenizers.source is not None and model.decoder is not None  # of what LOADERS names, none reads images
+    assert tokenizers.source is not None and model.decoder is not None  # no model of images has a loader
     ids = recipe.tokenizer.special_ids
     source, own = with_roles(ids, tokenizers.source, tokenizers.target)
     target = own or source
@@ -221,7 +214,7 @@ def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
         sides = {"tokenizer.source.json": tokenizers.source, "tokenizer.target.json": tokenizers.target}
     for name, tokenizer in sides.items():
         if tokenizer is not None:
-            atomic.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
+            files.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
     for path in folder.iterdir():  # what CTranslate2 wrote is on disk before the folder appears
         descriptor = os.open(path, os.O_RDONLY)
         try:

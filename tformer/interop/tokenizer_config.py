@@ -13,8 +13,12 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+)
 from tformer.errors import InputError
+from tformer.interop.architectures import ARCHITECTURES
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
@@ -22,22 +26,6 @@ from tformer.tokenizer.special import decoder_tokens
 OF_TOKENIZER = ("pad", "unk", "cls", "sep", "mask")
 OF_MODEL = ("bos", "eos")
 OF_DECODER = ("decoder_start", "forced_bos", "forced_eos")
-
-# What `transformers` takes where config.json does not have the key at all.
-ABSENT_IDS: Mapping[str, Mapping[str, int]] = {
-    "gpt2": {"bos": 50256, "eos": 50256},
-    **{name: {"bos": 1, "eos": 2} for name in ("llama", "mistral", "bloom")},
-    "opt": {"pad": 1, "bos": 2, "eos": 2},
-    **{name: {"pad": 0} for name in ("bert", "electra", "distilbert")},
-    **{name: {"pad": 1, "bos": 0, "eos": 2} for name in ("roberta", "camembert", "xlm-roberta")},
-    "longformer": {"pad": 1, "bos": 0, "eos": 2, "sep": 2},
-    "big_bird": {"pad": 0, "bos": 1, "eos": 2, "sep": 66},
-    "t5": {"pad": 0, "eos": 1},
-    "bart": {"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2, "forced_eos": 2},
-    "mbart": {"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
-    "pegasus": {"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},
-    "marian": {"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
-}
 
 
 def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], roles: Mapping[str, int]) -> dict[str, int]:
@@ -102,7 +90,8 @@ def special_keys(recipe: Recipe, tokenizer: Tokenizer | None, target: Tokenizer 
 def _of_config(config: Mapping[str, Any], name: str) -> int | None:
     if f"{name}_token_id" in config:
         return _id(config, name, "config.json")
-    return ABSENT_IDS.get(str(config.get("model_type")), {}).get(name)
+    architecture = ARCHITECTURES.get(str(config.get("model_type")))
+    return None if architecture is None else architecture.special_ids.get(name)
 
 
 def _id(values: Mapping[str, Any], name: str, file: str) -> int | None:

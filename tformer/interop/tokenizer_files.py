@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.bounded_json import read_bounded
+from tformer.checkpoint.files import read_bounded
 from tformer.errors import InputError
+from tformer.interop.architecture import Architecture
 from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
 from tformer.interop.tokenizer_config import (
     SPECIAL_TOKENS_MAP,
@@ -29,7 +30,6 @@ SENTENCEPIECE_HINT = (
     "in an environment with transformers and sentencepiece: "
     "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; or name one with --tokenizer FILE"
 )
-OVERRULED = ("qwen2",)
 MARIAN_HINT = (
     "transformers cannot write one for Marian: take the tokenizer.json of a copy of this model that has one "
     "(those made for use in browsers do), and name it with --tokenizer FILE"
@@ -140,13 +140,13 @@ def tokenizer_documents(
     }
 
 
-def overruled(model_type: str, tokenizer: Tokenizer | None) -> tuple[str, ...]:
-    """A line for an architecture for which `AutoTokenizer` heeds no class that a folder names."""
-    if tokenizer is None or model_type not in OVERRULED:
+def own_rules_note(architecture: Architecture, tokenizer: Tokenizer | None) -> tuple[str, ...]:
+    """A note for an architecture whose tokenizers `AutoTokenizer` reads by fixed rules; () for the others."""
+    if tokenizer is None or not architecture.own_tokenizer_rules:
         return ()
     return (
-        f"AutoTokenizer of transformers 5 reads every tokenizer of {model_type} by that model's own rules: "
-        "PreTrainedTokenizerFast.from_pretrained opens this one as it is",
+        f"AutoTokenizer of transformers 5 reads every tokenizer of {architecture.model_type} by that model's own "
+        "rules: PreTrainedTokenizerFast.from_pretrained opens this one as it is",
     )
 
 

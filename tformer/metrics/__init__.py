@@ -30,7 +30,11 @@ from tformer.metrics.text import (
     perplexity,
 )
 
+HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"})
+"""Metrics of a validation of which a higher value is better."""
+
 __all__ = [
+    "HIGHER_IS_BETTER",
     "ClassScores",
     "CorpusScore",
     "accuracy",

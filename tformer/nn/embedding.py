@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.fused import dropout
+from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions

@@ -3,7 +3,8 @@
     plain  down(act(up(x)))
     gated  down(act(gate(x)) · up(x)), gate and up being one matrix product: rows [gate; up]
 
-relu2 is Primer's squared ReLU (2109.08668); gelu_tanh is GPT-2's approximation of gelu (1606.08415).
+relu2 is Primer's squared ReLU (2109.08668); gelu_tanh is GPT-2's approximation of gelu (1606.08415). Adding an
+activation: a function and a row in `ACTIVATIONS`.
 """
 
 # Shapes: x [..., D]; hidden [..., F] (F = d_ff).
@@ -13,25 +14,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from tformer.nn.fused import dropout, relu2
-from tformer.nn.linear import Linear
+from tformer.nn.dropout import dropout
+from tformer.nn.linear import Linear, eager_on_cpu
 from tformer.nn.options import require_positive
 
 
-@dataclass(frozen=True)
-class FeedForwardOptions:
-    d_ff: int | None = None  # null: 4 * d_model
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"] = "gelu"
-    gated: bool = False
-    bias: bool = True
+class _ReluSquared(torch.autograd.Function):
+    """y = max(x, 0)^2;  dx = 2 max(x, 0) dy in one pass; eager PyTorch differentiates through `pow`."""
 
-    def __post_init__(self) -> None:
-        require_positive(d_ff=self.d_ff)
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = F.relu(x)
+        ctx.save_for_backward(positive)
+        return positive.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, positive, value=2.0)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (Primer, arXiv 2109.08668), in x's dtype and shape."""
+    if eager_on_cpu(x):
+        return _ReluSquared.apply(x)
+    return F.relu(x).square()
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,6 +57,26 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": relu2,
 }
 
+if TYPE_CHECKING:
+    ActivationName = str
+else:
+    ActivationName = Literal[tuple(ACTIVATIONS)]
+
+
+@dataclass(frozen=True)
+class FeedForwardOptions:
+    d_ff: int | None = None  # null: 4 * d_model
+    activation: ActivationName = "gelu"
+    gated: bool = False
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(d_ff=self.d_ff)
+
+    def hidden_size(self, d_model: int) -> int:
+        """Number of hidden features: d_ff, by default 4 d_model."""
+        return 4 * d_model if self.d_ff is None else self.d_ff
+
 
 class FeedForward(nn.Module):
     """d_model → d_ff → d_model, the same for every position.
@@ -51,7 +86,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, options: FeedForwardOptions, *, activation_dropout: float = 0.0) -> None:
         super().__init__()
-        d_ff = 4 * d_model if options.d_ff is None else options.d_ff
+        d_ff = options.hidden_size(d_model)
         self.gated = options.gated
         self.activation = ACTIVATIONS[options.activation]
         self.dropout = activation_dropout

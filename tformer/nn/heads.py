@@ -1,147 +1,76 @@
-"""Heads, and the output of a forward pass, which applies them on demand."""
+"""Heads over the vocabulary, the table of all heads, and the output of a forward pass, which applies heads on demand.
+
+Vocabulary heads (`lm`, `masked_lm`) have two parts, `features` and a projection, so that the loss can be computed in
+chunks (`losses.linear_cross_entropy`) and decoding can project the last position only: logits over a vocabulary are the
+largest tensor of a small model, and those of a whole batch need never exist.
+
+    lm           features = x · scale;                          logits = features Wᵀ (+ b), soft-capped c·tanh(z/c)
+    masked_lm    features = norm(act(dense(x))), BERT (arXiv 1810.04805)
+
+Shape legend: B batch, T queries, S keys of the encoder, N = B T, D d_model, E embedding size, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tformer.nn.feedforward import ACTIVATIONS
-from tformer.nn.fused import dropout
+from tformer.nn.classification_heads import (
+    HEAD_ACTIVATIONS,
+    ClassifierHeadOptions,
+    HeadActivation,
+    HeadContext,
+    LabelKind,
+    NextSentenceHeadOptions,
+    RegressionHeadOptions,
+    ReplacedTokenHeadOptions,
+)
 from tformer.nn.linear import Linear
 from tformer.nn.losses import IGNORED_LABEL, LOGIT_ELEMENTS, CrossEntropy, cross_entropy_of, linear_cross_entropy
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.options import require_positive
 from tformer.nn.products import Product, Quantize, prepare_product
 
-# Shapes: B batch, T positions, D d_model, E embedding size, V vocabulary, L labels.
-
-
-HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
-Pooling = Literal["cls", "mean", "eos"]
-
-
-@dataclass(frozen=True)
-class LmHeadOptions:
-    """Next-token (or decoder) logits. `scale` multiplies the hidden state: number, or d^-1/2 as in T5 v1.0."""
-
-    kind: Literal["lm"] = "lm"
-    bias: bool = False
-    scale: Literal["none", "inverse_sqrt_d"] | float = "none"
-    softcap: float | None = None  # c * tanh(logits / c)
-
-    def __post_init__(self) -> None:
-        require_positive(softcap=self.softcap)
-
-
-@dataclass(frozen=True)
-class MaskedLmHeadOptions:
-    """BERT's dense -> activation -> norm transform before the (tied) projection."""
-
-    kind: Literal["masked_lm"] = "masked_lm"
-    bias: bool = True
-    transform: bool = True
-    activation: HeadActivation = "gelu"
-
-
-@dataclass(frozen=True)
-class ClassifierHeadOptions:
-    kind: Literal["classifier"] = "classifier"
-    num_labels: int | None = None  # null: taken from the data's labels
-    pooling: Pooling = "cls"
-    pooler: bool = True  # dense -> activation before the projection
-    activation: HeadActivation = "tanh"
-    dropout: float | None = None  # null: the stack's dropout
-    multi_label: bool = False
-
-
-@dataclass(frozen=True)
-class RegressionHeadOptions:
-    kind: Literal["regression"] = "regression"
-    pooling: Pooling = "cls"
-    pooler: bool = True
-    activation: HeadActivation = "tanh"
-    dropout: float | None = None
-
-
-@dataclass(frozen=True)
-class NextSentenceHeadOptions:
-    kind: Literal["next_sentence"] = "next_sentence"
-
-
-@dataclass(frozen=True)
-class ReplacedTokenHeadOptions:
-    kind: Literal["replaced_token"] = "replaced_token"
-    activation: HeadActivation = "gelu"
-
-
-HeadOptions = (
-    LmHeadOptions
-    | MaskedLmHeadOptions
-    | ClassifierHeadOptions
-    | RegressionHeadOptions
-    | NextSentenceHeadOptions
-    | ReplacedTokenHeadOptions
-)
-
-HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: ACTIVATIONS[name] for name in ("relu", "gelu", "gelu_tanh", "silu")},
-    "tanh": torch.tanh,
-    "none": lambda x: x,
-}
-
-
-def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
-    """One vector per sequence, [B, D]: the first real position, the last one, or the mean of the real ones."""
-    if mask_BT is None:
-        return {"cls": hidden_BTD[:, 0], "eos": hidden_BTD[:, -1]}[how] if how != "mean" else hidden_BTD.mean(dim=1)
-    mask_BT = mask_BT.bool()
-    if how == "mean":
-        weights_BT1 = mask_BT.unsqueeze(-1).float()
-        total_BD = (hidden_BTD.float() * weights_BT1).sum(dim=1)
-        return (total_BD / weights_BT1.sum(dim=1).clamp(min=1.0)).to(hidden_BTD.dtype)
-    slots_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    if how == "cls":  # left padding puts the first token anywhere
-        index_B = mask_BT.long().argmax(dim=1)
-    else:
-        index_B = torch.where(mask_BT, slots_T, 0).amax(dim=1)
-    return hidden_BTD[torch.arange(len(index_B), device=index_B.device), index_B]
+FEW = 1 / 8  # of the labels: computing the loss of so few ignored labels costs less than leaving them out
 
 
 class VocabularyHead(nn.Module):
-    """Logits over the vocabulary; `weight` [V, E] is its own, or the embedding table's when `tied` is given.
+    """Logits over the vocabulary; `weight` [V, E] is the embedding table where `context.tied` is given.
 
-    A model narrower at its embeddings needs a bridge D → E: the transform's dense layer, or else `project`.
+    A model with narrower embeddings needs a map D → E: the dense layer of the transform, or else `project`.
     """
 
     def __init__(
         self,
-        d_model: int,
-        vocab_size: int,
+        context: HeadContext,
         *,
-        tied: nn.Parameter | None = None,
         bias: bool = False,
         scale: float = 1.0,
         softcap: float | None = None,
-        fixnorm: bool = False,
         transform: tuple[str, NormOptions] | None = None,
+        labels_are_few: bool = False,
     ) -> None:
         super().__init__()
+        d_model, vocab_size, tied = context.d_model, context.vocab_size, context.tied
+        if vocab_size is None:
+            raise ValueError("a head over the vocabulary needs vocab_size")
         size = d_model if tied is None else tied.shape[1]
         self.weight = nn.Parameter(torch.empty(vocab_size, size)) if tied is None else tied
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.is_tied = tied is not None
-        self.scale, self.softcap, self.fixnorm = scale, softcap, fixnorm
+        self.scale, self.softcap, self.fixnorm = scale, softcap, context.fixnorm
+        self.labels_are_few = labels_are_few  # most positions have no label: the loss leaves them out
         self.dense = Linear(d_model, size, bias=True) if transform else None
         self.norm = build_norm(transform[1], size) if transform else None
         self.activation = HEAD_ACTIVATIONS[transform[0]] if transform else None
         self.project = Linear(d_model, size, bias=False) if size != d_model and not transform else None
-        self.product: Product | None = None  # what takes the matrix's place once it no longer changes
+        self.product: Product | None = None  # replaces the matrix once it no longer changes
 
     def features(self, hidden: Tensor) -> Tensor:
         """[..., D] → [..., E]: everything before the product with the vocabulary."""
@@ -167,140 +96,60 @@ class VocabularyHead(nn.Module):
 
     @torch.no_grad()
     def freeze(self, quantize: Quantize, dtype: torch.dtype, rows: int | None = None) -> None:
-        """For inference alone: prepare the product. The weight stays, for it may be the embedding table too."""
+        """Prepare the product for inference. The weight stays, because it may be the embedding table too."""
         matrix = self.matrix().to(dtype)
         self.product = prepare_product(matrix, self.bias, quantize, rows=rows, out_dtype=torch.float32)
 
 
-class PooledHead(nn.Module):
-    """One prediction per sequence: pool → (dense → activation) → dropout → project."""
+@dataclass(frozen=True)
+class LmHeadOptions:
+    """Next-token (or decoder) logits. `scale` multiplies the hidden state: a number, or d^-1/2 as in T5 v1.0."""
 
-    def __init__(
-        self, d_model: int, num_labels: int, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
-    ) -> None:
-        super().__init__()
-        self.pooling, self.dropout = pooling, dropout
-        self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
-        self.activation = HEAD_ACTIVATIONS[activation]
-        self.project = Linear(d_model, num_labels, bias=True)
+    over_vocabulary: ClassVar[bool] = True
+    pools: ClassVar[bool] = False
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["lm"] = "lm"
+    bias: bool = False
+    scale: Literal["none", "inverse_sqrt_d"] | float = "none"
+    softcap: float | None = None  # c * tanh(logits / c)
 
-    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """fp32 scores [B, L] of hidden states [B, T, D]; `mask_BT` tells padding apart."""
-        x_BD = pool(hidden, mask_BT, self.pooling)
-        if self.pooler is not None:
-            x_BD = self.activation(self.pooler(x_BD))
-        return self.project(dropout(x_BD, self.dropout, self.training)).float()
+    def __post_init__(self) -> None:
+        require_positive(softcap=self.softcap)
 
-
-class ReplacedTokenHead(nn.Module):
-    """One logit per token: was this token replaced?"""
-
-    def __init__(self, d_model: int, *, activation: str) -> None:
-        super().__init__()
-        self.dense = Linear(d_model, d_model, bias=True)
-        self.activation = HEAD_ACTIVATIONS[activation]
-        self.project = Linear(d_model, 1, bias=True)
-
-    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """fp32 logits [B, T] of hidden states [B, T, D]."""
-        return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
+    def build(self, context: HeadContext) -> nn.Module:
+        named = {"none": 1.0, "inverse_sqrt_d": 1.0 / math.sqrt(context.d_model)}
+        scale = named[self.scale] if isinstance(self.scale, str) else self.scale
+        return VocabularyHead(context, bias=self.bias, scale=scale, softcap=self.softcap)
 
 
 @dataclass(frozen=True)
-class HeadContext:
-    """What a head needs to know of the model it stands on."""
+class MaskedLmHeadOptions:
+    """BERT's dense -> activation -> norm transform before the (tied) projection."""
 
-    d_model: int
-    vocab_size: int | None
-    norm: NormOptions
-    dropout: float = 0.0
-    num_labels: int | None = None
-    tied: nn.Parameter | None = None  # the embedding table, when output and embeddings are one
-    fixnorm: bool = False
+    over_vocabulary: ClassVar[bool] = True
+    pools: ClassVar[bool] = False
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["masked_lm"] = "masked_lm"
+    bias: bool = True
+    transform: bool = True
+    activation: HeadActivation = "gelu"
 
-
-def _vocabulary(context: HeadContext) -> int:
-    if context.vocab_size is None:
-        raise ValueError("a head over the vocabulary needs vocab_size")
-    return context.vocab_size
+    def build(self, context: HeadContext) -> nn.Module:
+        transform = (self.activation, context.norm) if self.transform else None
+        return VocabularyHead(context, bias=self.bias, transform=transform, labels_are_few=True)
 
 
-def _lm(options: LmHeadOptions, context: HeadContext) -> nn.Module:
-    named = {"none": 1.0, "inverse_sqrt_d": 1.0 / math.sqrt(context.d_model)}
-    scale = named[options.scale] if isinstance(options.scale, str) else options.scale
-    return VocabularyHead(
-        context.d_model,
-        _vocabulary(context),
-        tied=context.tied,
-        bias=options.bias,
-        scale=scale,
-        softcap=options.softcap,
-        fixnorm=context.fixnorm,
-    )
+HeadOptions = (
+    LmHeadOptions
+    | MaskedLmHeadOptions
+    | ClassifierHeadOptions
+    | RegressionHeadOptions
+    | NextSentenceHeadOptions
+    | ReplacedTokenHeadOptions
+)
+"""The table of heads: the options of each, which build it."""
 
-
-def _masked_lm(options: MaskedLmHeadOptions, context: HeadContext) -> nn.Module:
-    transform = (options.activation, context.norm) if options.transform else None
-    return VocabularyHead(
-        context.d_model,
-        _vocabulary(context),
-        tied=context.tied,
-        bias=options.bias,
-        fixnorm=context.fixnorm,
-        transform=transform,
-    )
-
-
-def _classifier(options: ClassifierHeadOptions, context: HeadContext) -> nn.Module:
-    num_labels = context.num_labels if options.num_labels is None else options.num_labels
-    if num_labels is None:
-        raise ValueError("a classifier head needs num_labels")
-    return _pooled(options, context, num_labels)
-
-
-def _regression(options: RegressionHeadOptions, context: HeadContext) -> nn.Module:
-    return _pooled(options, context, 1)
-
-
-def _pooled(options: ClassifierHeadOptions | RegressionHeadOptions, context: HeadContext, outputs: int) -> nn.Module:
-    return PooledHead(
-        context.d_model,
-        outputs,
-        pooling=options.pooling,
-        pooler=options.pooler,
-        activation=options.activation,
-        dropout=context.dropout if options.dropout is None else options.dropout,
-    )
-
-
-def _next_sentence(options: NextSentenceHeadOptions, context: HeadContext) -> nn.Module:
-    return PooledHead(context.d_model, 2, pooling="cls", pooler=True, activation="tanh", dropout=0.0)
-
-
-def _replaced_token(options: ReplacedTokenHeadOptions, context: HeadContext) -> nn.Module:
-    return ReplacedTokenHead(context.d_model, activation=options.activation)
-
-
-HEADS: dict[str, Callable[[Any, HeadContext], nn.Module]] = {
-    "lm": _lm,
-    "masked_lm": _masked_lm,
-    "classifier": _classifier,
-    "regression": _regression,
-    "next_sentence": _next_sentence,
-    "replaced_token": _replaced_token,
-}
-
-
-def build_head(options: HeadOptions, context: HeadContext) -> nn.Module:
-    """The head that `options` describe; ValueError when the model lacks what it needs."""
-    return HEADS[options.kind](options, context)
-
-
-# Shapes: B batch, T queries, S keys of the encoder, D d_model, V vocabulary, N = B T.
-
-
-MASKED = "masked_lm"  # the head whose labels are ignored for the most part
-FEW = 1 / 8  # of the labels: so many ignored ones cost less than leaving them out
+HEADS: dict[str, type] = {options.kind: options for options in get_args(HeadOptions)}
 
 
 @dataclass
@@ -350,7 +199,7 @@ class Output:
         head = self._vocabulary_head(name)
         hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
         kept_N = labels_N != IGNORED_LABEL
-        if options.get("reduction", "sum") == "sum" and _leaves_out(name, kept_N):
+        if options.get("reduction", "sum") == "sum" and _leaves_out(head, kept_N):
             places_n = _places(kept_N, num_labels)
             hidden_ND, labels_N = hidden_ND.index_select(0, places_n), labels_N.index_select(0, places_n)
         if head.product is not None:
@@ -388,10 +237,10 @@ class Output:
         return self.heads[name]
 
 
-def _leaves_out(name: str, kept_N: Tensor) -> bool:
+def _leaves_out(head: VocabularyHead, kept_N: Tensor) -> bool:
     """Whether ignored positions are dropped before the head. Counting them would stall any device but a CPU."""
     if kept_N.device.type != "cpu":
-        return name == MASKED
+        return head.labels_are_few
     return int(kept_N.sum()) < (1 - FEW) * len(kept_N)
 
 

@@ -1,11 +1,22 @@
-"""Weight initialisation, the projections that share a matrix, and embedding tables shared by two models."""
+"""Weight initialisation; projections that share a matrix; embedding tables shared by two models.
+
+    normal   weights N(0, std)                                                     GPT-2, BERT: std 0.02
+    xavier   U(±sqrt(6 / (fan_in + fan_out))), each projection of a fused matrix separately    original Transformer
+    scaled   U(±sqrt(3 / fan_in)): every product keeps unit variance               Muon recipes (nanochat)
+
+Biases start at 0, gains at 1 (ScaleNorm √d). A projection into the residual stream is divided by √(number of such
+projections in its stack), GPT-2's √(2 · layers), or starts at zero so that each block starts as the identity. Tables
+that are summed at the input are N(0, embedding_std), those of relative positions N(0, std); the table of FixNorm is
+U(±0.01) (arXiv 1910.05895: only directions matter). The draws come from torch's global generator, in the order of
+`model.modules()`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +36,10 @@ from tformer.nn.structured_dropout import LayerDrop
 
 
 def block_matrices(model: nn.Module) -> Iterator[tuple[str, Linear, list[int]]]:
-    """(name, matrix, rows of each projection in it) of every product inside the blocks of a model."""
+    """(name, matrix, row counts of the projections that share it) of every product in the blocks of a model.
+
+    Products of one input are fused; xavier initialisation and Muon treat their parts separately.
+    """
     for name, module in model.named_modules():
         if isinstance(module, FeedForward):
             rows = module.up.weight.shape[0]
@@ -45,14 +59,47 @@ def block_matrices(model: nn.Module) -> Iterator[tuple[str, Linear, list[int]]]:
 FIXNORM_BOUND = 0.01
 
 
+def draw_matrix(weight: Tensor, options: InitOptions, *, parts: list[int] | None = None) -> None:
+    """Fill a matrix [out, in]; `parts`: row counts of the projections that share it."""
+    DRAWS[options.kind](weight, options, parts or [weight.shape[0]])
+
+
+def _draw_normal(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
+    weight.normal_(0.0, options.std)
+
+
+def _draw_scaled(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
+    bound = math.sqrt(3.0 / weight.shape[1])
+    weight.uniform_(-bound, bound)
+
+
+def _draw_xavier(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
+    for part in weight.split(parts):
+        bound = math.sqrt(6.0 / (part.shape[0] + part.shape[1]))
+        part.uniform_(-bound, bound)
+
+
+DRAWS: dict[str, Callable[[Tensor, InitOptions, list[int]], None]] = {
+    "normal": _draw_normal,
+    "xavier": _draw_xavier,
+    "scaled": _draw_scaled,
+}
+
+
+if TYPE_CHECKING:
+    InitName = str
+else:
+    InitName = Literal[tuple(DRAWS)]
+
+
 @dataclass(frozen=True)
 class InitOptions:
-    """How fresh weights are drawn; `init.py` is the one place that does it.
+    """Distribution of new weights.
 
     normal: N(0, std). xavier: uniform, fan-in + fan-out (the original). scaled: U(+-sqrt(3/fan_in)) (Muon recipes).
     """
 
-    kind: Literal["normal", "xavier", "scaled"] = "normal"
+    kind: InitName = "normal"
     std: float = 0.02
     residual_scale: bool = True  # projections into the residual stream: std / sqrt(2 * num_layers), GPT-2
     zero_out: bool = False  # those projections start at zero instead
@@ -67,7 +114,7 @@ class InitOptions:
 
 @torch.no_grad()
 def initialise(model: nn.Module, options: InitOptions) -> None:
-    """Draw every parameter of `model` afresh."""
+    """Draw every parameter of `model`."""
     embedding_std = options.std if options.embedding_std is None else options.embedding_std
     output_std = options.std if options.output_std is None else options.output_std
     residual = dict(_residual_projections(model))
@@ -103,33 +150,6 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
                 module.weight.normal_(0.0, output_std)
             if module.bias is not None:
                 module.bias.zero_()
-
-
-def draw_matrix(weight: Tensor, options: InitOptions, *, parts: list[int] | None = None) -> None:
-    """Fill a matrix [out, in]; `parts` are the row counts of the projections fused in it."""
-    DRAWS[options.kind](weight, options, parts or [weight.shape[0]])
-
-
-def _draw_normal(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
-    weight.normal_(0.0, options.std)
-
-
-def _draw_scaled(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
-    bound = math.sqrt(3.0 / weight.shape[1])
-    weight.uniform_(-bound, bound)
-
-
-def _draw_xavier(weight: Tensor, options: InitOptions, parts: list[int]) -> None:
-    for part in weight.split(parts):
-        bound = math.sqrt(6.0 / (part.shape[0] + part.shape[1]))
-        part.uniform_(-bound, bound)
-
-
-DRAWS: dict[str, Callable[[Tensor, InitOptions, list[int]], None]] = {
-    "normal": _draw_normal,
-    "xavier": _draw_xavier,
-    "scaled": _draw_scaled,
-}
 
 
 def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:

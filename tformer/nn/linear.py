@@ -12,6 +12,22 @@ from torch import Tensor, nn
 
 from tformer.nn.products import Product, Quantize, prepare_product
 
+HAND_WRITTEN_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def eager_on_cpu(x: Tensor) -> bool:
+    """Whether functions of `x` use their hand-written gradients: in eager PyTorch on a CPU.
+
+    There PyTorch has no fused kernels for RMSNorm, squared ReLU and rotary positions; elsewhere (accelerators,
+    `torch.compile`) plain formulas are fused by the kernel library or the compiler.
+    """
+    return x.device.type == "cpu" and x.dtype in HAND_WRITTEN_DTYPES and not torch.compiler.is_compiling()
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics, softmax and sums: fp64 for fp64, fp32 for everything narrower."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
 
 class Linear(nn.Module):
     """y = x W^T + b with weight [out_features, in_features] and an optional bias [out_features]."""

@@ -27,9 +27,9 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from tformer.nn.attention.context import AttentionContext, TapSink, scoped
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache, LayerState
+from tformer.nn.dropout import dropout, outside_graphs
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.fixed_cache import AnyCache, FixedLayer
-from tformer.nn.fused import dropout, outside_graphs
 from tformer.nn.norm import BatchNorm, frozen_statistics
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Draw, LayerDrop

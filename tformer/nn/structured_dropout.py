@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.fused import outside_graphs
+from tformer.nn.dropout import outside_graphs
 from tformer.nn.options import require, require_probability
 
 

@@ -1,32 +1,35 @@
-"""The table of objectives."""
+"""Objectives: one file per objective (or family) with its options, batches, loss, soft loss and needs.
+
+To add one: a file with a class and its options, and a row in `ObjectiveOptions`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
+from tformer.errors import InputError
+from tformer.nn.heads import HeadOptions
 from tformer.objectives.base import Combined, Objective, ObjectiveContext
-from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
-from tformer.objectives.denoising import Denoising
-from tformer.objectives.labelled import Classification, MultiLabel, Regression
-from tformer.objectives.masked_lm import MaskedLm, never_masked
-from tformer.objectives.next_sentence import NextSentence
-from tformer.objectives.options import (
-    ClassificationOptions,
-    DenoisingOptions,
-    MaskedLmOptions,
-    MultiLabelOptions,
-    NextSentenceOptions,
-    RegressionOptions,
-    ReplacedTokenOptions,
-    Seq2SeqOptions,
-    SpanCorruptionOptions,
-)
-from tformer.objectives.replaced_token import ReplacedToken
-from tformer.objectives.seq2seq import Seq2Seq
-from tformer.objectives.span_corruption import SpanCorruption
+from tformer.objectives.causal_lm import CausalLmOptions
+from tformer.objectives.denoising import DenoisingOptions
+from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
+from tformer.objectives.masked_lm import MaskedLmOptions
+from tformer.objectives.next_sentence import NextSentenceOptions
+from tformer.objectives.replaced_token import ReplacedTokenOptions
+from tformer.objectives.seq2seq import Seq2SeqOptions
+from tformer.objectives.span_corruption import SpanCorruptionOptions
 
-__all__ = ["OBJECTIVES", "CausalLmOptions", "ObjectiveOptions", "build_objective"]
+__all__ = [
+    "OBJECTIVES",
+    "CausalLmOptions",
+    "ObjectiveOptions",
+    "build_objective",
+    "check_combination",
+    "labelled_options",
+    "objectives_for_heads",
+    "unused_keys",
+]
 
 ObjectiveOptions = (
     CausalLmOptions
@@ -41,33 +44,58 @@ ObjectiveOptions = (
     | DenoisingOptions
 )
 
-
-def _causal_lm(options: CausalLmOptions, context: ObjectiveContext) -> CausalLm:
-    return CausalLm(
-        options,
-        context.special_ids,
-        seq_len=context.seq_len,
-        padding=context.padding,
-        pad_to=context.pad_to,
-        never_masked=never_masked(context) if options.word_dropout else None,
-    )
-
-
-OBJECTIVES: dict[str, Callable[[Any, ObjectiveContext], Objective]] = {
-    "causal_lm": _causal_lm,
-    "masked_lm": MaskedLm,
-    "next_sentence": NextSentence,
-    "replaced_token": ReplacedToken,
-    "classification": Classification,
-    "multi_label": MultiLabel,
-    "regression": Regression,
-    "seq2seq": Seq2Seq,
-    "span_corruption": SpanCorruption,
-    "denoising": Denoising,
-}
+OBJECTIVES: dict[str, type[Objective]] = {options.kind: options.objective for options in get_args(ObjectiveOptions)}
+"""The objective class of each kind."""
 
 
 def build_objective(options: Sequence[ObjectiveOptions], context: ObjectiveContext) -> Objective:
-    """The objective of these options; several share the batches of the first and one forward pass."""
-    built = [OBJECTIVES[one.kind](one, context) for one in options]
+    """The objective with these options; several share the batches of the first and one forward pass.
+
+    Raises InputError for objectives that cannot be combined, and for a tokenizer that lacks what they need.
+    """
+    problem = check_combination([each.kind for each in options])
+    if problem is not None:
+        raise InputError(f"objectives: {problem}")
+    built = [each.objective(each, context) for each in options]
     return built[0] if len(built) == 1 else Combined(built)
+
+
+def check_combination(kinds: Sequence[str]) -> str | None:
+    """The problem with objectives of these kinds in one model, in this order; None: they can be trained together."""
+    first, *others = kinds
+    if OBJECTIVES[first].companion_of is None and all(OBJECTIVES[kind].companion_of == first for kind in others):
+        return None if len(set(kinds)) == len(kinds) else f"found {', '.join(kinds)}, expected each once"
+    pairs = [f"{found.companion_of}, {kind}" for kind, found in OBJECTIVES.items() if found.companion_of is not None]
+    return f"found {', '.join(kinds)}, expected one objective, or {' or '.join(pairs)}"
+
+
+def unused_keys(kinds: Iterable[str]) -> list[str]:
+    """The keys of the recipe that none of these objectives reads, sorted."""
+    return sorted(set.intersection(*(set(OBJECTIVES[kind].unused_keys) for kind in kinds)))
+
+
+def objectives_for_heads(heads: Sequence[HeadOptions], *, has_encoder: bool, has_decoder: bool) -> list[str]:
+    """The kinds of objectives that train a model with these heads, for example an imported one."""
+    found = {(head.kind, head.label_kind) for head in heads}
+    sections = {"encoder": has_encoder, "decoder": has_decoder}
+    fitting = [
+        kind
+        for kind, objective in OBJECTIVES.items()
+        if (objective.head.kind, objective.head.label_kind) in found and objective.companion_of is None
+    ]
+    matching = (
+        kind
+        for kind in fitting
+        if all(sections[part] for part in OBJECTIVES[kind].parts)
+        and not any(sections.get(part) for part in OBJECTIVES[kind].without)
+    )
+    first = next(matching, fitting[0])
+    others = [kind for kind, other in OBJECTIVES.items() if other.companion_of == first]
+    return [first, *(kind for kind in others if OBJECTIVES[kind].head.kind in {head.kind for head in heads})]
+
+
+def labelled_options(label_kind: str) -> ObjectiveOptions:
+    """The default options of the objective for one class, several labels or a score per example ("classes", ...)."""
+    options = get_args(ObjectiveOptions)
+    found: ObjectiveOptions = next(each for each in options if each.objective.head.label_kind == label_kind)()
+    return found

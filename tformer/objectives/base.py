@@ -1,20 +1,22 @@
-"""Base class of objectives: how samples become batches, and the loss as named terms.
+"""Base class of objectives: facts about the kind, batches out of samples, and the loss as named terms.
 
 A term is a sum over predictions with their count and weight. The training loop adds the counts over the whole global
 batch (accumulation and processes) before the first backward pass and minimises
 
     loss = sum over terms of weight * sum / count,
 
-so several objectives fit into one model (`Combined`), and cutting a batch into parts changes nothing.
+so several objectives fit into one model (`Combined`), and splitting a batch changes nothing.
 
-Objectives see a model only as a callable that returns its `Output`, and special tokens only as `SpecialIds`.
+An objective sees a model only as a callable that returns its `Output`, and special tokens only as `SpecialIds`.
+
+Shapes: B samples, T tokens, V vocabulary, L labels, N = B T positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +27,60 @@ from tformer.data.batching.batch import (
     Side,
 )
 from tformer.errors import InputError
+from tformer.nn.heads import (
+    HeadOptions,
+    Output,
+)
+from tformer.nn.losses import IGNORED_LABEL
+from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
+
+DataKind = Literal["text", "masked_text", "sentences", "labelled", "pairs"]
+"""Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, pairs."""
+
+TOKEN_HINTS = {
+    "mask": ("a mask token ([MASK] or <mask>)", "--template bert, roberta or seq2seq (tokenizer.train.template)"),
+    "sentinels": ("sentinels (<extra_id_0>, ...)", "--template t5, or set tokenizer.train.sentinels"),
+}
+"""For each role of a special token that an objective may need: what it is, and how to train a tokenizer that has it."""
+
+
+# Keys of the recipe by what they belong to, for `Objective.unused_keys`.
+PAIR_KEYS = (
+    "data.columns.source",
+    "data.columns.target",
+    "data.max_length_ratio",
+    "data.target_seq_len",
+    "data.overlong",
+    "tokenizer.separate",
+    "tokenizer.train_target",
+    "tokenizer.source_path",
+    "tokenizer.target_path",
+    "training.valid_beam_size",
+    "training.valid_sentences",
+)
+LABEL_KEYS = (
+    "data.columns.text2",
+    "data.columns.label",
+    "data.label_separator",
+    "data.truncation",
+    "data.valid_split",
+)
+IMAGE_KEYS = ("data.image_mean", "data.image_std", "data.augment")
+SOURCE_KEYS = ("generation.coverage_penalty", "generation.length_margin")
+GENERATION_KEYS = (
+    "generation.beam_size",
+    "generation.length_penalty",
+    "generation.length_penalty_type",
+    "generation.stopping",
+    "generation.beam_groups",
+    "generation.diversity_penalty",
+    "generation.min_new_tokens",
+    "generation.suppress_tokens",
+    *SOURCE_KEYS,
+)
+FORCED_TOKEN_KEYS = ("tokenizer.special_ids.forced_bos", "tokenizer.special_ids.forced_eos")
+DECODER_TOKEN_KEYS = ("tokenizer.special_ids.decoder_start", *FORCED_TOKEN_KEYS)
 
 
 @dataclass(frozen=True)
@@ -39,7 +94,7 @@ class Term:
 
 @dataclass(frozen=True)
 class LossResult:
-    """The terms by name, and sums for reporting (scalars without gradient, which add up over batches)."""
+    """The terms by name, and metrics: sums without gradient, which add up over batches."""
 
     terms: dict[str, Term]
     metrics: dict[str, Tensor]
@@ -47,7 +102,7 @@ class LossResult:
 
 @dataclass(frozen=True)
 class ImageContext:
-    """How images become numbers: (value in [0, 1] - mean) / std, per channel; and how training varies them."""
+    """Image statistics per channel, (value in [0, 1] - mean) / std, and the augmentations of training."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -56,20 +111,20 @@ class ImageContext:
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """What objectives may know of tokenizer, data and models. Whoever does not need a part leaves its default.
+    """What objectives need from tokenizer, data and models. Parts that no objective of a run needs keep their default.
 
     Attributes:
         special_ids: ids of the special tokens.
-        seq_len: the most tokens that an example may have, special ones included.
+        seq_len: maximum number of tokens of an example, special tokens included.
         padding, pad_to: the recipe's `data.padding` and `data.pad_to`.
-        vocab_size: ids that the tokenizer knows, for random replacements.
+        vocab_size: number of ids of the tokenizer, for random replacements.
         never_masked: bool [V], True for special tokens.
-        word_starts: bool [V], True for tokens that begin a word; None: not known (every token is a word).
-        label_counts: int [L], how often each class occurs in the training data.
+        word_starts: bool [V], True for tokens that begin a word; None: every token is a word.
+        label_counts: int [L], examples of each class in the training data.
         generator: ELECTRA's second model.
         images: None for text.
-        target: what a decoder beside an encoder begins and ends with, None without one; `target_special_ids` and
-            `target_seq_len` are its side's where that differs from the source's.
+        target: first and last tokens of a decoder beside an encoder, None without one; `target_special_ids` and
+            `target_seq_len` belong to the target side where it differs from the source side.
         frame: special ids before and after a source text.
         sentence_ends: bool [V], True for tokens that can end a sentence.
     """
@@ -90,28 +145,97 @@ class ObjectiveContext:
     frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     sentence_ends: np.ndarray | None = None
 
+    @property
+    def special_V(self) -> np.ndarray:
+        """bool [V]: `never_masked`, or True for the ids in `special_ids` alone."""
+        if self.never_masked is not None:
+            return self.never_masked
+        table = np.zeros(self.vocab_size, dtype=bool)
+        table[list(self.special_ids.all)] = True
+        return table
 
-class Objective(Protocol):
-    """What the training loop and evaluation ask of an objective."""
+
+class Objective:
+    """Base class of objectives: class attributes state facts about the kind; methods make batches and the loss.
+
+    The options of an objective are a frozen dataclass beside its class, with the class as `objective`.
+
+    Attributes:
+        data: kind of training data; the key of its task in `tformer.tasks`.
+        head: options of the head that a new model gets. `head.kind` names the head and the loss term.
+        parts, without: sections of the recipe's `model` that the objective needs, and those that must be null.
+        reads_images: whether `model.patches` is allowed.
+        metrics: names of the metrics that validation reports; `training.best_metric` is one of them.
+        decoded_metrics: those of them that need decoded outputs.
+        unused_keys: keys of the recipe that the objective does not read.
+        special_tokens: roles of `SpecialIds` that the tokenizer must have.
+        needs_generator: whether the recipe needs a second model (ELECTRA's generator).
+        companion_of: kind of the objective that this one stands beside; None: it stands alone or first.
+        predicts_tokens: whether the exponential of its loss is a perplexity.
+        shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
+        room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
+    """
+
+    data: ClassVar[DataKind]
+    head: ClassVar[HeadOptions]
+    parts: ClassVar[tuple[str, ...]]
+    without: ClassVar[tuple[str, ...]] = ()
+    reads_images: ClassVar[bool] = False
+    metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    decoded_metrics: ClassVar[tuple[str, ...]] = ()
+    unused_keys: ClassVar[tuple[str, ...]] = ()
+    special_tokens: ClassVar[tuple[str, ...]] = ()
+    needs_generator: ClassVar[bool] = False
+    companion_of: ClassVar[str | None] = None
+    predicts_tokens: ClassVar[bool] = False
+    shares_forward: ClassVar[bool] = True
+    room: int | None = None
+
+    def __init__(self, options: Any, context: ObjectiveContext) -> None:
+        self.options, self.context = options, context
+
+    @staticmethod
+    def predicted_share(head: str, options: Any) -> float:
+        """Share of an example's tokens that the head of this kind predicts while training."""
+        return 1.0
+
+    @classmethod
+    def has_soft_loss(cls) -> bool:
+        """Whether a student can learn this objective from a teacher's predictions."""
+        return cls.soft_loss is not Objective.soft_loss
+
+    @property
+    def members(self) -> tuple[Objective, ...]:
+        """The objectives that share a forward pass: this one, or those of a `Combined`."""
+        return (self,)
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """Samples -> one batch on the host; `rng` drives what is random about it, and nothing else does.
+        """One batch on the host from samples; `rng` is the only source of randomness.
 
-        `training=False` leaves out what only helps to learn (augmentation, word dropout); masking stays.
+        `training=False` leaves out augmentation and word dropout; masking stays.
         """
+        raise NotImplementedError
 
     def label_count(self, batch: Batch) -> dict[str, int]:
-        """How many predictions each term will have on this host batch, known before any forward."""
+        """The number of predictions of each term on this host batch, before any forward pass."""
+        raise NotImplementedError
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """Run the model on the batch and form the terms."""
-
-
-class SharedObjective(Objective, Protocol):
-    """An objective whose loss needs one forward pass, which it can share with others."""
+        """Run the model on the batch; its terms, in nats, and metrics."""
+        return self.terms(model(**batch.model_inputs()), batch)
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The terms of a model's `Output` on the batch."""
+        """The terms and metrics from the `Output` of a forward pass on the batch."""
+        raise NotImplementedError
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Sum over the head's predictions of the divergence from the teacher's, times temperature².
+
+        order_L: place of each of the student's labels among the teacher's; None: the same places.
+        """
+        raise NotImplementedError
 
 
 def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | None = None) -> Tensor:
@@ -123,37 +247,29 @@ def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | N
     return loss
 
 
-class Combined:
-    """Raises InputError for objectives that cannot share a forward pass, or that stand in the wrong order."""
+class Combined(Objective):
+    """Several objectives of one model: one batch, one forward pass, the terms of all (BERT's two, for example).
+
+    The first objective makes the batches; each forms its own terms from the same `Output`.
+    """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
-        kinds = [_kind(objective) for objective in objectives]
-        for kind, objective in zip(kinds, objectives, strict=True):
-            if not hasattr(objective, "terms"):
-                raise InputError(f"objectives: {kind} runs two models and stands alone, found {', '.join(kinds)}")
-            if kinds.count(kind) > 1:
-                raise InputError(f"objectives: {kind} is listed twice")
-        if kinds[0] == "next_sentence":
-            raise InputError(
-                "objectives: next_sentence cannot be the first of several, because the first one makes the batches",
-                hint=f"list it after {kinds[1]}",
-            )
-        self.objectives: list[SharedObjective] = list(objectives)  # type: ignore[arg-type]
+        self.objectives = tuple(objectives)
+
+    @property
+    def members(self) -> tuple[Objective, ...]:
+        return self.objectives
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """The first objective's batch."""
         return self.objectives[0].collate(samples, rng=rng, training=training)
 
     def label_count(self, batch: Batch) -> dict[str, int]:
-        """Every term's predictions in this host batch."""
+        """The number of predictions of every term of this host batch."""
         return _merged([objective.label_count(batch) for objective in self.objectives])
 
-    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """One forward pass, and every term of it."""
-        return self.terms(model(**batch.model_inputs()), batch)
-
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The terms and metrics of all objectives together."""
+        """The terms and metrics of all objectives."""
         results = [objective.terms(output, batch) for objective in self.objectives]
         return LossResult(
             terms=_merged([result.terms for result in results]),
@@ -161,11 +277,62 @@ class Combined:
         )
 
 
-def _kind(objective: Any) -> str:
-    return objective.options.kind
-
-
 def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged = {name: value for part in parts for name, value in part.items()}
     assert len(merged) == sum(len(part) for part in parts), "two objectives use one name"
     return merged
+
+
+def require_special_tokens(options: Any, special_ids: SpecialIds) -> None:
+    """Raise InputError for a tokenizer that lacks a special token that the objective of these options needs."""
+    for role in options.objective.special_tokens:
+        if getattr(special_ids, role) in (None, ()):
+            token, template = TOKEN_HINTS[role]
+            raise InputError(
+                f"{options.kind} needs a tokenizer with {token}, this one has none", hint=f"train one with {template}"
+            )
+
+
+# Terms and soft losses that several objectives share.
+
+
+def count_labels(batch: Batch) -> int:
+    """The number of labels of a host batch that are not ignored."""
+    assert batch.labels is not None
+    return int((batch.labels != IGNORED_LABEL).sum())
+
+
+def token_terms(output: Any, batch: Batch, head: str, weight: float, **smoothing: Any) -> LossResult:
+    """The cross-entropy of a vocabulary head at the labelled positions.
+
+    Metrics: nll_sum (never smoothed), correct and count.
+    """
+    loss_sum, nll_sum, count, correct = output.loss_terms(head, batch.labels, num_labels=batch.num_labels, **smoothing)
+    return LossResult(
+        terms={head: Term(loss_sum, count, weight)},
+        metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
+    )
+
+
+def vocabulary_soft_loss(student: Output, teacher: Output, batch: Batch, head: str, temperature: float) -> Tensor:
+    """Sum over the labelled positions of T² KL(teacher || student) over the vocabulary."""
+    assert batch.labels is not None
+    counted_N = batch.labels.flatten() != IGNORED_LABEL
+    # Leaving positions out means counting them, which stalls a GPU; for masked LM, with few labels, it is still faster.
+    selected_N = counted_N if counted_N.device.type == "cpu" or student.heads[head].labels_are_few else slice(None)
+    sides = []
+    for output in (student, teacher):
+        module: Any = output.heads[head]
+        features = module.features(output.hidden.flatten(0, 1)[selected_N])
+        sides.append(Projection(features, module.matrix(), module.bias, module.softcap))
+    return linear_divergence(sides[0], sides[1], temperature=temperature, counted_N=counted_N[selected_N])
+
+
+def class_soft_loss(student: Output, teacher: Output, head: str, temperature: float, order_L: Tensor | None) -> Tensor:
+    """Sum over the examples of T² KL(teacher || student) over the classes."""
+    return soft_cross_entropy(student.head(head), in_order(teacher.head(head), order_L), temperature=temperature).sum()
+
+
+def in_order(scores_BL: Tensor, order_L: Tensor | None) -> Tensor:
+    """The teacher's scores in the order of the student's labels."""
+    return scores_BL if order_L is None else scores_BL[:, order_L]

@@ -1,76 +1,75 @@
 """Causal language modelling: every token is predicted from those before it (arXiv 1706.03762, sections 3.1 and 5.4).
 
-A sample of n + 1 ids is n inputs and, one place further, n labels. Samples of one length are cut without a loop;
+    loss = - sum_t log p(x_(t+1) | x_(<=t))
+
+A sample of n + 1 ids is n inputs and, shifted by one, n labels. Samples of one length are cut without a loop;
 shorter ones are padded on the right, on the left or at random on both sides, and padding has no label.
 
 Packed documents that must not see each other (`document_ids`) count their positions from 0 each. The last token of a
-document still predicts the first of the next: with a separator between them, that is how a model learns to begin.
+document still predicts the first of the next: with a separator between them, the model learns how documents begin.
 
 Shapes: B samples, T inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tformer.data.batching.batch import Batch, PadTo, Side, pad_layout
-from tformer.data.batching.windows import Example
+from tformer.data.batching.batch import (
+    Batch,
+    pad_layout,
+)
+from tformer.data.shards.corpus import Example
+from tformer.nn.heads import LmHeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
-from tformer.objectives.base import LossResult, Term
-from tformer.objectives.collate import (
-    WordDropout,
-    document_tensors,
-    documents_of,
+from tformer.objectives.base import (
+    IMAGE_KEYS,
+    LABEL_KEYS,
+    PAIR_KEYS,
+    SOURCE_KEYS,
+    LossResult,
+    Objective,
+    ObjectiveContext,
+    count_labels,
+    token_terms,
+    vocabulary_soft_loss,
 )
-from tformer.tokenizer.special import SpecialIds
-
-TERM = "lm"
-"""The name of the loss term, and of the head that it reads."""
+from tformer.objectives.collate import WordDropout, document_tensors, documents_of, pad_id
 
 
-@dataclass(frozen=True)
-class CausalLmOptions:
-    kind: Literal["causal_lm"] = "causal_lm"
-    label_smoothing: float = 0.0
-    # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
-    smoothing_kind: Literal["uniform", "off_target"] = "uniform"
-    word_dropout: float = 0.0  # training: a share of the input tokens becomes [UNK], or random where there is no [UNK]
-    weight: float = 1.0
+class CausalLm(Objective):
+    """The objective. Batches have `seq_len` inputs with `pad_to="max"`, and never more."""
 
-    def __post_init__(self) -> None:
-        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
-        require_positive(weight=self.weight)
+    data = "text"
+    head = LmHeadOptions()
+    parts = ("decoder",)
+    without = ("encoder",)
+    metrics = ("loss", "accuracy")
+    predicts_tokens = True
+    unused_keys = (
+        *PAIR_KEYS,
+        *LABEL_KEYS,
+        *IMAGE_KEYS,
+        *SOURCE_KEYS,
+        "tokenizer.special_ids.decoder_start",
+        "tokenizer.special_ids.forced_bos",
+        "generator",
+    )
 
-
-class CausalLm:
-    """The objective. `seq_len` is the width of batches with `pad_to="max"`, and the most any sample may fill.
-
-    never_masked: bool [V], True for special tokens; needed with word dropout alone.
-    """
-
-    def __init__(
-        self,
-        options: CausalLmOptions,
-        special_ids: SpecialIds,
-        *,
-        seq_len: int,
-        padding: Side = "right",
-        pad_to: PadTo = "longest",
-        never_masked: np.ndarray | None = None,
-    ) -> None:
-        self.options, self.seq_len, self.padding, self.pad_to = options, seq_len, padding, pad_to
-        # Padding is masked and has no label, so without a token of its own any id will do.
-        self.pad_id = 0 if special_ids.pad is None else special_ids.pad
+    def __init__(self, options: CausalLmOptions, context: ObjectiveContext) -> None:
+        self.options, self.context = options, context
+        self.smoothing = {"label_smoothing": options.label_smoothing, "smoothing_kind": options.smoothing_kind}
         if options.word_dropout:
-            assert never_masked is not None
-            kept, ordinary = np.flatnonzero(never_masked), np.flatnonzero(~never_masked)
-            self.drop = WordDropout(options.word_dropout, special_ids, kept=kept, ordinary=ordinary)
+            special_V = context.special_V
+            excluded, ordinary = np.flatnonzero(special_V), np.flatnonzero(~special_V)
+            self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, ordinary=ordinary)
 
     def collate(
         self, samples: Sequence[np.ndarray | Example] | np.ndarray, *, rng: np.random.Generator, training: bool = True
@@ -87,24 +86,21 @@ class CausalLm:
         return batch
 
     def _collate(self, samples: Sequence[np.ndarray | Example] | np.ndarray, rng: np.random.Generator) -> Batch:
-        if isinstance(samples, np.ndarray) and (self.pad_to == "longest" or samples.shape[1] == self.seq_len + 1):
-            self._check(samples.shape[1])
+        seq_len, pad_to = self.context.seq_len, self.context.pad_to
+        if isinstance(samples, np.ndarray) and (pad_to == "longest" or samples.shape[1] == seq_len + 1):
+            self._check_length(samples.shape[1])
             ids = torch.from_numpy(samples.astype(np.int64, copy=False))
             return Batch(input_ids=ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous())
         examples = [sample if isinstance(sample, Example) else Example(sample) for sample in samples]
         for example in examples:
-            self._check(len(example))
-        layout = pad_layout(
-            [len(example) - 1 for example in examples],
-            side=self.padding,
-            pad_to=self.pad_to,
-            max_len=self.seq_len,
-            rng=rng,
-        )
+            self._check_length(len(example))
+        lengths = [len(example) - 1 for example in examples]
+        layout = pad_layout(lengths, side=self.context.padding, pad_to=pad_to, max_len=seq_len, rng=rng)
         mask = layout.mask()
         documents, positions = document_tensors([documents_of(example)[:-1] for example in examples], layout)
+        inputs = layout.fill([example.ids[:-1] for example in examples], pad_id(self.context.special_ids))
         return Batch(
-            input_ids=torch.from_numpy(layout.fill([example.ids[:-1] for example in examples], self.pad_id)),
+            input_ids=torch.from_numpy(inputs),
             labels=torch.from_numpy(layout.fill([example.ids[1:] for example in examples], IGNORED_LABEL)),
             attention_mask=None if mask is None else torch.from_numpy(mask),
             document_ids=documents,
@@ -113,26 +109,35 @@ class CausalLm:
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"lm": predictions in this host batch}."""
-        assert batch.labels is not None
-        return {TERM: int((batch.labels != IGNORED_LABEL).sum())}
-
-    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """One term, in nats. Metrics: nll_sum (never smoothed), correct and count."""
-        return self.terms(model(**batch.model_inputs()), batch)
+        return {self.head.kind: count_labels(batch)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The same, of an `Output` that is shared with other objectives."""
-        loss_sum, nll_sum, count, correct = output.loss_terms(
-            TERM,
-            batch.labels,
-            label_smoothing=self.options.label_smoothing,
-            smoothing_kind=self.options.smoothing_kind,
-        )
-        return LossResult(
-            terms={TERM: Term(loss_sum, count, self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
-        )
+        """One term. Metrics: nll_sum (never smoothed), correct and count."""
+        return token_terms(output, batch, self.head.kind, self.options.weight, **self.smoothing)
 
-    def _check(self, num_ids: int) -> None:
-        if not 2 <= num_ids <= self.seq_len + 1:
-            raise ValueError(f"a sample must have 2 to {self.seq_len + 1} ids, found {num_ids}")
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the vocabulary."""
+        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
+
+    def _check_length(self, num_ids: int) -> None:
+        if not 2 <= num_ids <= self.context.seq_len + 1:
+            raise ValueError(f"a sample must have 2 to {self.context.seq_len + 1} ids, found {num_ids}")
+
+
+@dataclass(frozen=True)
+class CausalLmOptions:
+    """Causal language modelling."""
+
+    kind: Literal["causal_lm"] = "causal_lm"
+    label_smoothing: float = 0.0
+    # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
+    smoothing_kind: Literal["uniform", "off_target"] = "uniform"
+    word_dropout: float = 0.0  # training: a share of the input tokens becomes [UNK], or random where there is no [UNK]
+    weight: float = 1.0
+    objective: ClassVar[type[Objective]] = CausalLm
+
+    def __post_init__(self) -> None:
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        require_positive(weight=self.weight)

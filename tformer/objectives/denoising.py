@@ -1,18 +1,18 @@
-"""Denoising: a text is damaged, and the target is the whole of it (BART, arXiv 1910.13461, section 2.2).
+"""Denoising: a text is corrupted, and the target is the whole text (BART, arXiv 1910.13461, section 2.2).
 
-In this order, each when its option asks for it:
+In this order, each if its option asks for it:
 
     sentence permutation    the sentences in random order
-    token deletion          random tokens are gone, and the model has to say where
-    text infilling          spans whose lengths are Poisson(span_length) each become one mask; one of length 0 is a mask
+    token deletion          random tokens are removed; the model has to find the places
+    text infilling          spans of Poisson(span_length) tokens each become one mask; one of length 0 is a mask
                             between two tokens. ceil(mask_share * n) of the n tokens are masked: the last span is cut
     token masking           the same with every span of length 1 (span_length 0)
-    document rotation       the text begins at a random token, and goes round
+    document rotation       the text begins at a random token and continues from the start at its end
 
-Spans never overlap, and every arrangement of them is as likely as any other. There are never more of them than masked
-tokens, so a text does not grow. A share of the masks is written as random tokens (replace_share).
+Spans never overlap, and all arrangements of them are equally likely. There are never more spans than masked tokens, so
+a text does not grow. A share of the masks is written as random tokens (replace_share).
 
-The damage is a list of places: the source's tokens by where they stood in the text. It says how to undo itself.
+The corruption is a list of places: where each token of the source stood in the text. It is enough to undo itself.
 """
 
 from __future__ import annotations
@@ -20,30 +20,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
-from tformer.errors import InputError
-from tformer.objectives.base import ObjectiveContext
-from tformer.objectives.masked_lm import never_masked
-from tformer.objectives.options import DenoisingOptions
-from tformer.objectives.seq2seq import (
-    DecoderLoss,
-    plain_text,
-    separators,
-    shift_right,
-    target_limit,
-)
+from tformer.data.shards.corpus import Example
+from tformer.nn.options import require, require_positive, require_probability
+from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
+from tformer.objectives.seq2seq import RestoringObjective, plain_text, shift_right
 
 NOWHERE = -1  # the place of a mask
 
 
 @dataclass(frozen=True)
 class Edits:
-    """What was done to a text: `places` [s] where each token of the source stood (NOWHERE: a mask, or a random token
-    for one), `lost` [r] the places that the source lacks, `lost_ids` [r] the tokens there.
+    """How a text was corrupted: `places` [s], where each token of the source stood (NOWHERE: a mask, or a random token
+    instead of one), `lost` [r], the places that the source lacks, `lost_ids` [r], the tokens there.
     """
 
     places: np.ndarray
@@ -51,39 +44,24 @@ class Edits:
     lost_ids: np.ndarray
 
 
-class Denoising(DecoderLoss):
-    """The objective. Raises InputError for a vocabulary without a mask, or when the context leaves no room for text.
+class Denoising(RestoringObjective):
+    """The objective. Raises InputError for a vocabulary without a mask, or when the context leaves no room for text."""
 
-    Attributes:
-        room: the most tokens of text whose source and target both fit the context.
-    """
+    special_tokens = ("mask",)
 
     def __init__(self, options: DenoisingOptions, context: ObjectiveContext) -> None:
-        super().__init__(
-            context,
-            label_smoothing=options.label_smoothing,
-            weight=options.weight,
-            word_dropout=options.word_dropout,
-        )
-        self.options = options
-        self.mask_id = _mask_id(options, context)
-        self.ordinary = np.flatnonzero(~never_masked(context))  # random tokens; special ones would give themselves away
-        self.separators_V = separators(context)
-        self.prefix, self.suffix = (np.array(ids, dtype=np.int64) for ids in context.frame)
-        source_room = context.seq_len - len(self.prefix) - len(self.suffix)
-        max_target = target_limit(context)
-        self.room = min(source_room, max_target - len(self.target.prefix))
-        if self.room < 1:
-            raise InputError(
-                f"data.seq_len, data.target_seq_len: {context.seq_len} and {max_target} tokens leave no room for "
-                f"text beside the special tokens"
-            )
+        super().__init__(options, context)
+        if options.mask_share:
+            require_special_tokens(options, context.special_ids)
+        self.mask_id = NOWHERE if context.special_ids.mask is None else context.special_ids.mask
+        self.ordinary = np.flatnonzero(~context.special_V)  # random tokens; the model would recognise special ones
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:
-        """Windows of text, one by one damaged with `rng`. Special tokens in them are left out, as is what comes after
-        `room` tokens; where one stood, a sentence ends.
+        """Windows of text, each corrupted with `rng`, without special tokens, cut after `room` tokens.
+
+        A sentence ends where a special token stood.
         """
         sources, shifted = [], []
         for sample in samples:
@@ -95,16 +73,37 @@ class Denoising(DecoderLoss):
             shifted.append(shift_right(np.append(ids, self.target.eos), self.target))
         return self.batch(sources, shifted, rng=rng, training=training)
 
+    def _room(self, source_room: int, target_room: int) -> int:
+        return min(source_room, target_room)
 
-def _mask_id(options: DenoisingOptions, context: ObjectiveContext) -> int:
-    if not options.mask_share:
-        return NOWHERE
-    if context.special_ids.mask is None:
-        raise InputError(
-            "denoising needs a tokenizer with a mask token ([MASK] or <mask>), this one has none",
-            hint="train one with --template seq2seq or roberta (tokenizer.train.template)",
+
+@dataclass(frozen=True)
+class DenoisingOptions:
+    """BART's objective: the text is corrupted, the target is the whole text."""
+
+    kind: Literal["denoising"] = "denoising"
+    mask_share: float = 0.3
+    span_length: float = 3.0  # Poisson's lambda of text infilling; 0: single tokens are masked
+    replace_share: float = 0.0  # of the masks: a random token instead
+    delete_share: float = 0.0
+    permute_sentences: bool = False
+    rotate_share: float = 0.0  # of the examples: begin at a random token
+    label_smoothing: float = 0.0
+    word_dropout: float = 0.0  # as of seq2seq
+    weight: float = 1.0
+    objective: ClassVar[type[Objective]] = Denoising
+
+    def __post_init__(self) -> None:
+        require_probability(
+            label_smoothing=self.label_smoothing,
+            word_dropout=self.word_dropout,
+            mask_share=self.mask_share,
+            replace_share=self.replace_share,
+            delete_share=self.delete_share,
+            rotate_share=self.rotate_share,
         )
-    return context.special_ids.mask
+        require(self.span_length >= 0, f"span_length must be at least 0, found {self.span_length}")
+        require_positive(weight=self.weight)
 
 
 def denoise(
@@ -128,7 +127,7 @@ def denoise(
     if options.delete_share:
         places = delete(places, round(options.delete_share * len(ids)), rng)
     if options.mask_share:
-        # Less than a billionth of a token is what shares like 0.07 of 100 exceed a whole number by.
+        # Rounding lets shares such as 0.07 of 100 exceed a whole number by less than a billionth.
         num_masked = math.ceil(options.mask_share * len(ids) - 1e-9)
         places = infill(places, min(num_masked, len(places)), options.span_length, rng)
     if options.rotate_share and rng.random() < options.rotate_share and len(places):
@@ -146,7 +145,7 @@ def denoise(
 
 
 def restore(source: np.ndarray, edits: Edits) -> np.ndarray:
-    """The text that `denoise` made this source of."""
+    """The text from which `denoise` made this source."""
     known = edits.places != NOWHERE
     ids = np.empty(int(known.sum()) + len(edits.lost), dtype=source.dtype)
     ids[edits.places[known]], ids[edits.lost] = source[known], edits.lost_ids
@@ -169,15 +168,15 @@ def delete(places: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
 
 
 def infill(places: np.ndarray, count: int, span_length: float, rng: np.random.Generator) -> np.ndarray:
-    """The places with `count` of them in spans, for each of which there is one NOWHERE."""
+    """The places with `count` of them in spans; one NOWHERE replaces each span."""
     if not count:
         return places
     lengths = span_lengths(count, span_length, rng)
-    num_units = len(places) - count + len(lengths)  # tokens that stay, and spans, in any order
+    num_units = len(places) - count + len(lengths)  # remaining tokens and spans
     is_span = np.zeros(num_units, dtype=bool)
     is_span[rng.permutation(num_units)[: len(lengths)]] = True
     sizes = np.ones(num_units, dtype=np.int64)
-    sizes[is_span] = rng.permutation(lengths)  # the last one, which was cut, is not to stand last
+    sizes[is_span] = rng.permutation(lengths)  # so that the last span, which was cut, is not always last
     begins = np.minimum(np.cumsum(sizes) - sizes, len(places) - 1)  # a span of length 0 may stand at the very end
     return np.where(is_span, NOWHERE, places[begins])
 

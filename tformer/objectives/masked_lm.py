@@ -1,117 +1,139 @@
 """Masked language modelling: hidden tokens are predicted from both sides (BERT, arXiv 1810.04805, section 3.1).
 
-Of every sequence max(1, round(mask_share * n)) of its n tokens are chosen, special tokens and padding never. Of those
+Of every sequence max(1, round(mask_share * n)) of its n tokens are chosen, never special tokens or padding. Of those
 
     80 %   become [MASK]
     10 %   become a random token
-    10 %   stay as they are
+    10 %   stay unchanged
 
-and all of them, only them, have a label. The choice is new for every batch (dynamic masking, RoBERTa 1907.11692).
+and exactly these have a label. The choice is new for every batch (dynamic masking, RoBERTa 1907.11692).
 With `whole_words`, all tokens of a word are chosen or none: words are taken in random order while the middle of the
 next one still lies within the budget, which chooses as many tokens on average as without.
 
-Word dropout (`word_dropout.py`) replaces tokens among the others, in training alone; a mask always has a label.
+Word dropout (`collate.py`) replaces other tokens, in training only; a mask token always has a label.
 
 Shapes: B samples, T tokens, V vocabulary, W words of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
-from tformer.errors import InputError
-from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import LossResult, ObjectiveContext, Term
-from tformer.objectives.collate import (
-    NO_MASK,
-    WordDropout,
-    pad_samples,
+from tformer.data.batching.batch import (
+    Batch,
 )
-from tformer.objectives.options import MaskedLmOptions
-from tformer.tokenizer.special import SpecialIds
+from tformer.data.shards.corpus import Example
+from tformer.nn.heads import MaskedLmHeadOptions, Output
+from tformer.nn.losses import IGNORED_LABEL
+from tformer.nn.options import require, require_positive, require_probability
+from tformer.objectives.base import (
+    DECODER_TOKEN_KEYS,
+    GENERATION_KEYS,
+    IMAGE_KEYS,
+    LABEL_KEYS,
+    PAIR_KEYS,
+    LossResult,
+    Objective,
+    ObjectiveContext,
+    count_labels,
+    require_special_tokens,
+    token_terms,
+    vocabulary_soft_loss,
+)
+from tformer.objectives.collate import NO_MASK, WordDropout, pad_samples
 
-TERM = "masked_lm"
-"""The name of the loss term, and of the head that it reads."""
+UNUSED_BY_ENCODERS = (*PAIR_KEYS, *LABEL_KEYS, *IMAGE_KEYS, *GENERATION_KEYS, *DECODER_TOKEN_KEYS)
+"""Keys of the recipe that no objective of an encoder on running text reads."""
 
 
-class MaskedLm:
+class MaskedLm(Objective):
     """The objective. Raises InputError for a tokenizer without a mask token."""
+
+    data = "masked_text"
+    head = MaskedLmHeadOptions()
+    parts = ("encoder",)
+    without = ("decoder",)
+    metrics = ("loss", "accuracy")
+    predicts_tokens = True
+    special_tokens = ("mask",)
+    unused_keys = (*UNUSED_BY_ENCODERS, "generator")
 
     def __init__(self, options: MaskedLmOptions, context: ObjectiveContext) -> None:
         self.options, self.context = options, context
-        require_mask_token(context)
-        self.never_masked = never_masked(context)
-        kept = np.flatnonzero(self.never_masked)
-        self.drop = WordDropout(options.word_dropout, context.special_ids, kept=kept, roles=NO_MASK)
+        require_special_tokens(options, context.special_ids)
+        self.special_V = context.special_V
+        excluded = np.flatnonzero(self.special_V)
+        self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, roles=NO_MASK)
+
+    @staticmethod
+    def predicted_share(head: str, options: MaskedLmOptions) -> float:
+        """The share of tokens that are masked."""
+        return options.mask_share if head == MaskedLm.head.kind else 1.0
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:
-        """Samples with their special tokens, at most seq_len ids each, padded and corrupted; masking is all of `rng`.
+        """Samples with their special tokens, at most seq_len ids each, padded and masked; `rng` drives all of it.
 
         Raises ValueError for a longer sample.
         """
         batch = pad_samples(samples, self.context, rng=rng)
         assert batch.input_ids is not None
         ids = batch.input_ids.numpy()
-        maskable = ~self.never_masked[ids]
+        maskable = ~self.special_V[ids]
         if batch.attention_mask is not None:
             maskable &= batch.attention_mask.numpy()
         corrupted, labels = corrupt(ids, maskable, rng, self.options, self.context)
         if training:
-            corrupted = self.drop(corrupted, rng, also_kept=labels != IGNORED_LABEL)
+            corrupted = self.drop(corrupted, rng, also_excluded=labels != IGNORED_LABEL)
         return replace(batch, input_ids=torch.from_numpy(corrupted), labels=torch.from_numpy(labels))
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"masked_lm": chosen tokens in this host batch}."""
-        assert batch.labels is not None
-        return {TERM: int((batch.labels != IGNORED_LABEL).sum())}
-
-    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """One term, in nats. Metrics: nll_sum (never smoothed), correct and count."""
-        return self.terms(model(**batch.model_inputs()), batch)
+        return {self.head.kind: count_labels(batch)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The same, of an `Output` that is shared with other objectives."""
-        loss_sum, nll_sum, count, correct = output.loss_terms(
-            TERM, batch.labels, num_labels=batch.num_labels, label_smoothing=self.options.label_smoothing
+        """One term. Metrics: nll_sum (never smoothed), correct and count."""
+        options = self.options
+        return token_terms(output, batch, self.head.kind, options.weight, label_smoothing=options.label_smoothing)
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the vocabulary at the masked positions."""
+        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
+
+
+@dataclass(frozen=True)
+class MaskedLmOptions:
+    """Masked language modelling (BERT, arXiv 1810.04805; dynamic as in RoBERTa, 1907.11692)."""
+
+    kind: Literal["masked_lm"] = "masked_lm"
+    mask_share: float = 0.15  # of the tokens
+    mask_token_share: float = 0.8  # of those: become [MASK]
+    random_share: float = 0.1  # of those: become a random token; the rest stays unchanged
+    whole_words: bool = False  # all tokens of a word or none
+    label_smoothing: float = 0.0
+    word_dropout: float = 0.0  # training: a share of the other tokens becomes [UNK]
+    weight: float = 1.0
+    objective: ClassVar[type[Objective]] = MaskedLm
+
+    def __post_init__(self) -> None:
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        require(0 < self.mask_share < 1, f"mask_share must lie between 0 and 1, found {self.mask_share}")
+        shares = self.mask_token_share + self.random_share
+        require(
+            min(self.mask_token_share, self.random_share) >= 0 and shares <= 1 + 1e-9,
+            f"mask_token_share and random_share must be at least 0 and together at most 1, "
+            f"found {self.mask_token_share} and {self.random_share}",
         )
-        return LossResult(
-            terms={TERM: Term(loss_sum, count, self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
-        )
-
-
-def require_mask_token(context: ObjectiveContext) -> int:
-    """The mask token's id; InputError when the tokenizer has none."""
-    if context.special_ids.mask is None:
-        raise InputError(
-            "masked language modelling needs a tokenizer with a mask token ([MASK] or <mask>), this one has none",
-            hint="train one with --template bert or roberta (tokenizer.train.template)",
-        )
-    return context.special_ids.mask
-
-
-def never_masked(context: ObjectiveContext) -> np.ndarray:
-    """bool [V]: the context's table, or one of the special ids alone."""
-    if context.never_masked is not None:
-        return context.never_masked
-    table = np.zeros(context.vocab_size, dtype=bool)
-    table[ids_of(context.special_ids)] = True
-    return table
-
-
-def ids_of(special_ids: SpecialIds) -> list[int]:
-    """Every id that has a role; a token with two roles is listed twice."""
-    roles = (getattr(special_ids, role.name) for role in fields(SpecialIds))
-    return [i for role in roles for i in (role if isinstance(role, tuple) else (role,)) if i is not None]
+        require_positive(weight=self.weight)
 
 
 def corrupt(
@@ -121,20 +143,21 @@ def corrupt(
     options: MaskedLmOptions,
     context: ObjectiveContext,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(input ids, labels) [B, T] of one corruption; `maskable_BT` is True where a token may be chosen."""
+    """(input ids, labels) [B, T] after masking; `maskable_BT` is True where a token may be chosen."""
     starts_BT = np.ones_like(maskable_BT)
     if options.whole_words and context.word_starts is not None:
         starts_BT = context.word_starts[ids_BT]
     chosen_BT = choose(maskable_BT, starts_BT, options.mask_share, rng)
     originals = ids_BT[chosen_BT]
-    fate = rng.random(len(originals))
-    # Special tokens are no replacement: they would give themselves away.
-    ordinary = np.flatnonzero(~never_masked(context))
+    draw, mask_id = rng.random(len(originals)), context.special_ids.mask
+    assert mask_id is not None
+    # Special tokens are no replacement: the model would recognise them.
+    ordinary = np.flatnonzero(~context.special_V)
     replaced = np.where(
-        fate < options.mask_token_share,
-        require_mask_token(context),
+        draw < options.mask_token_share,
+        mask_id,
         np.where(
-            fate < options.mask_token_share + options.random_share,
+            draw < options.mask_token_share + options.random_share,
             ordinary[rng.integers(0, len(ordinary), size=len(originals))],
             originals,
         ),
@@ -145,9 +168,9 @@ def corrupt(
 
 
 def choose(maskable_BT: np.ndarray, starts_BT: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """bool [B, T]: the tokens to predict, `share` of each row's maskable ones, and one at least.
+    """bool [B, T]: the tokens to predict, `share` of each row's maskable ones, and at least one.
 
-    `starts_BT` is True where a word begins; whatever follows a token that may not be chosen begins one too.
+    `starts_BT` is True where a word begins; the token after one that may not be chosen begins a word too.
     """
     budget_B = np.maximum(1, np.floor(share * maskable_BT.sum(axis=1) + 0.5))
     after_gap_BT = np.ones_like(maskable_BT)

@@ -1,65 +1,85 @@
 """Next-sentence prediction: does the second text follow the first? (BERT, arXiv 1810.04805, section 3.1.)
 
-    loss = −log softmax(head(x_cls))[label],   0: it follows, 1: it was drawn at random
+    loss = -log softmax(head(x_cls))[label],   0: it follows, 1: it was drawn at random
 
-Stands beside masked_lm, which makes the batches, and shares its forward pass. Its figures are prefixed
-`next_sentence.`, since those of the first objective are the run's own.
+Stands beside masked_lm, which makes the batches, and shares its forward pass. Its metrics are prefixed
+`next_sentence.`, because those without a prefix belong to the first objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
-from tformer.objectives.base import LossResult, ObjectiveContext, Term
+from tformer.data.shards.corpus import Example
+from tformer.nn.classification_heads import NextSentenceHeadOptions
+from tformer.nn.heads import Output
+from tformer.nn.options import require_positive
+from tformer.objectives.base import LossResult, Objective, Term, class_soft_loss
 from tformer.objectives.collate import pad_samples
-from tformer.objectives.options import NextSentenceOptions
-
-TERM = "next_sentence"
-"""The name of the loss term, and of the head that it reads."""
+from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS
 
 
-class NextSentence:
-    """The objective. Its samples are pairs whose `label` says whether the second text is a random one."""
+class NextSentence(Objective):
+    """The objective. Its samples are pairs of texts; `label` is 1 where the second text is a random one."""
 
-    def __init__(self, options: NextSentenceOptions, context: ObjectiveContext) -> None:
-        self.options, self.context = options, context
+    data = "sentences"
+    head = NextSentenceHeadOptions()
+    parts = ("encoder",)
+    without = ("decoder",)
+    companion_of = "masked_lm"
+    unused_keys = (*UNUSED_BY_ENCODERS, "data.document_mask", "data.packing", "generator")
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:
-        """The pairs, padded, nothing hidden. `rng`: random padding."""
+        """The pairs, padded, nothing masked. `rng`: random padding."""
         return pad_samples(samples, self.context, rng=rng)
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"next_sentence": pairs in this host batch}."""
-        return {TERM: len(_labels(batch))}
-
-    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """One term, in nats. Metrics: next_sentence.nll_sum, .correct and .count."""
-        return self.terms(model(**batch.model_inputs()), batch)
+        return {self.head.kind: len(_labels(batch))}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The same, of an `Output` that is shared with other objectives."""
-        labels_B = _labels(batch)
-        logits_B2 = output.head(TERM)
+        """One term. Metrics: next_sentence.nll_sum, .correct and .count."""
+        name, labels_B = self.head.kind, _labels(batch)
+        logits_B2 = output.head(name)
         loss_sum = F.cross_entropy(logits_B2, labels_B, reduction="sum")
-        correct = (logits_B2.argmax(dim=-1) == labels_B).sum()
-        count = labels_B.new_full((), len(labels_B))
-        figures = {"nll_sum": loss_sum.detach(), "correct": correct, "count": count}
         return LossResult(
-            terms={TERM: Term(loss_sum, len(labels_B), self.options.weight)},
-            metrics={f"{TERM}.{name}": value for name, value in figures.items()},
+            terms={name: Term(loss_sum, len(labels_B), self.options.weight)},
+            metrics={
+                f"{name}.nll_sum": loss_sum.detach(),
+                f"{name}.correct": (logits_B2.argmax(dim=-1) == labels_B).sum(),
+                f"{name}.count": labels_B.new_full((), len(labels_B)),
+            },
         )
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the two outcomes."""
+        return class_soft_loss(student, teacher, self.head.kind, temperature, order_L)
 
 
 def _labels(batch: Batch) -> Tensor:
     if batch.next_sentence_label is None:
         raise ValueError("next_sentence needs samples that are pairs of sentences with a label, found none")
     return batch.next_sentence_label
+
+
+@dataclass(frozen=True)
+class NextSentenceOptions:
+    """Does the second text follow the first? Stands beside masked_lm (BERT, arXiv 1810.04805, section 3.1)."""
+
+    kind: Literal["next_sentence"] = "next_sentence"
+    weight: float = 1.0
+    objective: ClassVar[type[Objective]] = NextSentence
+
+    def __post_init__(self) -> None:
+        require_positive(weight=self.weight)

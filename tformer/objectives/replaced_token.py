@@ -1,4 +1,4 @@
-"""Replaced-token detection: a small generator fills in masked tokens, the model tells which are not the original's.
+"""Replaced-token detection: a small generator fills in masked tokens, the model detects which tokens were replaced.
 
 ELECTRA (arXiv 2003.10555, section 2): with m the masked positions of x,
 
@@ -7,8 +7,8 @@ ELECTRA (arXiv 2003.10555, section 2): with m the masked positions of x,
     loss      = generator_weight * mean over m of -log p_G(x_t | x_masked)
               + weight * mean over all t of BCE(D(x_corrupt, t), [x_corrupt_t != x_t])
 
-A token that the generator got right counts as original. No gradient goes through the draw: generator and discriminator
-learn side by side, through embeddings that they share (`nn/tying.py`).
+A token that the generator predicted correctly counts as original. No gradient flows through the draw: generator and
+discriminator are trained together and share their embeddings (`nn/init.py`, tie_embeddings).
 
 Shapes: B samples, T tokens, V vocabulary.
 """
@@ -16,38 +16,57 @@ Shapes: B samples, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.batching.batch import (
+    Batch,
+)
+from tformer.data.shards.corpus import Example
+from tformer.nn.classification_heads import ReplacedTokenHeadOptions
+from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import LossResult, ObjectiveContext, Term
-from tformer.objectives.masked_lm import TERM as MASKED_LM
-from tformer.objectives.masked_lm import MaskedLm
-from tformer.objectives.options import MaskedLmOptions, ReplacedTokenOptions
+from tformer.nn.options import require, require_positive
+from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, count_labels
+from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS, MaskedLm, MaskedLmOptions
 
-TERM = "replaced_token"
-"""The name of the detection's loss term, and of the head that it reads."""
+MASKED_LM = MaskedLmHeadOptions.kind
+"""The generator's head."""
 
 GENERATOR = "generator"
 """The name of the generator's loss term."""
 
 
-class ReplacedToken:
+class ReplacedToken(Objective):
     """The objective; the model is the discriminator, `context.generator` the generator.
 
     The draws come from torch's global generator: equal seeds give equal replacements.
     """
 
+    data = "masked_text"
+    head = ReplacedTokenHeadOptions()
+    parts = ("encoder",)
+    without = ("decoder",)
+    metrics = ("loss", "accuracy")
+    special_tokens = ("mask",)
+    needs_generator = True
+    shares_forward = False
+    unused_keys = UNUSED_BY_ENCODERS
+
     def __init__(self, options: ReplacedTokenOptions, context: ObjectiveContext) -> None:
         self.options, self.generator = options, context.generator
         masking = MaskedLmOptions(mask_share=options.mask_share, mask_token_share=1.0, random_share=0.0)
         self.masked_lm = MaskedLm(masking, context)
+
+    @staticmethod
+    def predicted_share(head: str, options: ReplacedTokenOptions) -> float:
+        """The share of tokens that are masked, for the generator's head; the detection judges all tokens."""
+        return options.mask_share if head == MASKED_LM else 1.0
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
@@ -57,11 +76,11 @@ class ReplacedToken:
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"replaced_token": real tokens, "generator": masked tokens} of this host batch."""
-        return {TERM: batch.num_tokens, GENERATOR: self.masked_lm.label_count(batch)[MASKED_LM]}
+        return {self.head.kind: batch.num_tokens, GENERATOR: count_labels(batch)}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """Two terms, in nats. Metrics: nll_sum, correct and count of the detection; generator.nll_sum and so on of the
-        masked LM; replaced.correct and .count of the tokens that were replaced, for most tokens are original.
+        """Two terms, in nats. Metrics: nll_sum, correct and count of the detection; generator.nll_sum, .correct and
+        .count of the masked LM; replaced.correct and .count of the replaced tokens alone, since most are original.
         """
         assert self.generator is not None and batch.input_ids is not None and batch.labels is not None
         inputs = batch.model_inputs()
@@ -74,11 +93,11 @@ class ReplacedToken:
         corrupted_BT = batch.input_ids.masked_scatter(masked_BT, drawn)
         replaced_BT = masked_BT & (corrupted_BT != batch.labels)
         output = model(**{**inputs, "input_ids": corrupted_BT})
-        detection = detection_terms(output.head(TERM), replaced_BT, batch.attention_mask)
+        detection = detection_terms(output.head(self.head.kind), replaced_BT, batch.attention_mask)
         own = {"nll_sum": nll_sum, "correct": correct, "count": count}
         return LossResult(
             terms={
-                TERM: Term(detection["nll_sum"], detection["count"], self.options.weight),
+                self.head.kind: Term(detection["nll_sum"], detection["count"], self.options.weight),
                 GENERATOR: Term(loss_sum, count, self.options.generator_weight),
             },
             metrics={name: value.detach() for name, value in detection.items() if name != "found"}
@@ -87,10 +106,25 @@ class ReplacedToken:
         )
 
 
-def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | None) -> dict[str, Tensor]:
-    """nll_sum (with gradient), correct and count of telling replaced tokens from original ones, padding left out.
+@dataclass(frozen=True)
+class ReplacedTokenOptions:
+    """Replaced-token detection (ELECTRA, arXiv 2003.10555): loss = generator's masked LM + weight * detection."""
 
-    `found`: how many of the replaced tokens were taken for such.
+    kind: Literal["replaced_token"] = "replaced_token"
+    mask_share: float = 0.15
+    weight: float = 50.0
+    generator_weight: float = 1.0
+    objective: ClassVar[type[Objective]] = ReplacedToken
+
+    def __post_init__(self) -> None:
+        require(0 < self.mask_share < 1, f"mask_share must lie between 0 and 1, found {self.mask_share}")
+        require_positive(weight=self.weight, generator_weight=self.generator_weight)
+
+
+def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | None) -> dict[str, Tensor]:
+    """nll_sum (with gradient), correct and count of the detection over all tokens but padding.
+
+    `found`: the number of replaced tokens that were detected.
     """
     real_BT = torch.ones_like(replaced_BT) if mask_BT is None else mask_BT.bool()
     nll_BT = F.binary_cross_entropy_with_logits(logits_BT, replaced_BT.to(logits_BT.dtype), reduction="none")
@@ -104,9 +138,9 @@ def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | No
 
 
 def draw_tokens(logits_NV: Tensor) -> Tensor:
-    """One token [N] from softmax(logits) of each row, where the running sum passes a uniform draw.
+    """One token [N] per row from softmax(logits): the first where the cumulative sum exceeds a uniform draw.
 
-    One random number a row instead of one a logit: an eighth of the time of `torch.multinomial` on a CPU.
+    One random number per row instead of one per logit: an eighth of the time of `torch.multinomial` on a CPU.
     """
     sums_NV = (logits_NV - logits_NV.amax(dim=-1, keepdim=True)).exp_().cumsum_(dim=-1)
     threshold_N1 = torch.rand(len(sums_NV), 1, device=sums_NV.device) * sums_NV[:, -1:]

@@ -5,63 +5,73 @@
 
     loss = - sum_u log p(y_u | y_<u, x)
 
-Both sides are padded on the right, each to a width of its own; padding has no label. Word dropout (`collate.py`)
-replaces tokens of the source and of the decoder's input, never special ones and never a label.
+Both sides are padded on the right, each to its own width; padding has no label. Word dropout (`collate.py`) replaces
+tokens of the source and of the decoder's input, never special ones and never a label.
 
 Shapes: B pairs, T tokens of the source, U of the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, pad_layout
-from tformer.data.batching.windows import Example
+from tformer.data.batching.batch import (
+    WIDTH_MULTIPLE,
+    Batch,
+    pad_layout,
+)
+from tformer.data.shards.corpus import Example
+from tformer.errors import InputError
+from tformer.nn.heads import LmHeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import LossResult, ObjectiveContext, Term
-from tformer.objectives.collate import WordDropout
-from tformer.objectives.labelled import collate_texts
-from tformer.objectives.masked_lm import ids_of, never_masked
-from tformer.objectives.options import Seq2SeqOptions
+from tformer.nn.options import require_positive, require_probability
+from tformer.objectives.base import (
+    IMAGE_KEYS,
+    LABEL_KEYS,
+    PAIR_KEYS,
+    LossResult,
+    Objective,
+    ObjectiveContext,
+    count_labels,
+    token_terms,
+    vocabulary_soft_loss,
+)
+from tformer.objectives.collate import WordDropout, pad_examples, pad_id
 from tformer.tokenizer.special import DecoderTokens
 
 if TYPE_CHECKING:
     from tformer.data.shards.pair_tokens import PairExample
 
 
-TERM = "lm"
-"""The name of the loss term, and of the head that it reads."""
+class DecoderObjective(Objective):
+    """Base class of the objectives whose labels are a decoder's output; subclasses make sources and targets."""
 
-
-class DecoderLoss:
-    """The loss of the objectives whose labels are what a decoder says; batches are each one's own."""
+    head = LmHeadOptions()
+    parts = ("encoder", "decoder")
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    predicts_tokens = True
 
     def __init__(
-        self,
-        context: ObjectiveContext,
-        *,
-        label_smoothing: float,
-        smoothing_kind: Literal["uniform", "off_target"] = "uniform",
-        weight: float,
-        word_dropout: float = 0.0,
+        self, options: Any, context: ObjectiveContext, *, smoothing_kind: Literal["uniform", "off_target"] = "uniform"
     ) -> None:
         assert context.target is not None
-        self.context, self.target = context, context.target
-        self.word_dropout = word_dropout
-        if word_dropout:
+        self.options, self.context, self.target = options, context, context.target
+        self.smoothing = {"label_smoothing": options.label_smoothing, "smoothing_kind": smoothing_kind}
+        if options.word_dropout:
             source, target = context.special_ids, context.target_special_ids
-            kept = np.flatnonzero(never_masked(context))
-            kept_of_target = kept if target is None else np.array(ids_of(target), dtype=np.int64)
+            excluded = np.flatnonzero(context.special_V)
+            excluded_target = excluded if target is None else np.array(target.all, dtype=np.int64)
             ends = (*self.target.prefix, self.target.eos)
-            self.drop_source = WordDropout(word_dropout, source, kept=kept)
-            self.drop_input = WordDropout(word_dropout, target or source, kept=np.append(kept_of_target, ends))
-        self.smoothing = {"label_smoothing": label_smoothing, "smoothing_kind": smoothing_kind}
-        self.weight = weight
+            self.drop_source = WordDropout(options.word_dropout, source, excluded=excluded)
+            self.drop_input = WordDropout(
+                options.word_dropout, target or source, excluded=np.append(excluded_target, ends)
+            )
 
     def batch(
         self,
@@ -71,35 +81,97 @@ class DecoderLoss:
         rng: np.random.Generator,
         training: bool,
     ) -> Batch:
-        """Sources, and (decoder's inputs, labels) of each, as one batch; `rng`: word dropout, in training alone.
+        """Sources, and (decoder inputs, labels) of each, as one batch; `rng`: word dropout, in training only.
 
-        Raises ValueError for a source of more than seq_len ids, or decoder's inputs of more than target_seq_len.
+        Raises ValueError for a source of more than seq_len ids, or decoder inputs of more than target_seq_len.
         """
         inputs, labels = [row[0] for row in shifted], [row[1] for row in shifted]
-        if training and self.word_dropout:
+        if training and self.options.word_dropout:
             sources, inputs = self.drop_source.rows(sources, rng), self.drop_input.rows(inputs, rng)
         return pad_pairs(sources, inputs, labels, self.context)
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"lm": predictions in this host batch}."""
-        assert batch.labels is not None
-        return {TERM: int((batch.labels != IGNORED_LABEL).sum())}
-
-    def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """One term, in nats. Metrics: nll_sum (never smoothed), correct and count."""
-        return self.terms(model(**batch.model_inputs()), batch)
+        return {self.head.kind: count_labels(batch)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The same, of an `Output` that is shared with other objectives."""
-        loss_sum, nll_sum, count, correct = output.loss_terms(TERM, batch.labels, **self.smoothing)
-        return LossResult(
-            terms={TERM: Term(loss_sum, count, self.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
-        )
+        """One term. Metrics: nll_sum (never smoothed), correct and count."""
+        return token_terms(output, batch, self.head.kind, self.options.weight, **self.smoothing)
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the vocabulary."""
+        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
+
+
+class Seq2Seq(DecoderObjective):
+    """The objective. Raises InputError for word dropout of a vocabulary that has no token to write instead."""
+
+    data = "pairs"
+    decoded_metrics = ("sequence_accuracy", "bleu", "chrf")
+    metrics = ("loss", "accuracy", *decoded_metrics)
+    unused_keys = (*IMAGE_KEYS, *LABEL_KEYS, "data.document_mask", "data.packing", "generator")
+
+    def __init__(self, options: Seq2SeqOptions, context: ObjectiveContext) -> None:
+        super().__init__(options, context, smoothing_kind=options.smoothing_kind)
+
+    def collate(
+        self, samples: Sequence[PairExample] | np.ndarray, *, rng: np.random.Generator, training: bool = True
+    ) -> Batch:
+        """Pairs as a batch; `rng`: word dropout, in training only.
+
+        Raises ValueError for a source of more than seq_len ids, or a target for which the decoder reads more than
+        target_seq_len.
+        """
+        sources = [sample.source for sample in samples]
+        shifted = [shift_right(sample.target, self.target) for sample in samples]
+        return self.batch(sources, shifted, rng=rng, training=training)
+
+
+@dataclass(frozen=True)
+class Seq2SeqOptions:
+    """The target, token by token, from the source and the target's earlier tokens (teacher forcing)."""
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    label_smoothing: float = 0.0
+    # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
+    smoothing_kind: Literal["uniform", "off_target"] = "uniform"
+    word_dropout: float = 0.0  # training: a share of the source's and the decoder's input tokens becomes [UNK]
+    weight: float = 1.0
+    objective: ClassVar[type[Objective]] = Seq2Seq
+
+    def __post_init__(self) -> None:
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        require_positive(weight=self.weight)
+
+
+class RestoringObjective(DecoderObjective):
+    """Base class of the objectives that corrupt a text and restore it: span corruption and denoising."""
+
+    data = "masked_text"
+    unused_keys = (*PAIR_KEYS, *LABEL_KEYS, *IMAGE_KEYS, "data.document_mask", "generator")
+
+    def __init__(self, options: Any, context: ObjectiveContext) -> None:
+        super().__init__(options, context)
+        self.separators_V = separators(context)
+        self.prefix, self.suffix = (np.array(ids, dtype=np.int64) for ids in context.frame)
+        source_room = context.seq_len - len(self.prefix) - len(self.suffix)
+        target_room = target_limit(context) - len(self.target.prefix)
+        self.room = self._room(source_room, target_room)
+        if self.room < 1:
+            raise InputError(
+                f"data.seq_len, data.target_seq_len: {context.seq_len} and {target_limit(context)} tokens leave no "
+                f"room for text beside the special tokens"
+            )
+
+    def _room(self, source_room: int, target_room: int) -> int:
+        """Maximum tokens of a text so that its source and its target fit these numbers of tokens."""
+        raise NotImplementedError
 
 
 def target_limit(context: ObjectiveContext) -> int:
-    """The most tokens that the decoder may read."""
+    """The maximum number of tokens that the decoder reads."""
     return context.seq_len if context.target_seq_len is None else context.target_seq_len
 
 
@@ -116,17 +188,15 @@ def pad_pairs(
 
     Raises ValueError for a source or a target that is longer than the context allows.
     """
-    rows = [Example(ids) for ids in sources]
-    batch = collate_texts(rows, replace(context, padding="right"), rng=np.random.default_rng(0))  # which draws nothing
+    batch = pad_examples([Example(ids) for ids in sources], replace(context, padding="right"))
     layout = pad_layout(
         [len(ids) for ids in inputs], pad_to=context.pad_to, max_len=target_limit(context), multiple=WIDTH_MULTIPLE
     )
     mask = layout.mask()
-    pad = (context.target_special_ids or context.special_ids).pad
+    pad = pad_id(context.target_special_ids or context.special_ids)
     return replace(
         batch,
-        # Padding is masked and has no label, so without a token of its own any id will do.
-        decoder_input_ids=torch.from_numpy(layout.fill(inputs, 0 if pad is None else pad)),
+        decoder_input_ids=torch.from_numpy(layout.fill(inputs, pad)),
         decoder_attention_mask=None if mask is None else torch.from_numpy(mask),
         labels=torch.from_numpy(layout.fill(labels, IGNORED_LABEL)),
         num_tokens=-1,  # count again, with the decoder's
@@ -134,8 +204,8 @@ def pad_pairs(
 
 
 def separators(context: ObjectiveContext) -> np.ndarray:
-    """bool [V], True for special tokens that are no part of a text, as the unknown token is."""
-    table = never_masked(context).copy()
+    """bool [V], True for special tokens that are not part of a text; the unknown token is part of it."""
+    table = context.special_V.copy()
     if context.special_ids.unk is not None:
         table[context.special_ids.unk] = False
     return table
@@ -144,33 +214,8 @@ def separators(context: ObjectiveContext) -> np.ndarray:
 def plain_text(sample: Example | np.ndarray, separators_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(ids, breaks) [t] of a window without its separators; `breaks` is True where one came next.
 
-    What ends a document would end the target in its middle, so documents are joined without it, as in T5.
+    A separator of documents would end the target too early, so documents are joined without it, as in T5.
     """
     ids = np.asarray(sample.ids if isinstance(sample, Example) else sample, dtype=np.int64)
     separates = separators_V[ids]
     return ids[~separates], np.append(separates[1:], False)[~separates]
-
-
-class Seq2Seq(DecoderLoss):
-    """The objective. Raises InputError for word dropout of a vocabulary that has no token to write instead."""
-
-    def __init__(self, options: Seq2SeqOptions, context: ObjectiveContext) -> None:
-        super().__init__(
-            context,
-            label_smoothing=options.label_smoothing,
-            smoothing_kind=options.smoothing_kind,
-            weight=options.weight,
-            word_dropout=options.word_dropout,
-        )
-
-    def collate(
-        self, samples: Sequence[PairExample] | np.ndarray, *, rng: np.random.Generator, training: bool = True
-    ) -> Batch:
-        """Pairs as a batch; `rng`: word dropout, in training alone.
-
-        Raises ValueError for a source of more than seq_len ids, or a target for which the decoder reads more than
-        target_seq_len.
-        """
-        sources = [sample.source for sample in samples]
-        shifted = [shift_right(sample.target, self.target) for sample in samples]
-        return self.batch(sources, shifted, rng=rng, training=training)

@@ -1,4 +1,4 @@
-"""Span corruption: spans of a text are cut out, and the target says what they were (T5, arXiv 1910.10683, 3.1.4).
+"""Span corruption: spans of a text are cut out, and the target lists them (T5, arXiv 1910.10683, 3.1.4).
 
     text      Thank you for inviting me to your party last week
     source    Thank you <X> me to your party <Y> week
@@ -6,49 +6,39 @@
 
 with the sentinels <X> = <extra_id_0>, <Y> = <extra_id_1>, ... and <Z> the first unused one (figure 2 of the paper).
 As in T5's own code, of n tokens round(n * noise_density) are noise, at least 1 and at most n - 1, in
-round(noise / mean_span_length) spans; both kinds of spans are random divisions into parts of at least one token, they
-alternate, and the text begins with what is kept. So how long source and target become depends on n alone; a single
-token is never noise, and a text short enough for one span loses its end.
+round(noise / mean_span_length) spans; noise and text are divided at random into parts of at least one token, they
+alternate, and the text begins with a part that is not noise. So the lengths of source and target depend on n alone; a
+single token is never noise, and a text short enough for one span loses its end.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
-from tformer.objectives.base import ObjectiveContext
-from tformer.objectives.options import SpanCorruptionOptions
-from tformer.objectives.seq2seq import (
-    DecoderLoss,
-    plain_text,
-    separators,
-    shift_right,
-    target_limit,
-)
+from tformer.nn.options import require, require_positive, require_probability
+from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.objectives.seq2seq import RestoringObjective, plain_text, shift_right
 
 MIN_SENTINELS = 2  # one for a span, and one that ends the target
 
 
-class SpanCorruption(DecoderLoss):
+class SpanCorruption(RestoringObjective):
     """The objective. Raises InputError for a vocabulary without sentinels, or when the context leaves no room for text.
 
-    Attributes:
-        room: the most tokens of text whose source and target both fit the context, which may be more than seq_len.
+    `room`, the maximum tokens of a text, may be more than seq_len, because the source is shorter than the text.
     """
 
+    special_tokens = ("sentinels",)
+
     def __init__(self, options: SpanCorruptionOptions, context: ObjectiveContext) -> None:
-        super().__init__(
-            context,
-            label_smoothing=options.label_smoothing,
-            weight=options.weight,
-            word_dropout=options.word_dropout,
-        )
-        self.options = options
         self.sentinels = np.array(context.special_ids.sentinels, dtype=np.int64)
         if len(self.sentinels) < MIN_SENTINELS:
             raise InputError(
@@ -56,16 +46,12 @@ class SpanCorruption(DecoderLoss):
                 f"this one has {len(self.sentinels)}",
                 hint="train one with --template t5 (tokenizer.train.template)",
             )
-        self.separators_V = separators(context)
-        self.prefix, self.suffix = (np.array(ids, dtype=np.int64) for ids in context.frame)
-        self.room = self._room()
+        super().__init__(options, context)
 
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:
-        """Windows of text, one by one corrupted with `rng`. Special tokens in them are left out, as is what comes
-        after `room` tokens.
-        """
+        """Windows of text, each corrupted with `rng`, without special tokens, cut after `room` tokens."""
         sources, shifted = [], []
         for sample in samples:
             ids = plain_text(sample, self.separators_V)[0][: self.room]
@@ -80,11 +66,8 @@ class SpanCorruption(DecoderLoss):
             shifted.append(shift_right(np.append(target, self.target.eos), self.target))
         return self.batch(sources, shifted, rng=rng, training=training)
 
-    def _room(self) -> int:
-        # Beside the text: the frame on the one side; what is forced, the last sentinel and eos on the other.
-        source_room = self.context.seq_len - len(self.prefix) - len(self.suffix)
-        max_target = target_limit(self.context)
-        target_room = max_target - len(self.target.prefix) - 1
+    def _room(self, source_room: int, target_room: int) -> int:
+        target_room -= 1  # the last sentinel
 
         def excess(length: int) -> int:
             noise, spans = span_counts(
@@ -93,17 +76,30 @@ class SpanCorruption(DecoderLoss):
             return max(length - noise + spans - source_room, noise + spans - target_room)
 
         # Both lengths grow with the text's, and together they have at least as many tokens.
-        room = bisect_right(range(max(1, source_room + target_room + 1)), 0, key=excess) - 1
-        if room < 1:
-            raise InputError(
-                f"data.seq_len, data.target_seq_len: {self.context.seq_len} and {max_target} tokens leave no "
-                f"room for text beside the special tokens"
-            )
-        return room
+        return bisect_right(range(max(1, source_room + target_room + 1)), 0, key=excess) - 1
+
+
+@dataclass(frozen=True)
+class SpanCorruptionOptions:
+    """T5's objective: spans of the text are replaced by a sentinel each, the target lists them."""
+
+    kind: Literal["span_corruption"] = "span_corruption"
+    noise_density: float = 0.15
+    mean_span_length: float = 3.0
+    label_smoothing: float = 0.0
+    word_dropout: float = 0.0  # as of seq2seq
+    weight: float = 1.0
+    objective: ClassVar[type[Objective]] = SpanCorruption
+
+    def __post_init__(self) -> None:
+        require_probability(label_smoothing=self.label_smoothing, word_dropout=self.word_dropout)
+        require(0 < self.noise_density < 1, f"noise_density must be between 0 and 1, found {self.noise_density}")
+        require(self.mean_span_length >= 1, f"mean_span_length must be at least 1, found {self.mean_span_length}")
+        require_positive(weight=self.weight)
 
 
 def span_counts(length: int, noise_density: float, mean_span_length: float, num_sentinels: int) -> tuple[int, int]:
-    """(noise tokens, spans) of a text. One sentinel is kept for the target's end: that may mean fewer, longer spans."""
+    """(noise tokens, spans) of a text. The last sentinel ends the target, which may mean fewer, longer spans."""
     if length < 2:
         return 0, 0
     noise = min(max(round(length * noise_density), 1), length - 1)
@@ -112,7 +108,7 @@ def span_counts(length: int, noise_density: float, mean_span_length: float, num_
 
 
 def noise_mask(length: int, noise: int, spans: int, rng: np.random.Generator) -> np.ndarray:
-    """bool [length], True in the noise spans; it begins with a span of what is kept and ends with noise."""
+    """bool [length], True in the noise spans; it begins with text and ends with noise."""
     if not spans:
         return np.zeros(length, dtype=bool)
     sizes = np.empty(2 * spans, dtype=np.int64)
@@ -121,7 +117,7 @@ def noise_mask(length: int, noise: int, spans: int, rng: np.random.Generator) ->
 
 
 def random_parts(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """[parts] sizes of at least 1 with this sum; every such division is as likely as any other."""
+    """[parts] sizes of at least 1 with this sum, uniformly distributed."""
     cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total)
 
@@ -134,7 +130,7 @@ def corrupt_spans(
     mean_span_length: float,
     sentinels: np.ndarray | Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(source, target) of a text [t] that holds no sentinels, both without eos; `sentinels`: at least two."""
+    """(source, target) of a text [t] without sentinels, both without eos; `sentinels`: at least two."""
     sentinels = np.asarray(sentinels, dtype=np.int64)
     noise, spans = span_counts(len(ids), noise_density, mean_span_length, len(sentinels))
     is_noise = noise_mask(len(ids), noise, spans, rng)
@@ -146,7 +142,7 @@ def corrupt_spans(
 
 
 def restore_spans(source: np.ndarray, target: np.ndarray, sentinels: np.ndarray | Sequence[int]) -> np.ndarray:
-    """The text of a (source, target): every sentinel of the source becomes what follows it in the target."""
+    """The original text of a (source, target): what follows each sentinel in the target replaces it in the source."""
     places = np.flatnonzero(np.isin(target, np.asarray(sentinels)))
     spans = {int(part[0]): part[1:] for part in np.split(target, places)[1:]}
     parts = [spans.get(int(token), source[i : i + 1]) for i, token in enumerate(source)]

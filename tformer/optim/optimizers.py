@@ -8,7 +8,7 @@ Weight decay applies to parameters of two or more dimensions, embeddings include
 other vectors have none, unless a group says so.
 
 Layer decay (arXiv 2003.10555, 2106.08254) multiplies the rate by decay^(num_layers + 1 - l), where l is 0 for the
-embeddings and i + 1 for block i; what stands above the blocks (l None) keeps the full rate.
+embeddings and i + 1 for block i; parameters after the blocks (l None) keep the full rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,74 @@ from torch import Tensor, nn
 from tformer.errors import InputError, did_you_mean
 from tformer.optim.muon import Muon
 
-Algorithm = Literal["adamw", "adam", "muon"]
-
 FUSED_DEVICES = ("cpu", "cuda")
-"""Where torch has a fused Adam."""
+"""Device types with a fused Adam in torch."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Values of the recipe's `optimizer` section, and the device's, that an optimizer may read."""
+
+    betas: tuple[float, float]
+    eps: float
+    momentum: float
+    fused: bool
+    muon_dtype: torch.dtype
+    row_splits: Mapping[Tensor, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """A kind of optimizer.
+
+    Attributes:
+        make: the optimizer of some parameter groups.
+        fresh_state: the state that it would create for a parameter at its first step.
+        moments: numbers of state for each number of a parameter.
+        hidden_only: it takes hidden matrices only, at `lr`; all other parameters use AdamW at `adam_lr`.
+    """
+
+    make: Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]
+    fresh_state: Callable[[nn.Parameter, bool], dict[str, Tensor]]
+    moments: int
+    hidden_only: bool = False
+
+
+def _adamw(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=settings.fused)
+
+
+def _adam(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, betas=settings.betas, eps=settings.eps, fused=settings.fused)
+
+
+def _muon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    return Muon(groups, momentum=settings.momentum, compute_dtype=settings.muon_dtype, row_splits=settings.row_splits)
+
+
+def _adam_state(parameter: nn.Parameter, fused: bool) -> dict[str, Tensor]:
+    device = parameter.device if fused else torch.device("cpu")  # a fused kernel counts steps on the device
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _muon_state(parameter: nn.Parameter, fused: bool) -> dict[str, Tensor]:
+    return {"momentum": torch.zeros_like(parameter)}
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "adamw": OptimizerKind(_adamw, _adam_state, moments=2),
+    "adam": OptimizerKind(_adam, _adam_state, moments=2),
+    "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True),
+}
+
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
 class Group(Protocol):
@@ -56,8 +120,6 @@ class NamedOptimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
-                for parameter in group["params"]:
-                    optimizer.state[parameter] = _fresh_state(optimizer, parameter)
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
@@ -129,7 +191,7 @@ class NamedOptimizer:
 def build_optimizer(
     model_parameters: Iterable[tuple[str, nn.Parameter]],
     *,
-    kind: Algorithm,
+    kind: OptimizerName,
     lr: float,
     adam_lr: float | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
@@ -147,18 +209,18 @@ def build_optimizer(
 ) -> NamedOptimizer:
     """The optimizer of a recipe's section over `model_parameters`, which are on `device` already.
 
-    `groups`: of several that match a name, the last one counts; a frozen one clears `requires_grad`. An explicit
-    weight decay applies to all that match, vectors included.
+    `groups`: the last one that matches a name applies; a frozen one clears `requires_grad`. An explicit weight decay
+    applies to all matching parameters, vectors included.
     `layer_of`: name -> 0 for embeddings, i + 1 for block i, None above the blocks; needed with `layer_decay`.
-    `hidden_matrices` (needed by muon): which parameters Muon takes. `splits`: row counts of a fused matrix's parts.
-    `muon_dtype`: that of Newton-Schulz, for devices that multiply it fast.
+    `hidden_matrices` (needed by muon): the parameters that Muon updates.
+    `splits`: row counts of the parts of a fused matrix.
+    `muon_dtype`: dtype of the Newton-Schulz iteration.
     Raises InputError when a group matches nothing or nothing is left to train.
     """
     named = dict(model_parameters)
     chosen = _matching_groups(list(named), groups)
-    base_lr: dict[Algorithm, float] = {"adamw": lr, "adam": lr, "muon": lr}
-    if kind == "muon":
-        base_lr["adamw"] = lr if adam_lr is None else adam_lr
+    hidden_only = OPTIMIZERS[kind].hidden_only
+    adam_lr = lr if adam_lr is None else adam_lr
 
     buckets: dict[_Bucket, list[nn.Parameter]] = {}
     names: dict[Tensor, str] = {}
@@ -168,9 +230,9 @@ def build_optimizer(
             parameter.requires_grad_(False)
         if not parameter.requires_grad:
             continue
-        algorithm: Algorithm = kind
-        if kind == "muon" and not (hidden_matrices is not None and hidden_matrices(name, parameter)):
-            algorithm = "adamw"
+        algorithm, base_lr = kind, lr
+        if hidden_only and not (hidden_matrices is not None and hidden_matrices(name, parameter)):
+            algorithm, base_lr = "adamw", adam_lr
         scale = 1.0 if group is None else group.lr_scale
         if layer_decay is not None:
             layer = layer_of(name) if layer_of is not None else None
@@ -178,7 +240,7 @@ def build_optimizer(
         decay = weight_decay if parameter.ndim >= 2 else 0.0
         if group is not None and group.weight_decay is not None:
             decay = group.weight_decay
-        bucket = _Bucket(algorithm, base_lr[algorithm] * scale, decay)
+        bucket = _Bucket(algorithm, base_lr * scale, decay)
         buckets.setdefault(bucket, []).append(parameter)
         names[parameter] = name
     if not names:
@@ -186,20 +248,20 @@ def build_optimizer(
 
     fused = torch.device(device).type in FUSED_DEVICES
     row_splits = {parameter: rows for parameter, name in names.items() if splits and (rows := splits(name)) is not None}
-    makers: dict[Algorithm, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
-        "adamw": lambda params: torch.optim.AdamW(params, betas=betas, eps=eps, fused=fused),
-        "adam": lambda params: torch.optim.Adam(params, betas=betas, eps=eps, fused=fused),
-        "muon": lambda params: Muon(params, momentum=momentum, compute_dtype=muon_dtype, row_splits=row_splits),
-    }
+    settings = Settings(betas, eps, momentum, fused, muon_dtype, row_splits)
     optimizers = []
-    for wanted, make in makers.items():
-        torch_groups = [
+    for algorithm, optimizer_kind in OPTIMIZERS.items():
+        torch_groups: list[dict[str, Any]] = [
             {"params": parameters, "lr": bucket.lr, "weight_decay": bucket.weight_decay}
             for bucket, parameters in buckets.items()
-            if bucket.algorithm == wanted
+            if bucket.algorithm == algorithm
         ]
         if torch_groups:
-            optimizers.append(make(torch_groups))
+            optimizer = optimizer_kind.make(torch_groups, settings)
+            for torch_group in torch_groups:
+                for parameter in torch_group["params"]:
+                    optimizer.state[parameter] = optimizer_kind.fresh_state(parameter, fused)
+            optimizers.append(optimizer)
     return NamedOptimizer(optimizers, names, lr=lr)
 
 
@@ -207,7 +269,7 @@ def build_optimizer(
 class _Bucket:
     """Parameters that share all settings are updated together."""
 
-    algorithm: Algorithm
+    algorithm: str
     lr: float
     weight_decay: float
 
@@ -222,19 +284,6 @@ def _matching_groups(names: list[str], groups: Sequence[Group]) -> dict[str, Gro
             )
         chosen |= dict.fromkeys(matching, group)
     return chosen
-
-
-def _fresh_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What the optimizer would make at its first step."""
-    if isinstance(optimizer, Muon):
-        return {"momentum": torch.zeros_like(parameter)}
-    # A fused kernel counts on the device; the plain one on the host.
-    device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
-    return {
-        "step": torch.zeros((), dtype=torch.float32, device=device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
 
 
 def _count(keys: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions from the step to the number that multiplies every learning rate.
+"""Learning-rate schedules: pure functions from the step to a factor that multiplies every learning rate.
 
 t counts optimizer steps from 1, w = warmup_steps, n = decay_steps, m = min_ratio, d = d_model.
 
-    warm-up       t / (w + 1) while t <= w          of every kind but the first two, which have their own
+    warm-up       t / (w + 1) while t <= w          of every kind except the first two, which define their own
     noam          d^-1/2 min(t^-1/2, t w^-3/2)      arXiv 1706.03762, eq. 3; multiplies optimizer.lr like all others
     inverse_sqrt  min(t / w, (w / t)^1/2)           1 at the end of warm-up
     cosine        m + (1 - m) (1 + cos(pi p)) / 2   p = (t - 1 - w) / (n - w), at most 1
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 
 class ScheduleSection(Protocol):
@@ -44,7 +44,7 @@ class ScheduleSection(Protocol):
 
 @dataclass(frozen=True)
 class Horizon:
-    """The numbers that the formulas share."""
+    """Settings shared by the formulas."""
 
     warmup_steps: int
     decay_steps: int
@@ -89,8 +89,14 @@ SCHEDULES: dict[str, Callable[[int, Horizon], float]] = {
     "linear": linear,
     "constant": constant,
     "wsd": wsd,
-    "plateau": constant,  # times what `Plateau` has seen
+    "plateau": constant,  # times the factor of `Plateau`
 }
+READS_VALIDATION_LOSS = frozenset({"plateau"})
+
+if TYPE_CHECKING:
+    ScheduleName = str
+else:
+    ScheduleName = Literal[tuple(SCHEDULES)]
 
 
 def _warmup(step: int, horizon: Horizon) -> float:
@@ -107,7 +113,7 @@ def _progress(step: int, horizon: Horizon, *, start: float) -> float:
 
 @dataclass
 class Plateau:
-    """What the plateau schedule remembers. A loss that is not finite counts as not better."""
+    """State of the plateau schedule. A loss that is not finite counts as not better."""
 
     factor: float
     patience: int
@@ -117,7 +123,7 @@ class Plateau:
     scale: float = 1.0
 
     def observe(self, loss: float) -> None:
-        """Take in the loss of one validation."""
+        """Update the state with the loss of one validation."""
         if loss < self.best:
             self.best, self.bad_count = loss, 0
             return
@@ -127,25 +133,25 @@ class Plateau:
 
 
 class Schedule:
-    """A formula bound to its numbers; only `plateau` has state."""
+    """A formula with its settings; only `plateau` has state."""
 
     def __init__(self, formula: Callable[[int, Horizon], float], horizon: Horizon, plateau: Plateau | None) -> None:
         self._formula, self._horizon, self._plateau = formula, horizon, plateau
 
     def scale(self, step: int) -> float:
-        """What multiplies the learning rates of step `step`, counted from 1."""
+        """The factor of the learning rates at step `step`, counted from 1."""
         if step < 1:
             raise ValueError(f"steps count from 1, found {step}")
         scale = self._formula(step, self._horizon)
         return scale if self._plateau is None else scale * self._plateau.scale
 
     def observe(self, loss: float) -> None:
-        """Tell the schedule a validation loss: lower is better. Only `plateau` listens."""
+        """Pass on a validation loss, lower is better; only `plateau` reads it."""
         if self._plateau is not None:
             self._plateau.observe(loss)
 
     def state(self) -> dict[str, Any]:
-        """What resuming needs, as JSON: empty, or best (null before the first validation), bad_count and scale."""
+        """State for resuming, as JSON: empty, or best (null before the first validation), bad_count and scale."""
         plateau = self._plateau
         if plateau is None:
             return {}
@@ -168,6 +174,6 @@ def build_schedule(section: ScheduleSection, *, total_steps: int, d_model: int) 
         decay_fraction=section.decay_fraction,
         d_model=d_model,
     )
-    is_plateau = section.kind == "plateau"
-    plateau = Plateau(section.factor, section.patience, section.min_ratio) if is_plateau else None
+    reads_loss = section.kind in READS_VALIDATION_LOSS
+    plateau = Plateau(section.factor, section.patience, section.min_ratio) if reads_loss else None
     return Schedule(SCHEDULES[section.kind], horizon, plateau)

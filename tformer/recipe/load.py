@@ -10,13 +10,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from tformer.errors import InputError
+from tformer.nn.classification_heads import ClassifierHeadOptions
+from tformer.nn.heads import HeadOptions
+from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
-from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
 from tformer.recipe.presets import (
     Base,
@@ -32,12 +34,18 @@ from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, re
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
 MIGRATIONS: Mapping[int, Migration] = {}
+"""Row n turns the plain data of a recipe of schema n into that of schema n + 1; without `schema` it is schema 1.
+
+A new SCHEMA_VERSION needs a row here and a frozen file `schema-<n>.yaml` of the old schema in the tests' fixtures.
+"""
+
+POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
 
 
 def migrate(
     data: dict[str, Any], *, name: str, migrations: Mapping[int, Migration] = MIGRATIONS, to: int = SCHEMA_VERSION
 ) -> dict[str, Any]:
-    """Bring the data of a recipe up to schema `to`; `name` is what messages call it. Newer or odd: `InputError`."""
+    """The data of a recipe in schema `to`; `name`: of the recipe in messages. InputError for a newer or invalid one."""
     found = data.get("schema", 1)
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise InputError(f"{name}: schema: found {describe(found)}, expected a number from 1 to {to}")
@@ -50,13 +58,9 @@ def migrate(
     return data
 
 
-POOLED_HEADS = ("classifier", "regression")
-POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
-
-
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe with every value decided, the origin of each (by dotted leaf), and what its user should be told."""
+    """A recipe with every value decided, the origin of each value by its dotted path, and notes for the user."""
 
     recipe: Recipe
     origins: dict[str, str]
@@ -76,9 +80,12 @@ def load_recipe(
 ) -> Resolved:
     """Resolve a recipe.
 
-    `preset` may be `ARCH/NAME`; `flags` maps dotted paths to values (None sets null); `sets` are the texts
-    `key=value` of `--set`; `device` (`cpu`, `cuda`, ...) decides only which preset an arch alone stands for.
-    `base_yaml`, the stored recipe of a checkpoint (called `base_name` in messages), takes the place of arch and preset.
+    Args:
+        preset: may be `ARCH/NAME`.
+        flags: values by dotted path (None sets null).
+        sets: the texts `key=value` of `--set`.
+        device: `cpu`, `cuda`, ...; chooses the preset of an arch alone.
+        base_yaml: the stored recipe of a checkpoint, in place of arch and preset; messages call it `base_name`.
     """
     flags = {} if flags is None else flags
     _refuse_exclusive(flags)
@@ -117,16 +124,16 @@ def load_recipe(
 
 
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:
-    """The recipe that a checkpoint or run stores, of this schema or an older one; `name` is what messages call it."""
+    """The recipe of a checkpoint or run, of this schema or an older one; `name`: of the recipe in messages."""
     draft = Draft()
     draft.lay_document(_migrated(parse_yaml(text, name=name), name), label=f"file {name}", name=name)
     return _validate(draft)
 
 
 def recipe_to_yaml(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> str:
-    """The whole recipe in the schema's order; reading it back gives an equal recipe.
+    """The recipe as YAML in the schema's order; reading it gives an equal recipe.
 
-    With `origins` (of `Resolved`), every value has a line of its own with its origin as a comment.
+    origins: those of `Resolved`; every value then has its own line with its origin as a comment.
     """
     if origins is None:
         return to_yaml(recipe_to_data(recipe))
@@ -140,7 +147,7 @@ def recipe_to_data(recipe: Recipe) -> dict[str, Any]:
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of the values proper: scalars, empty mappings, and lists without mappings or lists inside."""
+    """The paths of all values: scalars, empty mappings, and lists without mappings or lists inside."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, (*path, str(key)))
@@ -152,7 +159,7 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def _names_data(flags: Mapping[str, Any], sets: Sequence[str], file: Document | None) -> bool:
-    """Whether a flag, `--set` or the file says what to train on."""
+    """Whether a flag, `--set` or the file names training data."""
     in_file = None if file is None else file.value.get("data")
     return (
         "data.train" in flags
@@ -169,7 +176,7 @@ def _lay_preset(draft: Draft, base: Base) -> None:
 
 
 def _record_choice(draft: Draft, base: Base) -> None:
-    """The recipe names the arch and preset that were chosen, whatever the preset's file says of itself."""
+    """Write the chosen arch and preset into the recipe, whatever the preset's file contains."""
     if base.preset is not None:
         draft.assign("preset", base.preset.name, base.preset.origin)
     if base.preset is not None or "arch" not in draft.data:
@@ -177,41 +184,40 @@ def _record_choice(draft: Draft, base: Base) -> None:
 
 
 def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
-    """`--objective` brings its heads along, where the model has others, and a metric that it can be judged by; a
-    generator that it does not use goes."""
+    """Adapt the model to `--objective`: its heads, where the model has others; no unused generator; a metric it has."""
     kinds = [entry.get("kind") for entry in flags["objectives"]]
-    needs = [OBJECTIVE_NEEDS[kind] for kind in kinds if kind in OBJECTIVE_NEEDS]
-    if len(needs) < len(kinds) or not isinstance(draft.data.get("model"), dict):
-        return  # validation says what is wrong
-    origin = flag_origin("objectives")
-    heads = draft.data["model"].get("heads", [])
-    have = [(head.get("kind"), head.get("multi_label", False)) for head in heads if isinstance(head, dict)]
-    wanted = [(need.head.kind, getattr(need.head, "multi_label", False)) for need in needs]
-    if not set(wanted) <= set(have):
-        given = {head["kind"]: head for head in heads if isinstance(head, dict) and "kind" in head}
+    if not set(kinds) <= OBJECTIVES.keys() or not isinstance(draft.data.get("model"), dict):
+        return  # validation reports what is wrong
+    origin, objectives = flag_origin("objectives"), [OBJECTIVES[kind] for kind in kinds]
+    heads = [head for head in draft.data["model"].get("heads", []) if isinstance(head, dict)]
+    have = {(head.get("kind"), head.get("multi_label", False)) for head in heads}
+    wanted = {(objective.head.kind, getattr(objective.head, "multi_label", False)) for objective in objectives}
+    if not wanted <= have:
+        given = {head["kind"]: head for head in heads if "kind" in head}
         decoded = draft.data["model"].get("decoder") is not None
-        fresh = [_head_like(given, kind, decoded=decoded) | ({"multi_label": many} if kind == "classifier" else {})
-                 for kind, many in wanted]  # fmt: skip
-        draft.assign("model.heads", fresh, origin)
-    if "replaced_token" not in kinds and draft.data.get("generator") is not None:
+        new = [_head_like(given, objective.head, decoded=decoded) for objective in objectives]
+        draft.assign("model.heads", new, origin)
+    if not any(objective.needs_generator for objective in objectives) and draft.data.get("generator") is not None:
         draft.assign("generator", None, origin)
     training = draft.data.get("training", {})
-    metrics = {metric for need in needs for metric in need.metrics}
+    metrics = {metric for objective in objectives for metric in objective.metrics}
     if isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
         draft.assign("training.best_metric", "loss", origin)
 
 
-def _head_like(given: Mapping[str, dict[str, Any]], kind: str, *, decoded: bool) -> dict[str, Any]:
-    """The head of this kind that the recipe has; or a new one, which pools as the other pooled head does.
+def _head_like(given: Mapping[str, dict[str, Any]], wanted: HeadOptions, *, decoded: bool) -> dict[str, Any]:
+    """The head of this kind from the recipe; or a new one, which pools like the recipe's other head for labels.
 
-    `decoded`: there is a decoder, whose last position is the one that has read everything.
+    decoded: there is a decoder, of which only the last position has read the whole text.
     """
-    if kind in given:
-        return dict(given[kind])
-    if kind not in POOLED_HEADS:
-        return {"kind": kind}
-    other = next((given[one] for one in POOLED_HEADS if one in given), {"pooling": "eos"} if decoded else {})
-    return {"kind": kind, **{key: other[key] for key in POOLING_KEYS if key in other}}
+    head: dict[str, Any] = {"kind": wanted.kind}
+    if wanted.kind in given:
+        head = dict(given[wanted.kind])
+    elif wanted.label_kind:
+        of_labels = (options.kind for options in get_args(HeadOptions) if hasattr(options, "pooling"))
+        other = next((given[kind] for kind in of_labels if kind in given), {"pooling": "eos"} if decoded else {})
+        head |= {key: other[key] for key in POOLING_KEYS if key in other}
+    return head | {"multi_label": wanted.multi_label} if isinstance(wanted, ClassifierHeadOptions) else head
 
 
 def _read_config(path: Path) -> Document:
@@ -230,12 +236,12 @@ def _refuse_exclusive(flags: Mapping[str, Any]) -> None:
     for pair in EXCLUSIVE:
         dotted = [".".join(path) for path in pair]
         if all(flags.get(key) is not None for key in dotted):
-            one, other = (flag_origin(key).where for key in dotted)
-            raise InputError(f"{one} and {other} exclude each other, found both")
+            first, second = (flag_origin(key).where for key in dotted)
+            raise InputError(f"{first} and {second} exclude each other, found both")
 
 
 def _validate(draft: Draft) -> Recipe:
-    """The recipe that the draft describes, read as strictly as JSON: text is no number, a boolean no integer."""
+    """The recipe of a draft, validated as strictly as JSON: text is not a number, a boolean not an integer."""
 
     def where(path: KeyPath) -> str:
         return draft.origin_of(path).where

@@ -39,14 +39,14 @@ class Embedding(Section):
 
 
 class Tie(Section):
-    """Which matrices are one: source with target embeddings, and the output projection with the embeddings."""
+    """Shared matrices: source and target embeddings, and the output projection and the embeddings."""
 
     source_target: bool = True
     output: bool = True
 
 
 def _full_unless_named(value: Any) -> Any:
-    """Attention that names no kind is full attention, as it was before there were others."""
+    """Attention without a kind is full attention, as in recipes older than the other kinds."""
     return {"kind": "full", **value} if isinstance(value, dict) and "kind" not in value else value
 
 
@@ -86,7 +86,7 @@ class Stack(Section):
 
 
 class Patches(Section):
-    """How an image becomes a sequence (ViT)."""
+    """Cutting an image into a sequence of patches (ViT)."""
 
     image_size: Positive = 224
     size: Positive = 16
@@ -115,7 +115,7 @@ class Model(Section):
         return self
 
 
-PER_LAYER = frozenset(
+LAYER_KEYS = frozenset(
     {
         "attention",
         "feedforward",
@@ -129,12 +129,11 @@ PER_LAYER = frozenset(
     }
 )
 NUMBER_OR_OPTIONS = ("layerdrop", "drophead")
-PER_HEAD_POSITIONS = ("alibi", "t5_bias")  # one bias for each head, the same module for all layers
 ATTENTION_KEYS = {options.kind: {field.name for field in fields(options)} for options in get_args(AttentionOptions)}
 
 
 def layer_sections(section: Stack, *, path: str) -> list[Stack]:
-    """One section per layer: the stack's own, with that layer's overrides merged in.
+    """One section per layer: the stack's own with the layer's overrides.
 
     path: of the stack in the recipe, for messages. Raises InputError for an override that does not fit.
     """
@@ -143,21 +142,22 @@ def layer_sections(section: Stack, *, path: str) -> list[Stack]:
         if layer >= section.num_layers:
             raise InputError(f"{place}: the stack has {section.num_layers} layers, numbered from 0")
         for key in overrides:
-            if key not in PER_LAYER:
-                raise InputError(f"{place}.{key}: not an option of a single layer", hint=did_you_mean(key, PER_LAYER))
+            if key not in LAYER_KEYS:
+                raise InputError(f"{place}.{key}: not an option of a single layer", hint=did_you_mean(key, LAYER_KEYS))
         if overrides.get("num_heads", section.num_heads) != section.num_heads:
-            _check_own_heads(section, path, place)
+            _check_num_heads(section, path, place)
         if "layerdrop" in overrides:
-            _check_own_layerdrop(section, overrides["layerdrop"], path, place)
+            _check_layerdrop(section, overrides["layerdrop"], path, place)
     return [
-        _merged(section, section.layers.get(layer, {}), f"{path}.layers.{layer}") for layer in range(section.num_layers)
+        _with_overrides(section, section.layers.get(layer, {}), f"{path}.layers.{layer}")
+        for layer in range(section.num_layers)
     ]
 
 
-def _check_own_heads(section: Stack, path: str, place: str) -> None:
+def _check_num_heads(section: Stack, path: str, place: str) -> None:
     if section.head_dim is None:
-        raise InputError(f"{place}.num_heads: the size of a head must be given then", hint=f"set {path}.head_dim")
-    if section.positions.kind in PER_HEAD_POSITIONS:
+        raise InputError(f"{place}.num_heads: found no size of a head, expected one", hint=f"set {path}.head_dim")
+    if section.positions.module.per_head:
         raise InputError(
             f"{place}.num_heads: every layer needs the {section.num_heads} heads of {path}, whose positions of kind "
             f"{section.positions.kind} have a bias for each head"
@@ -169,19 +169,19 @@ def _check_own_heads(section: Stack, path: str, place: str) -> None:
         )
 
 
-def _check_own_layerdrop(section: Stack, rate: Any, path: str, place: str) -> None:
+def _check_layerdrop(section: Stack, rate: Any, path: str, place: str) -> None:
     if section.learns_layerdrop:
-        raise InputError(f"{place}.layerdrop: {path}.layerdrop learns the rate of every layer: leave this one out")
+        raise InputError(f"{place}.layerdrop: {path}.layerdrop learns the rate of every layer, so no layer has its own")
     if isinstance(rate, dict):
         raise InputError(f"{place}.layerdrop: found a mapping, expected a number: one layer's rate is not learned")
 
 
-def _merged(section: Stack, overrides: dict[str, Any], place: str) -> Stack:
+def _with_overrides(section: Stack, overrides: dict[str, Any], place: str) -> Stack:
     if not overrides:
         return section
     values = section.model_dump()
     if "num_heads" in overrides:
-        values["num_kv_heads"] = None  # as many
+        values["num_kv_heads"] = None  # the same number
     for key, override in overrides.items():
         if key in NUMBER_OR_OPTIONS or not isinstance(values[key], dict):
             values[key] = override
@@ -190,7 +190,7 @@ def _merged(section: Stack, overrides: dict[str, Any], place: str) -> Stack:
             raise InputError(f"{place}.{key}: expected a mapping of options, found {override!r}")
         known = values[key].keys()
         if key == "attention" and override.get("kind") in ATTENTION_KEYS:
-            known = ATTENTION_KEYS[override["kind"]]  # a layer of another kind keeps what both kinds have
+            known = ATTENTION_KEYS[override["kind"]]  # a layer of another kind keeps the options that both kinds have
         for option in override:
             if option not in known:
                 raise InputError(f"{place}.{key}.{option}: unknown option", hint=did_you_mean(option, known))
@@ -198,7 +198,7 @@ def _merged(section: Stack, overrides: dict[str, Any], place: str) -> Stack:
     try:
         return Stack.model_validate(values)
     except ValidationError as error:
-        problem = max(error.errors(), key=lambda one: len(_keys(one["loc"], values)))
+        problem = max(error.errors(), key=lambda entry: len(_keys(entry["loc"], values)))
         where = ".".join(_keys(problem["loc"], values))
         raise InputError(f"{place}.{where}: {problem['msg']}, found {problem['input']!r}") from error
 

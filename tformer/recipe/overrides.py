@@ -1,8 +1,8 @@
-"""Laying recipes over one another: preset, then file, then flags, then `--set`, remembering where each value came from.
+"""Merging the layers of a recipe (preset, file, flags, `--set`), with the origin of each value.
 
-Mappings merge key by key; lists and everything else replace what lies below. A mapping of another `kind` replaces the
-whole mapping below it, because options of one kind mean nothing to another; `--set ….kind=` alone keeps the siblings
-that the new kind also has. Of two keys that exclude each other, the higher layer's wins and the other becomes null.
+Mappings merge key by key; lists and other values replace those of the layer below. A mapping with another `kind`
+replaces the whole mapping, because the kinds have different options; `--set ….kind=` alone keeps the options that the
+new kind also has. Of two keys that exclude each other, the higher layer's wins and the other becomes null.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tformer.recipe.schema import (
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value
 
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = ((("training", "batch_size"), ("training", "batch_tokens")),)
-CHOSEN_BY_FLAG = {"arch": "choose it with --arch", "preset": "choose it with --preset", "schema": "it is tformer's own"}
+NOT_SETTABLE = {"arch": "choose it with --arch", "preset": "choose it with --preset", "schema": "it is tformer's own"}
 
-# Flags that are not named after the last part of the key they set.
+# Flags that do not have the name of the last part of their key.
 FLAG_NAMES = {
     "tokenizer.path": "--tokenizer",
     "data.train": "--data",
@@ -47,7 +47,7 @@ FLAG_NAMES = {
 
 
 class Origin(NamedTuple):
-    """Where a value came from: `label` for people who ask (`--origin`), `where` as the start of an error message."""
+    """Where a value came from: `label` for `--origin`, `where` for the start of an error message."""
 
     label: str
     where: str
@@ -64,21 +64,21 @@ def flag_origin(dotted: str) -> Origin:
 
 
 class Draft:
-    """A recipe in the making: plain data, and the origin of every value in it that is not a default."""
+    """An unfinished recipe: plain data, and the origin of every value that is not a default."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
         self.origins: dict[KeyPath, Origin] = {}
 
     def lay(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
-        """Put a whole layer over what is there; `origin` names the source of each of its paths."""
+        """Merge a layer over the draft; `origin` returns the origin of each of its paths."""
         self.origins[()] = origin(())
         for key, value in layer.items():
             self._put(self.data, (key,), value, origin)
         self._settle_exclusive(layer, origin)
 
     def lay_document(self, document: Document, *, label: str, name: str, label_lines: bool = True) -> None:
-        """Put a YAML file over what is there; with `label_lines`, labels carry the line as messages do."""
+        """Merge a YAML file over the draft; with `label_lines`, the labels of origins contain the line."""
 
         def origin(path: KeyPath) -> Origin:
             while path and path not in document.lines:
@@ -107,18 +107,18 @@ class Draft:
         dotted = dotted.strip()
         if not equals or not dotted:
             raise InputError(f"--set: found '{text}', expected key=value", hint="for example --set optimizer.lr=1e-3")
-        if dotted in CHOSEN_BY_FLAG:
-            raise InputError(f"--set: {dotted} cannot be set: {CHOSEN_BY_FLAG[dotted]}")
+        if dotted in NOT_SETTABLE:
+            raise InputError(f"--set: {dotted} cannot be set: {NOT_SETTABLE[dotted]}")
         self.assign(dotted, parse_value(value, name=f"--set {dotted}"), SET)
 
     def origin_of(self, path: KeyPath) -> Origin:
-        """Where the value at `path` came from, or else what it stands in."""
+        """The origin of the value at `path`, or else that of the mapping or list around it."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins.get(path, DEFAULT)
 
     def _holder(self, path: KeyPath, origin: Origin) -> Any:
-        """The mapping or list that holds the last part of `path`, made where the draft has only a default so far."""
+        """The mapping or list at path[:-1], created where the draft has only a default so far."""
         holder: Any = self.data
         for depth, name in enumerate(path[:-1]):
             here = path[: depth + 1]
@@ -132,7 +132,7 @@ class Draft:
                     self._put(holder, here, {}, lambda _: origin)
                 current = _get(holder, here)
             elif not isinstance(current, dict | list):
-                current = self._written_out(holder, here, current)
+                current = self._expand_shorthand(holder, here, current)
             if not isinstance(current, dict | list):
                 dotted, inside = ".".join(path), ".".join(here)
                 raise InputError(
@@ -143,10 +143,10 @@ class Draft:
         return holder
 
     def _put(self, holder: Any, path: KeyPath, value: Any, origin: Callable[[KeyPath], Origin]) -> None:
-        """Lay `value` over what `holder`, the draft's mapping or list at path[:-1], has at `path`."""
+        """Merge `value` over the value at `path` in `holder`, the draft's mapping or list at path[:-1]."""
         current = _get(holder, path)
         if isinstance(value, Mapping):
-            current = self._written_out(holder, path, current)
+            current = self._expand_shorthand(holder, path, current)
             if not isinstance(current, dict) or self._is_other_kind(current, value, path):
                 self._forget_inside(path, current)
                 current = {}
@@ -166,8 +166,8 @@ class Draft:
         else:
             _store(holder, path, value)
 
-    def _written_out(self, holder: Any, path: KeyPath, value: Any) -> Any:
-        """The mapping that a bare value at `path` is short for, stored in its place; other values as they are."""
+    def _expand_shorthand(self, holder: Any, path: KeyPath, value: Any) -> Any:
+        """Replace a plain value at `path` by the mapping that it stands for, if any; returns the value there."""
         if value is None or isinstance(value, dict | list):
             return value
         key = shorthand_at(path, self.data)
@@ -183,7 +183,7 @@ class Draft:
         return bool(value["kind"] != (current.get("kind") or default_kind(path, self.data)))
 
     def _name_default_kind(self, fresh: dict[str, Any], value: Mapping[str, Any], path: KeyPath) -> None:
-        """A new mapping of a tagged union that names no kind is of the kind that the schema has by default."""
+        """Write the schema's default kind into a new mapping of a tagged union that has no kind."""
         field = field_at(path, self.data)
         if "kind" not in value and field is not None and len(sections_in(field.annotation)) > 1:
             kind = default_kind(path, self.data)
@@ -191,13 +191,13 @@ class Draft:
                 fresh["kind"] = kind
 
     def _forget_inside(self, path: KeyPath, replaced: Any) -> None:
-        """Drop the origins of what stood inside a mapping or list at `path` that is replaced."""
+        """Drop the origins of the values inside a mapping or list at `path` that is replaced."""
         if isinstance(replaced, dict | list):
             for known in [known for known in self.origins if known[: len(path)] == path]:
                 del self.origins[known]
 
     def _settle_exclusive(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
-        """Where the layer gives one of two exclusive keys and says nothing of the other, the other becomes null."""
+        """Set an exclusive key to null where the layer gives the other one of the pair only."""
         for pair in EXCLUSIVE:
             for given, other in (pair, pair[::-1]):
                 section, key = given
@@ -215,7 +215,7 @@ class Draft:
 
 
 def _check_position(holder: Any, path: KeyPath, origin: Origin) -> None:
-    """A list takes the positions it has, and one more."""
+    """Raise InputError for a list position other than an existing one or the next."""
     if isinstance(holder, list) and not (path[-1].isdecimal() and int(path[-1]) <= len(holder)):
         raise InputError(
             f"{origin.where}: {'.'.join(path)}: found position '{path[-1]}' in a list of {len(holder)}, "
@@ -224,7 +224,7 @@ def _check_position(holder: Any, path: KeyPath, origin: Origin) -> None:
 
 
 def _get(holder: Any, path: KeyPath) -> Any:
-    """What a mapping or list holds at the last part of `path`; None where nothing is there yet."""
+    """The value of a mapping or list at the last part of `path`; None where there is none."""
     if isinstance(holder, dict):
         return holder.get(path[-1])
     return holder[int(path[-1])] if int(path[-1]) < len(holder) else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tformer
 from tformer.errors import InputError, did_you_mean
@@ -13,9 +14,9 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import fields_of
 from tformer.recipe.yaml_text import Document
 
-# What `--arch NAME` alone trains, by kind of device: on a CPU something that is done in minutes, on a GPU the family's
-# smallest published size, unless that needs more memory than most GPUs have (llama's: 20 GB and more). `builtin`: where
-# no data is given and the family's built-in data needs a preset of its own.
+# The preset of `--arch NAME` alone, by kind of device: on a CPU one that trains in minutes, on a GPU the family's
+# smallest published size, unless that needs more memory than most GPUs have (llama: 20 GB and more). `builtin`: the
+# preset without data, where the family's built-in data needs its own.
 DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "gpt": {"cpu": "tiny", "cuda": "small"},
     "llama": {"cpu": "tiny", "cuda": "tiny"},
@@ -32,27 +33,27 @@ DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "performer": {"cpu": "classify", "cuda": "classify"},
 }
 SWEEPS = "sweeps"
-"""The folder of the shipped plans of `tformer sweep`, beside those of the arches."""
+"""The folder of the shipped plans of `tformer sweep`, beside the folders of presets."""
 
 DEFAULT_ARCH = "gpt"
 DEVICE_NAMES = {"cpu": "a CPU", "cuda": "a GPU"}
 
 
 def preset_folder() -> Path:
-    """Where the presets are."""
+    """The folder of the presets: inside an installed package, beside it in a checkout."""
     package = Path(tformer.__file__).parent
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside
 
 
 def list_presets() -> dict[str, list[str]]:
-    """The names of the presets of every arch, both sorted."""
+    """The presets of each arch, both sorted."""
     folders = sorted(path for path in preset_folder().iterdir() if path.is_dir() and path.name != SWEEPS)
     return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
 
 
 def preset_path(arch: str, preset: str) -> Path:
-    """The file of a preset. An unknown arch or preset is an `InputError` that suggests the nearest."""
+    """The file of a preset. Raises InputError, with the nearest name, for an unknown arch or preset."""
     presets = list_presets()
     check_arch(arch)
     if preset in presets[arch]:
@@ -63,16 +64,16 @@ def preset_path(arch: str, preset: str) -> Path:
 
 
 def check_arch(arch: str) -> None:
-    """An arch without a folder of presets is an `InputError`."""
+    """Raise InputError for an arch without a folder of presets."""
     presets = list_presets()
     if arch not in presets:
         raise InputError(f"unknown arch '{arch}'", hint=did_you_mean(arch, presets))
 
 
 def default_preset(arch: str, device: str, *, has_data: bool = True) -> tuple[str, str]:
-    """The preset that an arch alone stands for, and a note that says why.
+    """(preset, note) of an arch without a preset.
 
-    `device`: `cpu`, `cuda`, `cuda:1`, ...; `has_data`: whether the person named data of their own.
+    device: `cpu`, `cuda`, `cuda:1`, ...; has_data: whether the user named data.
     """
     check_arch(arch)
     kind = device.partition(":")[0]
@@ -88,25 +89,24 @@ def default_preset(arch: str, device: str, *, has_data: bool = True) -> tuple[st
 
 
 def preset_summary(arch: str, preset: str) -> str:
-    """The first line of the preset's header: what it is for."""
+    """The first line of the preset's header."""
     first = preset_path(arch, preset).read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ").rstrip() if first.startswith("#") else ""
 
 
-T = TypeVar("T")
-
-
 class Choice(NamedTuple):
-    """A name, and who chose it."""
+    """The name of an arch or preset, and its origin."""
 
     name: str
     origin: Origin
 
 
 class Base(NamedTuple):
+    """The arch and preset under a recipe's own values; `note` says what was chosen by default."""
+
     arch: Choice
     preset: Choice | None
-    note: str | None = None  # says what was chosen where the user left it open
+    note: str | None = None
 
 
 def choose_base(
@@ -118,9 +118,12 @@ def choose_base(
     device: str,
     has_data: bool = True,
 ) -> Base:
-    """The arch and preset under everything else; `has_data` as for `default_preset`.
+    """The arch and preset that flags and file choose, else those by device (`default_preset`).
 
-    Unknown names, and flags that disagree with the file: `InputError`.
+    A file that names every section, as a run's `recipe.yaml` does, needs no preset: the one that it records is history.
+    Any other file builds on the preset that it names; one without a model on its arch's default preset.
+
+    Raises InputError for unknown names, and for flags that disagree with the file.
     """
     if preset is not None and "/" in preset:
         named, _, preset = preset.partition("/")
@@ -128,14 +131,16 @@ def choose_base(
             raise InputError(f"--preset {named}/{preset} disagrees with --arch {arch}")
         arch = named
     chosen = _choice("arch", arch, file, file_name) or Choice(DEFAULT_ARCH, DEFAULT)
-    on = _choice("preset", preset, file, file_name)
+    named_preset = _choice("preset", preset, file, file_name)
     is_complete = file is not None and file.value.keys() >= fields_of(Recipe).keys()
     if is_complete and preset is None:
         return Base(chosen, None)
-    _placed(chosen.origin, lambda: check_arch(chosen.name))
-    if on is not None:
-        _placed(on.origin, lambda: preset_path(chosen.name, on.name))
-        return Base(chosen, on)
+    with _naming(chosen.origin):
+        check_arch(chosen.name)
+    if named_preset is not None:
+        with _naming(named_preset.origin):
+            preset_path(chosen.name, named_preset.name)
+        return Base(chosen, named_preset)
     if file is not None and "model" in file.value:
         return Base(chosen, None)
     name, note = default_preset(chosen.name, device, has_data=has_data)
@@ -145,7 +150,7 @@ def choose_base(
 def agree_with_stored(
     stored: Mapping[str, Any], *, arch: str | None, preset: str | None, file: Document | None, file_name: str
 ) -> None:
-    """Over a checkpoint's recipe nobody may choose another arch or preset: `InputError` for whoever does."""
+    """Raise InputError for a flag or a file that names another arch or preset than a checkpoint's recipe."""
     for key, flag in (("arch", arch), ("preset", preset)):
         choice = _choice(key, flag, file, file_name)
         if choice is not None and choice.name != stored.get(key):
@@ -154,9 +159,9 @@ def agree_with_stored(
 
 
 def _choice(key: str, flag: str | None, file: Document | None, file_name: str) -> Choice | None:
-    """What the flag `--key` or the file's `key:` names; both are allowed if they agree."""
+    """The name given by the flag `--key` or the file's `key:`; InputError when they disagree."""
     in_file = None if file is None else file.value.get(key)
-    if file is None or not isinstance(in_file, str):  # what is no text is refused with the rest of the file
+    if file is None or not isinstance(in_file, str):  # other values are refused with the rest of the file
         return None if flag is None else Choice(flag, Origin(f"flag --{key}", f"--{key}"))
     place = f"{file_name}:{file.lines.get((key,), 1)}"
     if flag not in (None, in_file):
@@ -164,10 +169,11 @@ def _choice(key: str, flag: str | None, file: Document | None, file_name: str) -
     return Choice(in_file, Origin(f"file {place}", place))
 
 
-def _placed(origin: Origin, look_up: Callable[[], T]) -> T:
-    """Call `look_up`; an error of it says first where the name came from."""
+@contextmanager
+def _naming(origin: Origin) -> Iterator[None]:
+    """Put the origin of a name before the message of an InputError."""
     try:
-        return look_up()
+        yield
     except InputError as error:
         message = f"{origin.where}: {error.message}" if origin.where else error.message
         raise InputError(message, hint=error.hint) from None

@@ -1,6 +1,6 @@
-"""What is wrong with a recipe, told as a person would: where, the dotted path, what was found, what was expected.
+"""Validation errors in plain words: the place, the dotted path, what was found, what was expected.
 
-pydantic's errors become `Problem`s, one for each path; a handful of them become one `InputError`.
+pydantic's errors become `Problem`s, one for each path; up to MAX_SHOWN of them become one `InputError`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MODEL_HINT = "start from a preset (--preset NAME, or `preset: NAME` in the file)
 
 
 class Problem(NamedTuple):
-    """One thing wrong at one place; `hint` says what to do about it."""
+    """One error at one path of a recipe; `hint` says how to correct it."""
 
     path: KeyPath
     text: str
     hint: str | None = None
 
 
-# What each of pydantic's error types expected; ctx is what pydantic tells about the limit.
+# The expected value of each of pydantic's error types; ctx holds the limit.
 EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
     "int_type": lambda ctx: "an integer",
     "int_parsing": lambda ctx: "an integer",
@@ -65,7 +65,7 @@ NO_KIND = ("union_tag_invalid", "union_tag_not_found")
 
 
 def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str]) -> None:
-    """Raise one `InputError` that lists the problems, a line each, each opened by `where(path)`; none: return."""
+    """Raise one InputError with a line for each problem that begins with `where(path)`; return if there are none."""
     if not problems:
         return
     lines = []
@@ -78,7 +78,7 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str])
 
 
 def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Values that no key of a recipe takes: NaN and infinity, integers past 64 bits, text that is not Unicode."""
+    """Values that no key accepts: NaN and infinity, integers over 64 bits, text that is not Unicode."""
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
             yield from unusable_values(item, (*path, str(key)))
@@ -91,7 +91,7 @@ def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
-    """pydantic's errors about `data`, one problem for each path: the members of a union speak with one voice."""
+    """pydantic's errors about `data` as one problem for each path; those of a union's members are combined."""
     expected: dict[KeyPath, list[str]] = {}
     problems: dict[KeyPath, Problem] = {}
     for entry in error.errors(include_url=False):
@@ -114,13 +114,13 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             problems[path] = _wrong_value(path, entry["input"], expected[path])
         else:
             problems[path] = Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
-    # Of a number or a mapping, the mapping is what was meant where something inside it is wrong.
+    # For a key that is a number or a mapping, an error inside the mapping is the relevant one.
     holders = {path[:depth] for path in problems for depth in range(len(path))}
     return [problem for path, problem in problems.items() if path not in holders]
 
 
 def _path(location: tuple[int | str, ...], data: Any, *, ends_missing: bool) -> KeyPath:
-    """pydantic's location without the names of union members that it puts between the keys."""
+    """pydantic's location without the names of union members between the keys."""
     path: list[str] = []
     node = data
     for place, name in enumerate(map(str, location)):
@@ -148,7 +148,7 @@ def _unknown_key(path: KeyPath, data: Any) -> Problem:
 
 
 def _elsewhere(key: str, data: Any) -> list[str]:
-    """Where else a key of that name stands: first in sections that the recipe has, then near the top."""
+    """Other paths of a key of that name: first in sections that the recipe has, then by depth."""
     places = [path for path in known_paths() if path[-1] == key or ".".join(path) == key]
     places.sort(key=lambda path: (value_at(path[:-1], data) is None and len(path) > 2, len(path)))
     return [".".join(path) for path in places]
@@ -169,7 +169,7 @@ def _wrong_value(path: KeyPath, found: Any, expected: Sequence[str]) -> Problem:
 
 
 def _value_error(path: KeyPath, message: str, data: Any) -> Problem:
-    """What a section says about itself; a message that opens with the name of one of its keys belongs to that key."""
+    """An error of a section; a message that begins with the name of one of its keys belongs to that key."""
     opening = re.match(r"(\w+) (must .*)", message)
     if opening and opening[1] in keys_at(path, data):
         return Problem((*path, opening[1]), opening[2])

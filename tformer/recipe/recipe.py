@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from tformer.errors import InputError
 from tformer.objectives import CausalLmOptions, ObjectiveOptions
+from tformer.objectives.base import DataKind
 from tformer.recipe.model import Model
 from tformer.recipe.sections import (
     Data,
@@ -29,7 +30,7 @@ SCHEMA_VERSION = 1
 
 
 class SpecialTokens(Section):
-    """Ids that decoding and training need beside the text's own; null: the tokenizer's."""
+    """Ids of special tokens for training and decoding; null: the tokenizer's own."""
 
     pad: NonNegative | None = None
     bos: NonNegative | None = None
@@ -44,19 +45,19 @@ class SpecialTokens(Section):
 
 
 class Tokenizer(Section):
-    """Either existing files (`path`, or one per side) or how to train one on the training data."""
+    """Existing files (`path`, or one per side), or the options of one trained on the training data."""
 
     path: str | None = None
     source_path: str | None = None
     target_path: str | None = None
     train: TokenizerOptions = TokenizerOptions()
-    separate: bool = False  # source and target each have a vocabulary of their own
-    train_target: TokenizerOptions | None = None  # of the target alone; null: as train
+    separate: bool = False  # one vocabulary for the source, another for the target
+    train_target: TokenizerOptions | None = None  # for the target side; null: as train
     special_ids: SpecialTokens = SpecialTokens()
 
 
 class Teacher(Section):
-    """The model that distillation learns from: its soft targets, or (of pairs) its translations of the sources."""
+    """The model that a student learns from, by its soft targets or (pairs) by its translations of the sources."""
 
     path: str | None = None  # a run, a checkpoint or a Hugging Face folder; null: no teacher
     kind: Literal["soft", "sequence"] = "soft"
@@ -67,6 +68,8 @@ class Teacher(Section):
 
 
 class Recipe(Section):
+    """Everything that defines a run."""
+
     schema_version: Literal[1] = Field(default=1, alias="schema")
     arch: str = "gpt"
     preset: str | None = None
@@ -84,7 +87,7 @@ class Recipe(Section):
 
     @property
     def seq_len(self) -> int:
-        """The most positions of an example (of pairs: its source), special tokens included; an image's patches."""
+        """Maximum positions of an example (of pairs: of its source), special tokens included; an image's patches."""
         patches = self.model.patches
         if patches is not None:
             return (patches.image_size // patches.size) ** 2 + patches.cls
@@ -92,8 +95,13 @@ class Recipe(Section):
 
     @property
     def target_seq_len(self) -> int:
-        """The most tokens that the decoder beside an encoder reads."""
+        """Maximum tokens that the decoder beside an encoder reads."""
         return self.data.target_seq_len or self.seq_len
+
+    @property
+    def data_kind(self) -> DataKind:
+        """The kind of training data: that of the last objective, because one beside another needs more."""
+        return self.objectives[-1].objective.data
 
     @property
     def has_teacher(self) -> bool:
@@ -120,10 +128,9 @@ First = TypeVar("First", LoadedTokenizer, LoadedTokenizer | None)
 def with_roles(
     ids: SpecialTokens, tokenizer: First, target: LoadedTokenizer | None
 ) -> tuple[First, LoadedTokenizer | None]:
-    """Source's (or the only) and target's tokenizer. The ids are those of what is written: of the target's, if it has
-    a tokenizer of its own.
+    """(source's, target's) tokenizer with the special ids of the recipe, which belong to the side that is generated.
 
-    Raises InputError for an id that the tokenizer does not have.
+    target: None where one tokenizer serves both sides. Raises InputError for an id that the tokenizer does not have.
     """
     if target is not None:
         return tokenizer, with_own_roles(ids, target)
@@ -131,7 +138,7 @@ def with_roles(
 
 
 def with_own_roles(ids: SpecialTokens, tokenizer: LoadedTokenizer) -> LoadedTokenizer:
-    """The tokenizer with every role that the recipe names. Raises InputError as `with_roles`."""
+    """The tokenizer with the special ids of the recipe. Raises InputError as `with_roles`."""
     check_special_ids(ids, tokenizer, ROLES)
     named = {role: getattr(ids, role) for role in ROLES}
     changed: dict[str, Any] = {role: token for role, token in named.items() if token is not None}
@@ -144,6 +151,6 @@ def check_special_ids(ids: SpecialTokens, tokenizer: LoadedTokenizer, names: Seq
         token = getattr(ids, name)
         if token is not None and token >= tokenizer.vocab_size:
             raise InputError(
-                f"tokenizer.special_ids.{name}: found {token}, expected an id of the tokenizer, which are below "
-                f"{tokenizer.vocab_size}"
+                f"tokenizer.special_ids.{name}: found {token}, expected an id of the tokenizer, "
+                f"below {tokenizer.vocab_size}"
             )

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from tformer.options import Option
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import KeyPath
 
@@ -56,7 +57,7 @@ def sections_in(annotation: Any) -> tuple[type, ...]:
 
 
 def field_at(path: KeyPath, data: Any) -> SchemaField | None:
-    """The schema of the value at `path`; `data`, the recipe so far, tells which kinds stand on the way."""
+    """The schema of the value at `path`; `data`, the recipe so far, determines the kinds on the way."""
     field: SchemaField | None = SchemaField(Recipe, MISSING)
     node = data
     for name in path:
@@ -72,18 +73,18 @@ def field_at(path: KeyPath, data: Any) -> SchemaField | None:
 
 
 def sections_at(path: KeyPath, data: Any) -> tuple[type, ...]:
-    """The classes that may stand at `path`: one, or all of a tagged union while its `kind` is not known."""
+    """The classes allowed at `path`: one, or all of a tagged union while its `kind` is not known."""
     field = field_at(path, data)
     return () if field is None else _of_kind(sections_in(field.annotation), value_at(path, data))
 
 
 def keys_at(path: KeyPath, data: Any) -> tuple[str, ...]:
-    """Every key that may stand in the mapping at `path`."""
+    """Every key allowed in the mapping at `path`."""
     return tuple(dict.fromkeys(key for section in sections_at(path, data) for key in fields_of(section)))
 
 
 def keys_of_kind(path: KeyPath, kind: Any, data: Any) -> tuple[str, ...]:
-    """The keys that the mapping at `path` may hold when it is of this kind; empty for an unknown kind."""
+    """The keys of the mapping at `path` when it has this kind; empty for an unknown kind."""
     field = field_at(path, data)
     sections = () if field is None else sections_in(field.annotation)
     return tuple(key for section in sections if kind in kinds_of(section) for key in fields_of(section))
@@ -96,13 +97,13 @@ def kinds_of(section: type) -> tuple[Any, ...]:
 
 
 def shorthand_at(path: KeyPath, data: Any) -> str | None:
-    """The key of the mapping at `path` that a bare value there stands for (`layerdrop: 0.2` is its `rate`), if any."""
+    """The key that a plain value at `path` is short for (`layerdrop: 0.2` is its `rate`), if any."""
     found = (getattr(section, "SHORTHAND", None) for section in sections_at(path, data))
     return next((key for key in found if key is not None), None)
 
 
 def default_kind(path: KeyPath, data: Any) -> Any:
-    """The `kind` that a mapping at `path` has when it does not say; None where the schema has no default."""
+    """The default `kind` of a mapping at `path`; None where the schema has none."""
     field = field_at(path, data)
     if field is None:
         return None
@@ -146,7 +147,7 @@ def _of_kind(sections: tuple[type, ...], node: Any) -> tuple[type, ...]:
 
 
 def _item_field(annotation: Any) -> SchemaField | None:
-    """The schema of what a list or mapping of that type holds."""
+    """The schema of the items of a list or mapping of that type."""
     if get_origin(annotation) is Annotated:
         return _item_field(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
@@ -165,7 +166,7 @@ def _step(node: Any, name: str) -> Any:
 
 
 def value_at(path: KeyPath, data: Any) -> Any:
-    """What plain data holds at `path`; None where there is nothing."""
+    """The value of plain data at `path`; None where there is none."""
     for name in path:
         data = _step(data, name)
     return data
@@ -185,16 +186,19 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     for section in all_sections():
         definition = schema if section is Recipe else definitions[section.__name__]
-        for name, comment in field_comments(section):
+        for name, description in field_descriptions(section):
             field = definition["properties"].get(name)
             if field is not None:
-                field.setdefault("description", comment)
+                field.setdefault("description", description)
     described = {"title": "tformer recipe", "description": "Everything that defines a run of tformer."}
     return {"$schema": DIALECT, **schema, **described}
 
 
-def field_comments(section: type) -> Iterator[tuple[str, str]]:
-    """The name of each field of a class that has a comment at the end of its line, and that comment."""
+def field_descriptions(section: type) -> Iterator[tuple[str, str]]:
+    """(name, description) of the fields that have one: the help text of an option, or the comment beside the field."""
+    hints = get_type_hints(section, include_extras=True)
+    for name, hint in hints.items():
+        yield from ((name, fact.help) for fact in getattr(hint, "__metadata__", ()) if isinstance(fact, Option))
     source = textwrap.dedent(inspect.getsource(section))
     comments = {
         token.start[0]: token.string.lstrip("# ")

@@ -1,12 +1,13 @@
-"""The sections `data`, `optimizer`, `schedule`, `training` and `generation` of a recipe, and the base class of
-sections.
-"""
+"""The sections `data`, `optimizer`, `schedule`, `training` and `generation` of a recipe, and their base class."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tformer.optim.optimizers import OptimizerName
+from tformer.optim.schedules import ScheduleName
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -16,7 +17,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Unknown keys are errors, values never change after validation, NaN and infinity are refused."""
+    """Base class of sections: unknown keys are errors, values are frozen, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
@@ -32,7 +33,7 @@ class Columns(Section):
 
 
 class SourceSpec(Section):
-    """One place that text comes from: a file, folder or glob, `-` for standard input, or `builtin:NAME`."""
+    """One source of data: a file, folder or glob, `-` for standard input, or `builtin:NAME`."""
 
     path: str
     target_path: str | None = None  # the other side of aligned files
@@ -43,24 +44,26 @@ class SourceSpec(Section):
 
 
 class Data(Section):
+    """Training and validation data, and how examples become batches."""
+
     train: tuple[SourceSpec, ...] = ()  # empty: the built-in source of the objective
     valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
     valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
     columns: Columns = Columns()
     errors: Literal["strict", "replace"] = "strict"  # invalid UTF-8
-    packing: Literal["concat", "documents", "none"] = "concat"  # none: one document an example, padded
+    packing: Literal["concat", "documents", "none"] = "concat"  # none: one document per example, padded
     document_mask: bool = False  # packed documents do not see each other
     padding: Literal["right", "left", "random"] = "right"
     pad_to: Literal["longest", "max"] = "longest"
     seq_len: Positive | None = None  # null: model.max_seq_len
     sort_window: NonNegative = 0  # examples sorted by length inside windows of this many; 0: not sorted
     target_seq_len: Positive | None = None  # pairs: of the target; null: seq_len
-    overlong: Literal["drop", "truncate"] = "drop"  # what becomes of pairs longer than that
-    max_length_ratio: PositiveFloat | None = None  # pairs whose longer side has more times the tokens are left out
-    labels: tuple[str, ...] = ()  # label names in order; empty: found in the data
+    overlong: Literal["drop", "truncate"] = "drop"  # of pairs longer than that
+    max_length_ratio: PositiveFloat | None = None  # leave out pairs with a longer side of more times the tokens
+    labels: tuple[str, ...] = ()  # names of the labels in order; empty: found in the data
     label_separator: str = "|"  # between the labels of one example (multi_label)
-    truncation: Literal["head", "tail", "head_tail"] = "head"  # which part of a text longer than seq_len is kept
-    # of labelled examples without data.valid: a fixed drawing with every label's share, or the last ones
+    truncation: Literal["head", "tail", "head_tail"] = "head"  # the part of a text longer than seq_len that is used
+    # labelled examples without data.valid: hold out a fixed sample with every label's share, or the last ones
     valid_split: Literal["stratified", "last"] = "stratified"
     image_mean: tuple[float, ...] = ()  # per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()
@@ -77,9 +80,9 @@ class ParameterGroup(Section):
 
 
 class Optimizer(Section):
-    """`lr` is the peak rate; for `muon`, `lr` drives the hidden matrices and `adam_lr` everything else."""
+    """The optimizer; `lr` is the maximum rate, with `muon` that of the hidden matrices, `adam_lr` of all others."""
 
-    kind: Literal["adamw", "adam", "muon"] = "adamw"
+    kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4
     adam_lr: PositiveFloat | None = None  # muon only; null: lr
     betas: tuple[Probability, Probability] = (0.9, 0.95)
@@ -92,29 +95,33 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """Multiplies the optimizer's rates; `warmup_steps` belongs to every kind."""
+    """The learning-rate schedule, a factor on the optimizer's rates; every kind has `warmup_steps`."""
 
-    kind: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"] = "cosine"
+    kind: ScheduleName = "cosine"
     warmup_steps: NonNegative = 0
     warmup_ratio: Probability = 0.0  # of the steps, where warmup_steps is 0
     decay_steps: Positive | None = None  # null: training.max_steps
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd; of plateau too
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the last part, which decays
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the share of the steps in which it decays
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # plateau
     patience: NonNegative = 3  # plateau: validations without a better loss
 
 
 class EarlyStopping(Section):
+    """Stop after `patience` validations in which `training.best_metric` did not improve by more than `min_delta`."""
+
     patience: Positive = 5
     min_delta: NonNegativeFloat = 0.0
 
 
 class Training(Section):
+    """Length, batches, validation, checkpoints and precision of the training."""
+
     max_steps: Positive = 10000
     max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
     max_minutes: PositiveFloat | None = None
     batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
-    batch_tokens: Positive | None = None  # instead of batch_size; of pairs those of the longer side
+    batch_tokens: Positive | None = None  # instead of batch_size; of pairs the tokens of the longer side
     grad_accum: Positive = 1
     eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
     save_every: Positive | None = 500  # null: with every validation
@@ -127,8 +134,8 @@ class Training(Section):
     best_metric: Literal[
         "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
     ] = "loss"
-    valid_beam_size: NonNegative = 1  # pairs: how validation decodes; 1: greedy, 0: not at all
-    valid_sentences: Positive | None = None  # pairs: so many are decoded; null: all
+    valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
+    valid_sentences: Positive | None = None  # pairs: number of decoded ones; null: all
     ema_decay: Probability | None = None
     activation_checkpointing: bool = False
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -155,14 +162,16 @@ class Generation(Section):
     repetition_penalty: PositiveFloat = 1.0
     no_repeat_ngram: NonNegative = 0
     min_new_tokens: NonNegative = 0
-    length_margin: NonNegative | None = None  # encoder-decoders: at most so many tokens more than the source has
+    length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
     beam_size: Positive = 1
     length_penalty: float = 1.0
     length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
     coverage_penalty: NonNegativeFloat = 0.0
+    # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
+    # than the worst finished one; exhaustive: none can score higher any more
     stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
     beam_groups: Positive = 1
     diversity_penalty: NonNegativeFloat = 0.0
-    suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never written; null: pad and what a text starts from
+    suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start
     stop: tuple[str, ...] = ()
-    stop_tokens: tuple[NonNegative, ...] = ()  # ids that end a text as the end of sequence does (Llama 3 has several)
+    stop_tokens: tuple[NonNegative, ...] = ()  # further ids that end a text (Llama 3 has several)

@@ -24,14 +24,14 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 
 KeyPath = tuple[str, ...]
-"""Where a value stands: keys and list positions, all as text, for example `("objectives", "0", "weight")`."""
+"""The path of a value: keys and list positions, all as text, for example `("objectives", "0", "weight")`."""
 
 CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-# Digits are bounded, so that no number takes long to read; leading zeros (octal in YAML 1.1) leave it text.
+# The number of digits is bounded, so that no number takes long to read; leading zeros (octal in YAML 1.1) make it text.
 INTEGER = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,400})")
 FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+")
 NON_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -45,7 +45,7 @@ class Document(NamedTuple):
 
 
 def read_yaml(path: Path, *, name: str | None = None) -> Document:
-    """Read and parse one file; `name` is what messages call it. Every way to fail is an `InputError`."""
+    """Read and parse one file; `name`: of the file in messages. All failures are InputErrors."""
     shown = name or str(path)
     if path.is_dir():
         raise InputError(f"{shown}: found a folder, expected a YAML file")
@@ -57,7 +57,7 @@ def read_yaml(path: Path, *, name: str | None = None) -> Document:
     except OSError as error:
         raise InputError(f"{shown}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_BYTES:
-        raise InputError(f"{shown}: larger than 1 MB, which no recipe is")
+        raise InputError(f"{shown}: found more than 1 MB, expected at most 1 MB")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,7 +67,7 @@ def read_yaml(path: Path, *, name: str | None = None) -> Document:
 
 
 def parse_yaml(text: str, *, name: str) -> Document:
-    """Parse a text whose top level is a mapping. Keys are always text; a value's line is that of its key."""
+    """Parse a text with a mapping at the top. Keys are always text; a value's line is that of its key."""
     value, lines = _Parser(text, name).document()
     if not isinstance(value, dict):
         found = describe(value) if text.strip() else "an empty file"
@@ -84,7 +84,7 @@ def parse_value(text: str, *, name: str) -> Any:
 
 
 def resolve_scalar(text: str) -> Any:
-    """What a plain (unquoted) scalar means: null, a boolean, an integer, a float, or the text itself."""
+    """The value of a plain (unquoted) scalar: null, a boolean, an integer, a float, or the text itself."""
     if text in CONSTANTS:
         return CONSTANTS[text]
     if INTEGER.fullmatch(text):
@@ -97,7 +97,7 @@ def resolve_scalar(text: str) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A value in the words of a message: short, in YAML's spelling, text told apart from numbers."""
+    """A value for a message: short, in YAML's spelling, text marked as text."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list | tuple):
@@ -113,7 +113,7 @@ def _line(event: Any) -> int:
 
 
 class _Parser:
-    """Builds values straight from PyYAML's events, so that no constructor of PyYAML ever runs."""
+    """Builds values directly from PyYAML's events, so that no constructor of PyYAML runs."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
@@ -136,8 +136,8 @@ class _Parser:
         except yaml.MarkedYAMLError as error:
             marks = (error.problem_mark, error.context_mark)
             where = next((f"{self.name}:{mark.line + 1}" for mark in marks if mark is not None), self.name)
-            told = " ".join(part for part in (error.context, error.problem) if part)
-            raise InputError(f"{where}: not valid YAML: {told}") from None
+            reason = " ".join(part for part in (error.context, error.problem) if part)
+            raise InputError(f"{where}: not valid YAML: {reason}") from None
         except yaml.reader.ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
             raise InputError(f"{self.name}:{line}: not valid YAML: a control character") from None
@@ -195,7 +195,7 @@ WRITE_OUT = "write the value out in each place"
 
 LINE_WIDTH = 110
 PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*")
-# What YAML does not accept raw in a quoted scalar, or would fold as a line break (U+0085, U+2028, U+2029).
+# Characters that YAML does not accept in a quoted scalar, or folds as a line break (U+0085, U+2028, U+2029).
 UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 YAML_1_1 = yaml.resolver.Resolver()
 
@@ -210,7 +210,7 @@ class Line(NamedTuple):
 def to_yaml(value: dict[str, Any], *, comment: Comment | None = None) -> str:
     """Block YAML of nested mappings, lists and scalars.
 
-    Without `comment`, what fits goes on one line; with it, every leaf has a line of its own ending in its comment.
+    Without `comment`, short mappings and lists go on one line; with it, every leaf has its own line and comment.
     """
     lines = _mapping_lines(value, (), comment)
     width = min(max((len(line.text) for line in lines if line.comment), default=0), LINE_WIDTH // 2)
@@ -240,7 +240,7 @@ def _item_lines(element: Any, path: KeyPath, comment: Comment | None) -> list[Li
 
 
 def _on_one_line(start: str, item: Any, path: KeyPath, comment: Comment | None) -> bool:
-    """Leaves and lists of scalars where every leaf has its line; else whatever fits but the sections themselves."""
+    """Whether a value is written on its key's line: with comments, leaves and lists of scalars; else what fits."""
     if not item or not isinstance(item, dict | list):
         return True
     if comment is not None:
@@ -262,7 +262,7 @@ def _flow(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    """A key is always read back as text, so only its characters decide about quotes."""
+    """A key with quotes if its characters need them; any key is read as text."""
     return key if PLAIN.fullmatch(key) else _quoted(key)
 
 
@@ -276,6 +276,6 @@ def _quoted(value: str) -> str:
 
 
 def _float(value: float) -> str:
-    """The shortest digits that read back exactly, with the point and the sign that YAML 1.1 wants in an exponent."""
+    """The shortest digits that read back exactly, with the point and the sign that YAML 1.1 requires in an exponent."""
     mantissa, mark, exponent = repr(value).partition("e")
     return f"{mantissa}{'' if '.' in mantissa else '.0'}e{int(exponent):+d}" if mark else mantissa

@@ -1,4 +1,4 @@
-"""Ids to text, whole or streamed, never half a character; and which tokens begin a word.
+"""Ids to text, whole or streamed, never in the middle of a character; and the tokens that begin a word.
 
 Most kinds decode by concatenation: every id stands for fixed bytes, whatever its neighbours (`PieceTable`). The others
 (word, WordPiece, decoders of other libraries that trim or join) decode through the library, a window at a time.
@@ -18,14 +18,14 @@ REPLACEMENT = "\ufffd"
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map from printable characters to the 256 bytes: bytes that print stand for themselves."""
+    """GPT-2's map from printable characters to the 256 bytes: printable bytes map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def concatenating_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes] | None:
-    """How to read one vocabulary entry as bytes under this decoder (its JSON); None when neighbours matter."""
+    """A function from a vocabulary entry to its bytes under this decoder (its JSON); None when neighbours matter."""
     steps = _steps(decoder)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -64,13 +64,13 @@ def _byte_level_reader() -> Callable[[str], bytes]:
     def read(token: str) -> bytes:
         if all(character in alphabet for character in token):
             return bytes(alphabet[character] for character in token)
-        return token.encode()  # an added token, spelled as it is
+        return token.encode()  # an added token, written literally
 
     return read
 
 
 class PieceTable:
-    """The bytes of every id; decoding joins them. Bytes that are no UTF-8 show as U+FFFD."""
+    """The bytes of every id; decoding joins them. Bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self, pieces: Sequence[bytes], special: frozenset[int]) -> None:
         self.pieces = pieces
@@ -86,19 +86,19 @@ class PieceTable:
 
 
 class StreamDecoder(Protocol):
-    """Ids in one by one, text out as soon as it is certain. All pieces together equal `decode` of all ids."""
+    """Decodes ids one by one and returns text as soon as it is final. All pieces together equal `decode` of all ids."""
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes: empty while a character or a decision is still open."""
+        """The text that this id completes: empty while a character is incomplete or the text may still change."""
         ...
 
     def finish(self) -> str:
-        """What is left at the end, with U+FFFD for a character that never came whole."""
+        """The remaining text, with U+FFFD for an incomplete character."""
         ...
 
 
 class PieceStream:
-    """Streaming over a `PieceTable`: an incremental UTF-8 decoder holds unfinished characters back."""
+    """Streaming with a `PieceTable`: an incremental UTF-8 decoder withholds incomplete characters."""
 
     def __init__(self, table: PieceTable, *, skip_special: bool) -> None:
         self._table = table
@@ -113,11 +113,11 @@ class PieceStream:
 
 
 class WindowStream:
-    """Streaming over any decoder: decode the last shown ids with and without the new ones, show the difference."""
+    """Streaming with any decoder: decode the last returned ids with and without the new ones, return the difference."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._shown: list[int] = []  # context: the ids behind the latest text shown
+        self._shown: list[int] = []  # context: the ids of the text returned last
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
@@ -147,5 +147,8 @@ STARTS_WORD: dict[TokenizerModel, Callable[[str], bool]] = {
 
 
 def word_starts(kind: TokenizerModel, tokens: Sequence[str]) -> np.ndarray:
-    """bool [V], True where `tokens[id]`, as the vocabulary spells it, begins a word."""
+    """bool [V], True where `tokens[id]`, the token as in the vocabulary, begins a word.
+
+    The first word of a text has no space before it: callers begin a word after a special token too.
+    """
     return np.fromiter(map(STARTS_WORD[kind], tokens), dtype=bool, count=len(tokens))

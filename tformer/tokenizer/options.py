@@ -1,9 +1,11 @@
-"""What can be chosen when a tokenizer is trained."""
+"""Options of training a tokenizer, declared once for recipes and for `tformer train-tokenizer`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tformer.options import panel
 
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]
@@ -12,21 +14,41 @@ UnicodeForm = Literal["none", "nfc", "nfkc"]
 MAX_VOCAB_SIZE = 2**32  # ids are stored as uint16 or uint32
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
+MODEL, TEXT, TRAINING = panel("Model"), panel("Text"), panel("Training")
+
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    model: TokenizerModel = "byte-bpe"
-    vocab_size: int = 4096  # special tokens included; ignored by char, which keeps every character
-    template: TemplateName = "gpt"
-    unicode: UnicodeForm = "none"
-    lowercase: bool = False
-    strip_accents: bool = False
-    digits: bool = False  # split numbers into single digits
-    byte_fallback: bool = False  # bpe, unigram: unseen characters become <0xNN> bytes instead of [UNK]
-    min_frequency: int = 2  # byte-bpe, bpe, wordpiece, word
-    max_word_length: int = 100  # characters; longer words are cut (wordpiece: become [UNK])
-    sentinels: int | None = None  # <extra_id_N> tokens; null: the template's own number (t5 100, others 0)
-    sample_mb: int | None = None  # train on an evenly spread sample of this size; null: the model's own limit
+    """Kind, size, special tokens, normalisation and training of a tokenizer."""
+
+    model: Annotated[TokenizerModel, MODEL("--model", help="Kind of tokenizer.")] = "byte-bpe"
+    vocab_size: Annotated[
+        int, MODEL("--vocab-size", help="Entries, special tokens included; char keeps every character.")
+    ] = 4096
+    template: Annotated[TemplateName, MODEL("--template", help="Special tokens and their places.")] = "gpt"
+    unicode: Annotated[UnicodeForm, TEXT("--unicode", help="Unicode normal form.")] = "none"
+    lowercase: Annotated[bool, TEXT("--lowercase", help="Lower-case the text.")] = False
+    strip_accents: Annotated[bool, TEXT("--strip-accents", help="Remove accents.")] = False
+    digits: Annotated[bool, TEXT("--digits", help="Split numbers into single digits.")] = False
+    byte_fallback: Annotated[
+        bool, MODEL("--byte-fallback", help="bpe, unigram: unseen characters as <0xNN> bytes instead of [UNK].")
+    ] = False
+    min_frequency: Annotated[
+        int, TRAINING("--min-frequency", help="byte-bpe, bpe, wordpiece, word: rarer pairs and words get no entry.")
+    ] = 2
+    max_word_length: Annotated[
+        int, TRAINING("--max-word-length", help="In characters; longer words are cut (wordpiece: become [UNK]).")
+    ] = 100
+    sentinels: Annotated[
+        int | None, MODEL("--sentinels", help="Number of <extra_id_N> tokens (default: t5 100, others 0).")
+    ] = None
+    sample_mb: Annotated[
+        int | None,
+        TRAINING(
+            "--sample-mb",
+            help="Train on an evenly spread sample of this size (default: unigram 64, char all, others 256).",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "min_frequency", "max_word_length", "sample_mb"):

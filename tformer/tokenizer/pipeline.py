@@ -1,17 +1,17 @@
 """The six kinds of tokenizer as pipelines of the `tokenizers` library: normalizer, pre-tokenizer, model, decoder.
 
-What each kind promises:
+Losses of each kind:
 
     byte-bpe   BPE over bytes (GPT-2): no unknown token, lossless (after the normalisation that was asked for)
     bpe        BPE over characters, a space written as ▁: loses ▁ itself and, without byte_fallback, unseen characters
     unigram    Kudo's unigram language model (arXiv 1804.10959), lossless as far as bpe is
     wordpiece  BERT's: cleans the text, splits at white space and punctuation; spacing is lost
     word       words and single punctuation marks; spacing is lost, decoding guesses it
-    char       one id per character, every character of the training text is kept: lossless for those
+    char       one id per character of the training text: lossless for these characters
 
-Text that spells a special token can never become one: pre-tokenizers part letters from punctuation, so that no piece
-can hold both, and every special token holds both. No pre-token is longer than `max_word_length`, which bounds what a
-trainer must remember for one word.
+Text that looks like a special token never becomes one: pre-tokenizers separate letters from punctuation, and every
+special token contains both. No pre-token is longer than `max_word_length`, which bounds a trainer's memory for one
+word.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tformer.tokenizer.special import TEMPLATES, sentinel_tokens, special_tokens
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SPACE = "▁"
 
-# GPT-2's pattern, with combining marks counted as letters and every run cut at @ characters.
+# GPT-2's pattern, with combining marks as letters and every run cut at @ characters.
 SUBWORD_PATTERN = (
     r"(?i:'(?:[sdmt]|ll|ve|re))| ?[\p{L}\p{M}]{1,@}| ?\p{N}{1,@}| ?[^\s\p{L}\p{M}\p{N}]{1,@}|\s{1,@}(?!\S)|\s{1,@}"
 )
@@ -38,7 +38,7 @@ WORD_PATTERN = r"\w{1,@}|[^\w]"
 
 
 def untrained(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
-    """A tokenizer without vocabulary, set up for training, and the trainer that fills it (every kind but char)."""
+    """(tokenizer without a vocabulary, its trainer) for every kind but char."""
     specials = special_tokens(options)
     common: dict[str, Any] = {"special_tokens": _as_special(specials), "show_progress": False}
     room = _room(options, specials)
@@ -49,7 +49,9 @@ def untrained(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
     match options.model:
         case "byte-bpe":
             model = models.BPE()
-            alphabet = pre_tokenizers.ByteLevel.alphabet()  # without it, bytes not seen in training would vanish
+            alphabet = (
+                pre_tokenizers.ByteLevel.alphabet()
+            )  # without it, bytes that training did not contain would be lost
             trainer = trainers.BpeTrainer(
                 vocab_size=size, min_frequency=options.min_frequency, initial_alphabet=alphabet, **common
             )
@@ -65,7 +67,7 @@ def untrained(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
             trainer = trainers.UnigramTrainer(vocab_size=size, unk_token=unk, **common)
         case "wordpiece":
             model = models.WordPiece(unk_token=unk)
-            # Every character may be needed twice: at the start of a word and inside one.
+            # Every character may have two entries: at the start of a word and inside one.
             trainer = trainers.WordPieceTrainer(
                 vocab_size=size, min_frequency=options.min_frequency, limit_alphabet=max(1, room // 2), **common
             )
@@ -101,21 +103,21 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
         post_processor=processor(ids) if processor else None,
     )
     document = json.loads(tokenizer.to_str())
-    if options.model in ("wordpiece", "word"):  # trainers put the library's default names and limits back
+    if options.model in ("wordpiece", "word"):  # trainers reset these to the library's defaults
         document["model"]["unk_token"] = TEMPLATES[options.template].unk
     if options.model == "wordpiece":
         document["model"]["max_input_chars_per_word"] = options.max_word_length
-    if options.model == "unigram":  # the trainer gives text of nothing but NUL no score at all
+    if options.model == "unigram":  # for text of NUL characters alone the trainer gives no scores
         document["model"]["vocab"] = [[token, score or 0.0] for token, score in document["model"]["vocab"]]
     if options.byte_fallback:
-        # The byte tokens are pieces of text: were they added tokens, decoding would skip them as special.
+        # The byte tokens are text: as added tokens, decoding would skip them as special.
         document["model"]["byte_fallback"] = True
         document["added_tokens"] = [t for t in document["added_tokens"] if t["content"] not in BYTE_TOKENS]
     return json.dumps(document, ensure_ascii=False, indent=1)
 
 
 def build_normalizer(options: TokenizerOptions) -> Any:
-    """Unicode form, then case, then accents; BERT's cleaning for wordpiece. None when the text stays as it is."""
+    """Unicode form, then case, then accents; BERT's cleaning for wordpiece. None: the text is unchanged."""
     steps: list[Any] = []
     if options.unicode != "none":
         steps.append({"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}[options.unicode]())
@@ -125,7 +127,7 @@ def build_normalizer(options: TokenizerOptions) -> Any:
     if options.lowercase:
         steps.append(normalizers.Lowercase())
     if options.strip_accents:
-        # Recomposed at the end: what is left apart (Hangul, for one) would be read as many characters.
+        # Recomposed at the end: decomposed characters (Hangul, for example) would be several tokens.
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
     return normalizers.Sequence(steps) if steps else None
 
@@ -146,7 +148,7 @@ def _pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
         ],
         "bpe": [cut(SUBWORD_PATTERN), *digits, metaspace],
         "unigram": [cut(SUBWORD_PATTERN), *digits, metaspace],
-        # BERT does not cut long words, it calls them unknown: the cut only bounds the trainer's memory.
+        # BERT does not cut long words but makes them unknown: the cut in training only bounds the trainer's memory.
         "wordpiece": [pre_tokenizers.BertPreTokenizer(), *digits, *([cut(r"\S{1,@}")] if training else [])],
         "word": [pre_tokenizers.WhitespaceSplit(), cut(WORD_PATTERN), *digits],
         "char": [],
@@ -177,7 +179,7 @@ def _decoder(options: TokenizerOptions) -> Any:
 
 
 def _add_byte_tokens(common: dict[str, Any], options: TokenizerOptions) -> None:
-    """Only as special tokens do the byte tokens enter a trainer's vocabulary."""
+    """Add the byte tokens to a trainer's special tokens, the only way into its vocabulary."""
     if options.byte_fallback:
         common["special_tokens"] += _as_special(BYTE_TOKENS)
 
@@ -187,7 +189,7 @@ def _as_special(tokens: Iterable[str]) -> list[AddedToken]:
 
 
 def _room(options: TokenizerOptions, specials: list[str]) -> int:
-    """How many entries are left for the text itself."""
+    """The number of entries for text, without special tokens, sentinels and bytes."""
     needs_bytes = options.model == "byte-bpe" or options.byte_fallback
     fixed = len(specials) + len(sentinel_tokens(options)) + (256 if needs_bytes else 0)
     smallest = fixed if options.model == "byte-bpe" else fixed + 1
@@ -202,7 +204,7 @@ def _room(options: TokenizerOptions, specials: list[str]) -> int:
 
 
 def _set(tokenizer: RustTokenizer, **parts: Any) -> None:
-    """Assign the parts that are not None: the library does not take None back."""
+    """Assign the parts that are not None, because the library does not accept None."""
     for name, part in parts.items():
         if part is not None:
             setattr(tokenizer, name, part)

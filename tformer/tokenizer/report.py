@@ -1,4 +1,4 @@
-"""What a trained tokenizer does to text, in numbers: the document behind `train-tokenizer --json`."""
+"""Report on a trained tokenizer: compression, coverage, round trips; the document of `train-tokenizer --json`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import numpy as np
 
 from tformer.tokenizer.options import TokenizerOptions
 from tformer.tokenizer.pipeline import BYTE_TOKENS
-from tformer.tokenizer.probes import probe_losslessness
 from tformer.tokenizer.special import TEMPLATES
 from tformer.tokenizer.tokenizer import Tokenizer
-from tformer.tokenizer.train import TrainingFacts, utf8_length
+from tformer.tokenizer.train import TrainingFacts, probe_losslessness, utf8_length
 
 SHOWN_FAILURES = 3
 PERCENTILES = (50, 90, 95, 99, 100)
 
 ROUND_TRIP = {
-    "byte-bpe": "lossless: every text comes back",
-    "bpe": "lossless but for characters outside of the vocabulary and the letter ▁",
-    "unigram": "lossless but for characters outside of the vocabulary and the letter ▁",
-    "wordpiece": "lossy: white space, control characters and unknown words are not kept",
-    "word": "lossy: white space is guessed, unknown words are not kept",
+    "byte-bpe": "lossless",
+    "bpe": "lossless except for characters outside the vocabulary and the letter ▁",
+    "unigram": "lossless except for characters outside the vocabulary and the letter ▁",
+    "wordpiece": "lossy: white space, control characters and unknown words are lost",
+    "word": "lossy: white space is guessed, unknown words are lost",
     "char": "lossless for the characters of the training text",
 }
 
 
 def tokenizer_report(tokenizer: Tokenizer, *, options: TokenizerOptions, facts: TrainingFacts) -> dict[str, Any]:
-    """A JSON-able report. Rates lie between 0 and 1; sizes are UTF-8 bytes; times are seconds."""
+    """The report as JSON data. Rates lie between 0 and 1; sizes are UTF-8 bytes; times are seconds."""
     promise = ROUND_TRIP[options.model]
     if tokenizer.normalize("\u00c5 A\u0301 \ufb01") != "\u00c5 A\u0301 \ufb01" and options.model != "wordpiece":
         promise += " (after the normalisation that was asked for)"
@@ -97,7 +96,7 @@ def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _special_ids(tokenizer: Tokenizer, options: TokenizerOptions) -> dict[str, int]:
-    """Ids by token; of the sentinels, the first and the last."""
+    """Ids by token; of the sentinels the first and the last."""
     sentinels = tokenizer.special.sentinels
     ends = {f"<extra_id_{n}>": sentinels[n] for n in sorted({0, len(sentinels) - 1})} if sentinels else {}
     names = [*TEMPLATES[options.template].tokens, TEMPLATES[options.template].unk]

@@ -26,7 +26,7 @@ from tformer.tokenizer.options import TemplateName, TokenizerOptions
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids that training and decoding need beside the text's own; None where the vocabulary has no such token."""
+    """Ids of the special tokens by role; None where the vocabulary has no such token."""
 
     pad: int | None = None
     bos: int | None = None
@@ -46,10 +46,10 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class DecoderTokens:
-    """What a decoder beside an encoder begins and ends with.
+    """First and last tokens of a decoder beside an encoder.
 
-    Labels are [forced_bos]? text eos; what the decoder reads is start and the labels but the last. A text that decoding
-    would cut at its greatest length ends with `forced_eos` in the place of its last token.
+    Labels are [forced_bos]? text eos; the decoder reads start and the labels except the last. A text that decoding cuts
+    at its maximum length ends with `forced_eos` in place of its last token.
     """
 
     start: int
@@ -59,7 +59,7 @@ class DecoderTokens:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """What decoding starts from."""
+        """The tokens from which decoding starts."""
         return (self.start,) if self.forced_bos is None else (self.start, self.forced_bos)
 
 
@@ -71,7 +71,7 @@ def decoder_tokens(
     forced_bos: int | None = None,
     forced_eos: int | None = None,
 ) -> DecoderTokens:
-    """The ids given, else the vocabulary's: it starts with bos, else pad (T5, arXiv 1910.10683), else eos.
+    """The ids given, else the vocabulary's: start is bos, else pad (T5, arXiv 1910.10683), else eos.
 
     Raises InputError for a vocabulary without an end-of-sequence token.
     """
@@ -87,6 +87,8 @@ def decoder_tokens(
 
 @dataclass(frozen=True)
 class Template:
+    """A family's special tokens, and the post-processor that places them around a text."""
+
     tokens: tuple[str, ...]
     processor: Callable[[Mapping[str, int]], Any] | None = None  # ids by token -> post-processor
     unk: str = "<unk>"
@@ -94,7 +96,7 @@ class Template:
 
 
 def _placing(single: str, pair: str) -> Callable[[Mapping[str, int]], Any]:
-    """A post-processor that spells out both templates in the notation of `tokenizers`."""
+    """A function that makes the post-processor of both templates, which are in the notation of `tokenizers`."""
 
     def build(ids: Mapping[str, int]) -> Any:
         named = {word.split(":")[0] for word in f"{single} {pair}".split() if not word.startswith("$")}
@@ -135,11 +137,11 @@ ROLE_TOKENS: dict[str, tuple[str, ...]] = {
     "sep": ("[SEP]",),
     "mask": ("[MASK]", "<mask>"),
 }
-"""The names by which a role is recognised in a vocabulary, ours or somebody else's, first match first."""
+"""The names of a role's token in vocabularies of any origin; the first match counts."""
 
 
 def special_tokens(options: TokenizerOptions) -> list[str]:
-    """The special tokens at the start of the vocabulary. Every model but byte-bpe needs one for the unknown."""
+    """The special tokens at the start of the vocabulary; the unknown token for every model but byte-bpe."""
     template = TEMPLATES[options.template]
     missing_unk = options.model != "byte-bpe" and template.unk not in template.tokens
     return [*template.tokens, *([template.unk] if missing_unk else [])]
@@ -152,10 +154,10 @@ def sentinel_tokens(options: TokenizerOptions) -> list[str]:
 
 
 def opening_ids(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """What a template puts before a text that it does not end: the `<s>` of Llama, the `</s>` of OPT.
+    """The ids that a template puts before a text but not after it: the `<s>` of Llama, the `</s>` of OPT.
 
-    Such a tokenizer belongs to a decoder alone, which was trained on documents that begin so. A template that ends the
-    text too (BERT's, T5's, all of ours) frames what an encoder reads and gives ().
+    Such a tokenizer belongs to a decoder without an encoder, which was trained on documents that begin with these ids.
+    A template with ids after the text too (BERT's, T5's, all of tformer's) is for an encoder and gives ().
     """
     steps = (post_processor or {}).get("processors") or [post_processor or {}]
     template = next((step for step in steps if step.get("type") == "TemplateProcessing"), None)
@@ -166,7 +168,7 @@ def opening_ids(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
 
 
 def find_special_ids(ids: Mapping[str, int], post_processor: Mapping[str, Any] | None) -> SpecialIds:
-    """Read the roles off the names of the special tokens (`ids`) and, for RoBERTa's kind, off the template."""
+    """The roles by the names of the special tokens (`ids`) and, for RoBERTa's kind, by the template."""
     roles: dict[str, int | None] = {
         role: next((ids[token] for token in tokens if token in ids), None) for role, tokens in ROLE_TOKENS.items()
     }

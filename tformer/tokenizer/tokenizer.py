@@ -24,7 +24,7 @@ from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Temp file beside the target, fsync, rename, fsync of the folder. A symbolic link is followed once, kept after.
+    """Write a temporary file beside the target, fsync, rename, fsync the folder. A symbolic link stays one.
 
     Raises StorageError, with nothing changed on disk, when the file system refuses.
     """
@@ -51,7 +51,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def canonical_sha256(tokenizer_json: str) -> str:
-    """The hash of a tokenizer's JSON whatever its layout (keys sorted, no spaces). Raises ValueError for no JSON."""
+    """The hash of a tokenizer's JSON with keys sorted and without spaces. Raises ValueError for invalid JSON."""
     try:
         value = json.loads(tokenizer_json)
     except ValueError as error:
@@ -64,7 +64,7 @@ MAX_FILE_BYTES = 512 * 2**20  # a vocabulary of a million entries takes about 10
 
 
 class Tokenizer:
-    """Build with `load`, `from_json` or `train_tokenizer`.
+    """A tokenizer; made by `load`, `from_json` or `train_tokenizer`.
 
     Attributes: `kind` (the model), `vocab_size` (highest id + 1), `special` (SpecialIds), `opening` (`opening_ids`),
     `dtype` (uint16 or uint32, the smallest that holds every id), `sha256` (of the canonical JSON: equal for equal
@@ -75,7 +75,7 @@ class Tokenizer:
         self._rust = rust
         self._text = text
         self._rust.encode_special_tokens = True  # in data they are text
-        self._rust.no_truncation()  # settings of a foreign file that would lose text
+        self._rust.no_truncation()  # settings of files of other origin that would lose text
         self._rust.no_padding()
         vocabulary = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -92,7 +92,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read `tokenizer.json`. A missing, damaged or foreign file is an InputError."""
+        """Read `tokenizer.json`. Raises InputError for a missing or damaged file, or one of another format."""
         path = Path(path)
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
@@ -106,7 +106,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "tokenizer.json") -> Tokenizer:
-        """Read a tokenizer from its JSON; `name` is what error messages call it."""
+        """Read a tokenizer from its JSON; `name`: of the file in error messages."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -116,10 +116,10 @@ class Tokenizer:
         try:
             rust = RustTokenizer.from_str(text)
             vocabulary = rust.get_vocab(with_added_tokens=True)
-            # Holes show only in use: a template or an unknown token that the vocabulary lacks.
+            # Encoding shows what is missing: a template's token or the unknown token in the vocabulary.
             rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)
         except BaseException as error:
-            # The library reports bad files with bare Exception, and its panics are no Exceptions at all.
+            # The library raises plain Exception for bad files, and its panics do not derive from Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise _not_a_tokenizer(name, str(error)) from error
@@ -132,7 +132,7 @@ class Tokenizer:
         return cls(rust, document, text)
 
     def with_special(self, special: SpecialIds) -> Tokenizer:
-        """The same tokenizer with these ids in its roles, all special; `sha256` stays that of the file."""
+        """The same tokenizer with these ids as its special ids; `sha256` stays that of the file."""
         other = copy.copy(self)
         other.special = special
         other._special_tokens = self._special_tokens.union(special.all)
@@ -141,7 +141,7 @@ class Tokenizer:
         return other
 
     def reading_special(self) -> Tokenizer:
-        """The same tokenizer for a person's own prompts: a special token that a text spells is that token."""
+        """The same tokenizer for prompts: text that spells a special token becomes that token."""
         other = copy.copy(self)
         other._rust = RustTokenizer.from_str(self._text)
         other._rust.no_truncation()
@@ -154,7 +154,7 @@ class Tokenizer:
         return self._text
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write `tokenizer.json` atomically. A different file that is already there stays, unless `force`.
+        """Write `tokenizer.json` atomically. Replaces a different file only with `force`.
 
         Raises InputError for the different file, StorageError when the file system refuses.
         """
@@ -178,11 +178,11 @@ class Tokenizer:
         return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str, *, template: bool = False) -> list[int]:
-        """Ids of one text; with `template` inside the special tokens of its post-processor."""
+        """Ids of one text; with `template`, the special tokens of the template around it."""
         return self.encode_batch([text], template=template)[0]
 
     def encode_batch(self, texts: Sequence[str], *, template: bool = False) -> list[list[int]]:
-        """Ids of many texts, on all processors. Raises InputError for text that is no Unicode."""
+        """Ids of many texts, on all processors. Raises InputError for text that is not Unicode."""
         try:
             if self._characters is not None and not template:
                 return [self._characters.encode(self.normalize(text)) for text in texts]
@@ -208,7 +208,7 @@ class Tokenizer:
         return [self.decode(ids, skip_special=skip_special) for ids in batch]
 
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
-        """A decoder that takes ids one at a time and never shows half a character."""
+        """A decoder for single ids that never returns part of a character."""
         if self._table is not None:
             return PieceStream(self._table, skip_special=skip_special)
         return WindowStream(lambda ids: self.decode(ids, skip_special=skip_special))
@@ -218,7 +218,7 @@ class Tokenizer:
         return text if self._rust.normalizer is None else self._rust.normalizer.normalize_str(text)
 
     def token(self, token_id: int) -> str:
-        """How the vocabulary spells this id. Raises ValueError outside of it."""
+        """The token of this id as in the vocabulary. Raises ValueError for an unknown id."""
         token = self._tokens[token_id] if 0 <= token_id < self.vocab_size else None
         if token is None:
             raise ValueError(f"id {token_id} is not in the vocabulary of {self.vocab_size}")
@@ -226,7 +226,7 @@ class Tokenizer:
 
     @property
     def tokens(self) -> list[str]:
-        """The spelling of every id; empty where an id has none."""
+        """The token of every id as in the vocabulary; empty where an id has none."""
         return [token or "" for token in self._tokens]
 
     def token_id(self, token: str) -> int | None:
@@ -240,11 +240,11 @@ class Tokenizer:
 
 
 class _CharacterTable:
-    """Characters to ids by one table look-up: a hundred times the speed of the library on this kind."""
+    """Characters to ids by one table look-up: a hundred times as fast as the library for this kind."""
 
     def __init__(self, vocabulary: dict[str, int], unk: int | None) -> None:
         characters = {ord(token): i for token, i in vocabulary.items() if len(token) == 1}
-        self._ids = np.full(max(characters, default=0) + 2, unk, dtype=np.int64)  # last entry: all that lie beyond
+        self._ids = np.full(max(characters, default=0) + 2, unk, dtype=np.int64)  # last entry: all characters beyond
         self._ids[list(characters)] = list(characters.values())
 
     def encode(self, text: str) -> list[int]:
@@ -253,7 +253,7 @@ class _CharacterTable:
 
 
 def _kind(rust: RustTokenizer, document: dict[str, Any]) -> TokenizerModel:
-    """Which of the six it is, for files of any origin: `tokenizer.json` has no room for a note of ours."""
+    """The kind of a tokenizer of any origin, by its parts: `tokenizer.json` has no field for it."""
     model = type(rust.model).__name__
     if model == "BPE":
         parts = json.dumps([document.get("pre_tokenizer"), document.get("normalizer"), document.get("decoder")])

@@ -21,15 +21,15 @@ from tokenizers import Tokenizer as RustTokenizer
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
 from tformer.tokenizer.pipeline import build_normalizer, finished, from_characters, untrained
-from tformer.tokenizer.probes import probe_losslessness
 from tformer.tokenizer.tokenizer import Tokenizer
 
 CHUNK_CHARACTERS = 16_384
-UNSEEN_EVERY = 50  # one chunk of so many is withheld from training, to report on unseen text
+UNSEEN_EVERY = 50  # one chunk in so many is withheld from training, to report on unseen text
 REPORT_BYTES = 1_000_000
 
 
 def utf8_length(text: str) -> int:
+    """Bytes of the text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", errors="surrogatepass"))
 
 
@@ -49,7 +49,7 @@ def chunks(text: str) -> Iterator[str]:
 class EvenSample:
     """An evenly spread sample of a stream of unknown length in bounded memory.
 
-    Every stride-th text is kept; when they outgrow the limit, every other one goes and the stride doubles.
+    It holds every stride-th text; when they exceed the limit, every other one is dropped and the stride doubles.
     """
 
     def __init__(self, limit_bytes: int = REPORT_BYTES) -> None:
@@ -65,16 +65,18 @@ class EvenSample:
             self._size += utf8_length(text)
             while self._size > self._limit and len(self.texts) > 1:
                 self.texts = self.texts[::2]
-                self._size = sum(utf8_length(kept) for kept in self.texts)
+                self._size = sum(utf8_length(text) for text in self.texts)
                 self._stride *= 2
         self._count += 1
 
 
 class Feed:
-    """The chunks that training sees, counted and sampled on their way.
+    """The chunks of text for a trainer; counts and samples them.
 
-    `share` below 1 keeps that share of the bytes, evenly spread; `withhold` keeps some chunks from training.
-    `check` is called for every chunk and may raise to end the feeding.
+    Args:
+        share: of the bytes that is used, evenly spread; 1: all.
+        withhold: leave out one chunk in UNSEEN_EVERY, to report on unseen text.
+        check: called before every chunk with the bytes so far; may raise to end the training.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Feed:
         try:
             yield from self._chunks()
         except Exception as error:
-            self.failure = error  # the library trains on what it has before it hands this on: see train.py
+            self.failure = error  # the library first trains on the chunks so far: see `_train_model`
             raise
         finally:
             self.ended.set()
@@ -137,7 +139,7 @@ SAMPLE_MB: dict[TokenizerModel, int | None] = {
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What a training saw: sizes in UTF-8 bytes, and samples of the text for the report."""
+    """Facts about a training for the report: sizes in UTF-8 bytes, and samples of the text."""
 
     seen_bytes: int
     used_bytes: int
@@ -153,6 +155,8 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class Trained:
+    """A trained tokenizer, and facts about its training."""
+
     tokenizer: Tokenizer
     facts: TrainingFacts
 
@@ -167,9 +171,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train on `documents()`, a fresh iterator over texts at each call, read lazily.
 
-    The text is measured first, by a reading of its own, unless `size_bytes` says that no sample is needed.
-    `progress(done_bytes, total_bytes)` follows the feeding, `should_stop` is polled all the way. Raises InputError
-    for a text or a vocabulary too small, Interrupted when asked to stop.
+    The text is read once more to measure it, unless `size_bytes` shows that no sample is needed.
+    `progress(done_bytes, total_bytes)` reports the reading; `should_stop` is polled throughout. Raises InputError
+    for a text or a vocabulary that is too small, Interrupted when `should_stop` returns True.
     """
     trained = train_with_facts(documents, options, size_bytes=size_bytes, progress=progress, should_stop=should_stop)
     return trained.tokenizer
@@ -183,7 +187,7 @@ def train_with_facts(
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """As `train_tokenizer`, with the facts for `tokenizer_report`. `size_bytes`, if known, saves a reading."""
+    """As `train_tokenizer`, with the facts for `tokenizer_report`."""
     started = time.monotonic()
     stopped = should_stop or (lambda: False)
     report_progress = progress or (lambda done, total=None: None)
@@ -193,7 +197,7 @@ def train_with_facts(
             raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
 
     if options.model != "char":
-        untrained(options)  # a vocabulary too small is known before any text is read
+        untrained(options)  # refuses a vocabulary that is too small before any text is read
     limit = _sample_limit(options)
     total = size_bytes
     if limit is not None and (total is None or total > limit):
@@ -209,11 +213,11 @@ def train_with_facts(
     if feed.blank:
         raise InputError(
             "no text to train a tokenizer on: "
-            + ("the input is empty" if feed.seen_bytes == 0 else "the input holds only white space")
+            + ("the input is empty" if feed.seen_bytes == 0 else "the input contains only white space")
         )
     report_progress(feed.seen_bytes, feed.seen_bytes)
     tokenizer = Tokenizer.from_json(finished(rust, options))
-    _refuse_losses(tokenizer, feed)
+    _check_lossless(tokenizer, feed)
     facts = TrainingFacts(
         seen_bytes=feed.seen_bytes,
         used_bytes=feed.used_bytes,
@@ -249,10 +253,10 @@ def _train_characters(feed: Feed, options: TokenizerOptions) -> RustTokenizer:
 
 
 def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
-    """Train in a thread: the library can run for minutes without a pause in which Python could see a signal.
+    """Train in a thread, because the library can run for minutes in which Python handles no signal.
 
-    It also trains to the end on what it was fed when the feeding fails, so that failure is not waited for either. The
-    thread left behind ends with its training or with the process.
+    When reading fails, the library still trains on the text so far; this does not wait for it. The thread ends with its
+    training or with the process.
     """
     rust, trainer = untrained(options)
     failures: list[BaseException] = []
@@ -260,7 +264,7 @@ def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[],
     def work() -> None:
         try:
             rust.train_from_iterator(iter(feed), trainer=trainer)
-        except BaseException as error:  # panics of the library are no Exceptions
+        except BaseException as error:  # panics of the library do not derive from Exception
             failures.append(error)
 
     thread = threading.Thread(target=work, name="tokenizer-training", daemon=True)
@@ -271,7 +275,7 @@ def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[],
             thread.join(0.05)
         check_stop()
     except Interrupted:
-        feed.ended.wait()  # the next chunk ends it; no thread may be inside Python when the process ends
+        feed.ended.wait()  # the next chunk ends the feed; no thread may run Python code when the process ends
         thread.join(0.2)
         raise
     if feed.failure is not None:
@@ -281,16 +285,63 @@ def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[],
     return rust
 
 
-def _refuse_losses(tokenizer: Tokenizer, feed: Feed) -> None:
-    """byte-bpe promises every text back, char every text of its training: a broken promise is a failure."""
+def _check_lossless(tokenizer: Tokenizer, feed: Feed) -> None:
+    """Raise TformerError for byte-bpe that loses a probe, and for char that loses text of its training."""
     if tokenizer.kind == "byte-bpe":
         failures = probe_losslessness(tokenizer)
         if failures:
             raise TformerError(
                 f"the byte-bpe tokenizer is not lossless: {', '.join(f.probe for f in failures)}; "
-                f"{failures[0].text!r} came back as {failures[0].decoded!r}"
+                f"{failures[0].text!r} is decoded as {failures[0].decoded!r}"
             )
     if tokenizer.kind == "char":
         for text in feed.trained.texts:
             if tokenizer.decode(tokenizer.encode(text)) != tokenizer.normalize(text):
                 raise TformerError(f"the char tokenizer is not lossless on its own training text: {text[:80]!r}")
+
+
+# Texts that show what a tokenizer does not preserve.
+
+PROBES: dict[str, str] = {
+    "plain": "The quick brown fox jumps over the lazy dog.",
+    "double spaces": "one  two   three",
+    "leading spaces": "   indented",
+    "trailing spaces": "ends in spaces   ",
+    "tab": "a\tb\t\tc",
+    "newline": "line\n\nparagraph\n",
+    "carriage return": "dos\r\nline\r\n",
+    "null": "a\x00b",
+    "contractions": "I'm sure they'll say IT'S we've",
+    "digits": "3.14159 and 1,000,000",
+    "accents": "café naïve Ångström",
+    "combining marks": "e\u0301 a\u030a n\u0303 क्षि",
+    "no-break and thin spaces": "a\u00a0b\u2009c\u3000d",
+    "emoji with joiner": "👩\u200d👩\u200d👧 🏳\ufe0f\u200d🌈 👍🏽",
+    "CJK": "日本語の文章と한국어와中文",
+    "right to left": "שלום עולם مرحبا",
+    "code": "def f(x):\n    return x**2  # {a: [1]}",
+    "lower one eighth block": "a▁b",
+    "word of 150 characters": "x" * 150,
+    "special tokens as text": "[CLS] [SEP] <s></s><pad><unk> <|endoftext|> <extra_id_0> <0x41> <mask>",
+}
+
+
+@dataclass(frozen=True)
+class ProbeFailure:
+    """A probe that decoding does not restore."""
+
+    probe: str
+    text: str
+    decoded: str
+
+
+def probe_losslessness(tokenizer: Tokenizer) -> list[ProbeFailure]:
+    """The probes, the special tokens as text among them, for which the decoded text differs from the normalised one."""
+    own = "".join(tokenizer.token(i) for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
+    failures = []
+    for probe, text in {**PROBES, "its own special tokens as text": own}.items():
+        ids = tokenizer.encode(text)
+        decoded = tokenizer.decode(ids)
+        if decoded != tokenizer.normalize(text):
+            failures.append(ProbeFailure(probe, text, decoded))
+    return failures

@@ -21,6 +21,7 @@ from tformer.data.batching.plan import (
 )
 from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
+from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
 from tformer.objectives import build_objective
@@ -28,8 +29,8 @@ from tformer.objectives.base import Objective
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.recipe.recipe import Recipe
+from tformer.tasks.base import TrainingData
 from tformer.tokenizer import Tokenizer
-from tformer.training.material import Material, Samples
 
 
 class PlannedBatches:
@@ -110,7 +111,7 @@ def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int 
 
 def make_batches(
     recipe: Recipe,
-    material: Material,
+    data: TrainingData,
     objective: Objective,
     *,
     cursor: dict[str, Any] | None,
@@ -120,12 +121,12 @@ def make_batches(
 ) -> PlannedBatches:
     """The batches of a run from `cursor` on (None: from the start), for one of `world_size` processes."""
     return PlannedBatches(
-        material.samples,
-        plan_of(recipe, material.samples, rank=rank, world_size=world_size),
+        data.samples,
+        plan_of(recipe, data.samples, rank=rank, world_size=world_size),
         objective,
         grad_accum=recipe.training.grad_accum,
         seed=recipe.seed,
-        packed=material.packed,
+        packed=data.packed,
         cursor=cursor,
         device=device,
     )
@@ -186,10 +187,10 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> 
     return Models(main, generator)
 
 
-def make_objective(recipe: Recipe, material: Material, models: Models | None = None) -> Objective:
+def make_objective(recipe: Recipe, data: TrainingData, models: Models | None = None) -> Objective:
     """The recipe's objective; without `models`, one that can make batches but not look at them."""
     generator = None if models is None else models.generator
-    return build_objective(recipe.objectives, replace(material.context, generator=generator))
+    return build_objective(recipe.objectives, replace(data.context, generator=generator))
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

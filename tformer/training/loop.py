@@ -24,11 +24,11 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.device import (
-    LossScaler,
     keep_freed_memory,
     return_free_memory,
 )
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
+from tformer.metrics import HIGHER_IS_BETTER
 from tformer.nn.structured_dropout import (
     Step,
     step_listeners,
@@ -39,7 +39,7 @@ from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
 from tformer.recipe.sections import Training
 from tformer.training.parallel import Parallel
-from tformer.training.state import RunningSums, TrainerState
+from tformer.training.state import LossScaler, RunningSums, TrainerState
 
 MAX_SKIPPED_IN_A_ROW = 3
 """So many steps without a finite gradient end the run; fewer are skipped and counted."""
@@ -47,8 +47,6 @@ MAX_SKIPPED_IN_A_ROW = 3
 
 STEPS_BEFORE_FREEZE = 2
 """After so many steps of this process everything that lives long has been made."""
-
-HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"})
 
 
 class Batches(Protocol):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tformer.build import count_parameters
-from tformer.checkpoint.probe import require_writable
+from tformer.checkpoint.files import require_writable
 from tformer.checkpoint.run import LOCK_NAME
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import estimate_memory
@@ -22,26 +20,14 @@ from tformer.device import (
     resolve_precision,
 )
 from tformer.errors import InputError
+from tformer.evaluation.predict import Samples
 from tformer.recipe import recipe_to_yaml
-from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
+from tformer.tasks import task_of
+from tformer.tasks.base import TrainingData, Work
 from tformer.training.assemble import make_batches, make_objective, plan_of, vocabulary_size
-from tformer.training.image_material import image_material
-from tformer.training.labelled_material import labelled_material
-from tformer.training.material import Material, Progress, Samples, Sources
-from tformer.training.pair_material import pair_material
 from tformer.training.request import RUNS, Start
-from tformer.training.sentence_material import sentence_material
 from tformer.training.teacher import check_words
-from tformer.training.text_material import text_material
-
-MATERIALS: dict[str, Callable[[Sources], Material]] = {
-    "text": text_material,
-    "sentences": sentence_material,
-    "labelled": labelled_material,
-    "images": image_material,
-    "pairs": pair_material,
-}
 
 DEFAULT_EVERY = 500
 """Steps between validations and checkpoints where neither the recipe nor its number of epochs says."""
@@ -56,17 +42,16 @@ class Prepared:
 
     recipe: Recipe
     start: Start
-    material: Material
+    data: TrainingData
     device: torch.device
     precision: Precision
     num_parameters: int
     max_minutes: float | None  # of this command: not part of what defines the run
-    notes: list[str]
 
     @property
     def tokens_per_micro_batch(self) -> int:
         training = self.recipe.training
-        return training.batch_tokens or (training.batch_size or 1) * self.material.tokens_per_sample
+        return training.batch_tokens or (training.batch_size or 1) * self.data.tokens_per_sample
 
 
 def check_target(start: Start) -> None:
@@ -87,44 +72,37 @@ def check_target(start: Start) -> None:
     require_writable(target)
 
 
-def prepare(start: Start, *, cache_dir: Path | None, progress: Progress, should_stop: Callable[[], bool]) -> Prepared:
+def prepare(start: Start, work: Work) -> Prepared:
     """Read the data, train or load the tokenizer, resolve sizes and precision. Writes to the cache only."""
     recipe, minutes = start.recipe, start.recipe.training.max_minutes
     device = resolve_device(recipe.training.device)
     if recipe.training.threads is not None:
         torch.set_num_threads(recipe.training.threads)
-    kind = "images" if recipe.model.patches is not None else data_kind(recipe)
-    material = MATERIALS[kind](Sources(start, cache_dir, progress, should_stop))
+    data = task_of(recipe).training_data(start, work)
     if start.resumed is not None:
-        _check_fingerprint(material, str(start.resumed.trainer.get("data_fingerprint", "")))
+        _check_fingerprint(data, str(start.resumed.trainer.get("data_fingerprint", "")))
     if start.teacher is not None:
-        check_words(material.recipe, start.teacher, material.tokenizer, material.target_tokenizer)
-    recipe, precision = freeze(material, device)
-    labels = len(recipe.data.labels) or None
-    num_parameters = count_parameters(recipe.model, num_labels=labels)
-    tokenizer = material.tokenizer
-    notes = [*material.notes]
-    if tokenizer is not None:
-        notes.append(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids")
+        check_words(data.recipe, start.teacher, data.tokenizer, data.target_tokenizer)
+    recipe, precision = freeze(data, device)
+    num_parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
+    if data.tokenizer is not None:
+        work.note(f"tokenizer: {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
     if recipe.training.max_epochs is not None:
-        notes.append(f"{recipe.training.max_epochs:g} epochs: {recipe.training.max_steps:,} steps at most")
-    notes += [
-        f"model: {num_parameters:,} parameters{_beside(recipe)}",
-        f"{precision.name} on {device}, {torch.get_num_threads()} threads: {precision.reason}",
-    ]
-    return Prepared(recipe, start, material, device, precision, num_parameters, minutes, notes)
+        work.note(f"{recipe.training.max_epochs:g} epochs: {recipe.training.max_steps:,} steps at most")
+    work.note(f"model: {num_parameters:,} parameters{_generator_note(recipe)}")
+    work.note(f"{precision.name} on {device}, {torch.get_num_threads()} threads: {precision.reason}")
+    return Prepared(recipe, start, data, device, precision, num_parameters, minutes)
 
 
-def _beside(recipe: Recipe) -> str:
-    """What is trained beside the model, in words."""
+def _generator_note(recipe: Recipe) -> str:
     if recipe.generator is None:
         return ""
     return f", and a generator of {count_parameters(recipe.generator):,} with the same token table, not counted"
 
 
-def _check_fingerprint(material: Material, recorded: str) -> None:
+def _check_fingerprint(data: TrainingData, recorded: str) -> None:
     """A resumed run must read the data it began with. Errors: InputError when it changed."""
-    if recorded and recorded != material.fingerprint:
+    if recorded and recorded != data.fingerprint:
         raise InputError(
             "the training or validation data has changed since this run began",
             hint="restore the data, or start a new run from these weights with --init-from",
@@ -147,19 +125,19 @@ def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
     return recipe.model_copy(update={"training": training.model_copy(update=updates), "schedule": schedule})
 
 
-def freeze(material: Material, device: torch.device) -> tuple[Recipe, Precision]:
+def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]:
     """The recipe with every `auto` replaced by what was chosen, so that a resumed run chooses nothing anew."""
-    recipe = settle_steps(material.recipe, material.samples)
+    recipe = settle_steps(data.recipe, data.samples)
     model, generator = recipe.model, recipe.generator
-    if material.tokenizer is not None:
-        vocabulary = {"vocab_size": vocabulary_size(model.vocab_size, material.tokenizer)}
-        if material.target_tokenizer is not None:
-            own = vocabulary_size(model.target_vocab_size, material.target_tokenizer, key="target_vocab_size")
+    if data.tokenizer is not None:
+        vocabulary = {"vocab_size": vocabulary_size(model.vocab_size, data.tokenizer)}
+        if data.target_tokenizer is not None:
+            own = vocabulary_size(model.target_vocab_size, data.target_tokenizer, key="target_vocab_size")
             vocabulary["target_vocab_size"] = own
         model = model.model_copy(update=vocabulary)
         generator = None if generator is None else generator.model_copy(update=vocabulary)
     training = recipe.training
-    rows, d_model, d_ff = product_shape(recipe, material.tokens_per_sample)
+    rows, d_model, d_ff = product_shape(recipe, data.tokens_per_sample)
     precision = resolve_precision(training.precision, device, rows=rows, d_model=d_model, d_ff=d_ff)
     updates: dict[str, object] = {"precision": precision.name, "max_minutes": None}
     if training.compile == "auto":
@@ -173,7 +151,7 @@ def freeze(material: Material, device: torch.device) -> tuple[Recipe, Precision]
 
 def measure_peak(prepared: Prepared) -> float:
     """FLOP/s of the model's own feed-forward product in its compute dtype: what throughput is compared with."""
-    rows, d_model, d_ff = product_shape(prepared.recipe, prepared.material.tokens_per_sample)
+    rows, d_model, d_ff = product_shape(prepared.recipe, prepared.data.tokens_per_sample)
     return matmul_flops_per_second(
         prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
     )
@@ -182,8 +160,8 @@ def measure_peak(prepared: Prepared) -> float:
 def describe(prepared: Prepared) -> dict[str, Any]:
     """What would be trained: recipe_yaml, parameters, memory (bytes by purpose), a batch's shapes and first text."""
     recipe = prepared.recipe
-    objective = make_objective(recipe, prepared.material)
-    batches = make_batches(recipe, prepared.material, objective, cursor=None, device=prepared.device)
+    objective = make_objective(recipe, prepared.data)
+    batches = make_batches(recipe, prepared.data, objective, cursor=None, device=prepared.device)
     [batch, *_] = batches.next()
     batches.close()
     teacher = prepared.start.teacher
@@ -202,7 +180,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         on_cpu=prepared.device.type == "cpu",
     )
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
-    tokenizer = prepared.material.tokenizer
+    tokenizer = prepared.data.tokenizer
     first = "" if batch.input_ids is None or tokenizer is None else tokenizer.decode(batch.input_ids[0].tolist())
     return {
         "recipe_yaml": recipe_to_yaml(recipe),

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.read import Checkpoint, read_checkpoint
+from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
-from tformer.loading import Loaded
+from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.needs import OBJECTIVE_NEEDS, data_kind, unused_keys
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
+from tformer.tasks.base import TrainingStart, recipe_of
 from tformer.training.teacher import check_teacher, describe_teacher, open_teacher, takes_tokenizer, with_teachers_words
 
 RUNS = Path("runs")
@@ -45,38 +45,26 @@ class TrainRequest:
     dry_run: bool = False
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where training starts from: the recipe so far, and a checkpoint to resume or to take weights from."""
+@dataclass(frozen=True, kw_only=True)
+class Start(TrainingStart):
+    """What a training starts from, and the run directory that it writes.
 
-    recipe: Recipe
-    notes: tuple[str, ...]
-    out: Path | None  # None: a new default directory
-    may_exist: bool = False  # --resume: the directory may hold a run
-    tokenizer_file: Path | None = None  # of a run that stopped before its first checkpoint
-    resumed: Checkpoint | None = None
-    weights: Checkpoint | None = None
-    teacher: Loaded | None = None
-    dry_run: bool = False
+    Attributes:
+        out: None: a new default directory.
+        may_exist: of --resume: the directory may hold a run.
+    """
 
-    @property
-    def stored_labels(self) -> tuple[str, ...]:
-        """The labels that the classifier of `weights`, or the teacher's, tells apart, in its order; () without any."""
-        if self.weights is not None:
-            return _stored_recipe(self.weights).data.labels
-        return () if self.teacher is None else self.teacher.recipe.data.labels
+    notes: tuple[str, ...] = ()
+    out: Path | None = None
+    may_exist: bool = False
 
     def kept_heads(self, recipe: Recipe) -> frozenset[str]:
         """The heads of `weights` that mean the same in `recipe`: a classifier's labels must be the same."""
         assert self.weights is not None
-        stored = _stored_recipe(self.weights)
+        stored = recipe_of(self.weights)
         kinds = {head.kind for head in recipe.model.heads}
         same_labels = stored.model.heads == recipe.model.heads and stored.data.labels == recipe.data.labels
         return frozenset(kinds if same_labels else kinds - {"classifier"})
-
-
-def _stored_recipe(checkpoint: Checkpoint) -> Recipe:
-    return recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
 
 
 def find_start(request: TrainRequest) -> Start:
@@ -117,7 +105,7 @@ def _find_start(request: TrainRequest) -> Start:
     if request.init_from is not None:
         return _init_from(request)
     resolved = _load(request)
-    return Start(resolved.recipe, tuple(resolved.notes), request.out)
+    return Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=request.out)
 
 
 def _resume(request: TrainRequest) -> Start:
@@ -126,7 +114,7 @@ def _resume(request: TrainRequest) -> Start:
     if out is None or recipe_file is None or not recipe_file.is_file():
         resolved = _load(request)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
-        return Start(resolved.recipe, (note, *resolved.notes), out, may_exist=out is not None)
+        return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
     flags = dict(request.flags)
     if "training.max_epochs" in flags:  # the steps on file follow from the epochs that were asked for before
         flags.setdefault("training.max_steps", MOST_STEPS)
@@ -144,9 +132,9 @@ def _resume(request: TrainRequest) -> Start:
     if checkpoint is None:
         notes.append("it has no checkpoint yet: training starts at step 0")
     return Start(
-        recipe,
-        (*notes, *resolved.notes),
-        out,
+        recipe=recipe,
+        notes=(*notes, *resolved.notes),
+        out=out,
         may_exist=True,
         tokenizer_file=out / "tokenizer.json",
         resumed=checkpoint,
@@ -184,7 +172,7 @@ def _init_from(request: TrainRequest) -> Start:
     assert request.init_from is not None
     checkpoint = open_checkpoint(request.init_from)
     imported = "imported" in checkpoint.trainer  # its recipe is that of a fine-tuning already
-    stored = _stored_recipe(checkpoint)
+    stored = recipe_of(checkpoint)
     extra: list[str] = []
     if not (imported or any(_named(request)) or request.config) and _turns_to_labels(request, stored):
         request = replace(request, preset=FINE_TUNING)
@@ -206,7 +194,7 @@ def _init_from(request: TrainRequest) -> Start:
         )
         recipe, taken = resolved.recipe, "weights, model and tokenizer"
     note = f"{taken} from {checkpoint.path} (step {checkpoint.step})"
-    return Start(recipe, (note, *extra, *resolved.notes), request.out, weights=checkpoint)
+    return Start(recipe=recipe, notes=(note, *extra, *resolved.notes), out=request.out, weights=checkpoint)
 
 
 def _asked_objectives(request: TrainRequest) -> list[str]:
@@ -215,8 +203,8 @@ def _asked_objectives(request: TrainRequest) -> list[str]:
 
 def _turns_to_labels(request: TrainRequest, stored: Recipe) -> bool:
     """Whether an encoder that was pre-trained on text is now to learn from labels."""
-    asked = [OBJECTIVE_NEEDS[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVE_NEEDS]
-    return "labelled" in asked and data_kind(stored) != "labelled" and stored.model.decoder is None
+    asked = [OBJECTIVES[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVES]
+    return "labelled" in asked and stored.data_kind != "labelled" and stored.model.decoder is None
 
 
 def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
@@ -225,16 +213,17 @@ def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
     if training.max_epochs is not None:  # the steps that followed from the old data's size
         training = training.model_copy(update={"max_steps": MOST_STEPS, "eval_every": None, "save_every": None})
     objectives = _asked_objectives(request) or [objective.kind for objective in stored.objectives]
+    needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     sections = {"data": stored.data.model_copy(update=opened), "training": training.model_copy(update=machine)}
-    if set(objectives) <= OBJECTIVE_NEEDS.keys():  # else the recipe's validation says what is wrong
+    if set(objectives) <= OBJECTIVES.keys():  # else the recipe's validation says what is wrong
         sections |= _without(unused_keys(objectives), {**sections, "generation": stored.generation})
     return stored.model_copy(
         update={
             **sections,
             "tokenizer": _own_tokenizers(stored, {"path": None, "source_path": None, "target_path": None}),
-            "generator": stored.generator if "replaced_token" in objectives else None,
+            "generator": stored.generator if needs_generator else None,
             "teacher": None,
         }
     )

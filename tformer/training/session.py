@@ -6,19 +6,17 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.files import require_room, write_text
 from tformer.checkpoint.logs import cut_samples, metrics_line
-from tformer.checkpoint.probe import require_room
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
-from tformer.decoding.settings import GenerationSettings
-from tformer.device import LossScaler
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
@@ -26,16 +24,15 @@ from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
+from tformer.tasks.base import Progress, Work
 from tformer.training import assemble
 from tformer.training.assemble import make_batches
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loop import Components, Hooks, Trainer
-from tformer.training.material import Progress
 from tformer.training.parallel import SingleProcess
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
 from tformer.training.request import RUNS, TrainRequest, find_start
-from tformer.training.samples import MAX_SAMPLE_TOKENS, write_sample
-from tformer.training.state import TrainerState
+from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 
 Interrupt = Callable[..., Interrupted]
@@ -68,11 +65,10 @@ def run_training(
         check_target(start)
     with tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
         cache_dir = Path(scratch) if request.dry_run else None
-        prepared = prepare(start, cache_dir=cache_dir, progress=progress, should_stop=should_stop)
+        work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
+        prepared = prepare(start, work)
         if should_stop():
             raise interrupted("interrupted before training began; no run was started")
-        for note in prepared.notes:
-            console.print(note, markup=False)
         if request.dry_run:
             return describe(prepared)
         training_begins()
@@ -88,19 +84,19 @@ class Session:
         self.prepared, self.console, self.should_stop, self.began = prepared, console, should_stop, began
         recipe, device = prepared.recipe, prepared.device
         self.recipe_yaml = recipe_to_yaml(recipe)
-        tokenizer = prepared.material.tokenizer
+        tokenizer = prepared.data.tokenizer
         self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
-        target = prepared.material.target_tokenizer
+        target = prepared.data.target_tokenizer
         self.target_tokenizer_json = None if target is None else target.to_json()
         training = recipe.training
         self.state = TrainerState(
-            data_fingerprint=prepared.material.fingerprint,
+            data_fingerprint=prepared.data.fingerprint,
             global_batch=[size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)],
         )
         self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
         self.model: Transformer = self.models.main
         self._start_weights()
-        self.objective = assemble.make_objective(recipe, prepared.material, self.models)
+        self.objective = assemble.make_objective(recipe, prepared.data, self.models)
         self.trained_objective = self._with_teacher(self.objective)
         self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.models, device)
         self.schedule = assemble.make_schedule(recipe)
@@ -111,7 +107,7 @@ class Session:
         if prepared.start.resumed is not None:
             self._restore()
         self.batches = make_batches(
-            recipe, prepared.material, self.objective, cursor=self.state.cursor or None, device=device
+            recipe, prepared.data, self.objective, cursor=self.state.cursor or None, device=device
         )
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
@@ -119,7 +115,7 @@ class Session:
 
     def _start_weights(self) -> None:
         """Weights to resume or to fine-tune from; a new regression head starts at the mean of the scores."""
-        start, material = self.prepared.start, self.prepared.material
+        start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
             load_weights(self.model, start.resumed)
@@ -136,9 +132,9 @@ class Session:
                     self.console.print(f"{what} head: {', '.join(heads)}", markup=False)
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights)
-        if fresh_heads and material.label_mean is not None:
+        if fresh_heads and data.label_mean is not None:
             with torch.no_grad():
-                self.model.get_parameter("heads.regression.project.bias").fill_(material.label_mean)
+                self.model.get_parameter("heads.regression.project.bias").fill_(data.label_mean)
 
     def _with_teacher(self, objective: Objective) -> Objective:
         """What is trained: the objective, beside the soft targets of a teacher where there is one."""
@@ -211,7 +207,7 @@ class Session:
         recipe, training = self.prepared.recipe, self.prepared.recipe.training
         compile_it = training.compile == "on"
         # Padded batches have many shapes: after a few graphs of one shape each the compiler would give up.
-        many_shapes = self.prepared.material.samples.lengths is not None
+        many_shapes = self.prepared.data.samples.lengths is not None
         forward = assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes)
         if compile_it:
             self.console.print("compiling the model: the first step takes a while", markup=False)
@@ -223,7 +219,7 @@ class Session:
             write=self.run.append_metrics,
             write_sample=self.run.append_sample,
             first_step=self.state.step,
-            unit="tok" if self.prepared.material.tokenizer is not None else "img",
+            unit="tok" if self.prepared.data.tokenizer is not None else "img",
         )
         parallel = SingleProcess()
         components = Components(
@@ -296,8 +292,8 @@ class Session:
         }
 
     def _flops_per_token(self) -> float:
-        recipe, material = self.prepared.recipe, self.prepared.material
-        source, target = mean_lengths(material.samples, material.tokens_per_sample)
+        recipe, data = self.prepared.recipe, self.prepared.data
+        source, target = mean_lengths(data.samples, data.tokens_per_sample)
         parameters = parameters_per_token(self.model, recipe, length=source)
         return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
@@ -305,9 +301,10 @@ class Session:
 
     def _validate(self) -> dict[str, Any] | None:
         self.models.eval()
-        values = self.prepared.material.validate(self.model, self.objective, self.should_stop)
-        if values is not None:
-            self.last_values = values
+        values = self.prepared.data.validate(self.model, self.objective, self.should_stop)
+        if self.should_stop():
+            return None
+        self.last_values = values
         return values
 
     def _sample(self, step: int) -> str | None:
@@ -315,23 +312,10 @@ class Session:
         every = training.sample_every
         if every == 0 or (every is not None and step % every and step < training.max_steps):
             return ""
-        write = self.prepared.material.sample or self._continue_text
-        text = write(self.model, self.should_stop)
+        write = self.prepared.data.sample
+        text = "" if write is None else write(self.model, self.should_stop)
         self.last_sample = text or self.last_sample
         return text
-
-    def _continue_text(self, model: Transformer, should_stop: ShouldStop) -> str | None:
-        """What a causal language model makes of the recipe's prompt."""
-        recipe, tokenizer = self.prepared.recipe, self.prepared.material.tokenizer
-        if tokenizer is None or model.decoder is None or model.encoder is not None:
-            return ""
-        settings = GenerationSettings.from_recipe(
-            recipe.generation,
-            max_new_tokens=min(MAX_SAMPLE_TOKENS, recipe.generation.max_new_tokens),
-            seed=recipe.seed,
-            eos_id=tokenizer.special.eos,
-        )
-        return write_sample(model, tokenizer, settings, text=recipe.training.sample_prompt, should_stop=should_stop)
 
     def _figures(self) -> dict[str, Any]:
         """Of the model's learned rates, for log lines; empty where nothing of the kind is learned."""
@@ -344,7 +328,7 @@ class Session:
         return {"layerdrop_rates": rates} if rates else {}
 
     def _save(self, state: TrainerState, score: float | None) -> None:
-        tokenizer, target = self.prepared.material.tokenizer, self.prepared.material.target_tokenizer
+        tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
         save_checkpoint(
             self.run,
             state.step,

@@ -6,6 +6,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tformer.errors import InputError
 
 
@@ -58,3 +61,37 @@ class TrainerState:
         values = dict(document)
         values["sums"] = RunningSums(**values.get("sums", {}))
         return cls(**values)
+
+
+class LossScaler:
+    """Dynamic loss scaling for fp16: doubled after `GROWTH_STEPS` finite steps, halved after one that is not."""
+
+    GROWTH_STEPS = 2000
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.scale = 2.0**16 if enabled else 1.0
+        self.enabled = enabled
+        self.finite_steps = 0
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss * self.scale if self.enabled else loss
+
+    def unscale_(self, gradients: list[Tensor]) -> None:
+        if self.enabled:
+            torch._foreach_mul_(gradients, 1.0 / self.scale)
+
+    def update(self, *, finite: bool) -> None:
+        if not self.enabled:
+            return
+        if not finite:
+            self.scale, self.finite_steps = max(1.0, self.scale / 2), 0
+            return
+        self.finite_steps += 1
+        if self.finite_steps % self.GROWTH_STEPS == 0:
+            self.scale *= 2
+
+    def state(self) -> dict[str, float]:
+        return {"scale": self.scale, "finite_steps": self.finite_steps}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        self.scale, self.finite_steps = float(state["scale"]), int(state["finite_steps"])

@@ -12,11 +12,11 @@ from tformer.decoding.inference import cast_matrices
 from tformer.errors import InputError
 from tformer.loading import Loaded, decoder_tokens_of, load
 from tformer.model import Transformer
+from tformer.nn.heads import HeadOptions
 from tformer.nn.stack import Block
 from tformer.objectives import distillation
-from tformer.objectives.base import Objective, SharedObjective
+from tformer.objectives.base import Objective
 from tformer.objectives.distillation import Distillation, LayerPair, teacher_layer
-from tformer.recipe.needs import OBJECTIVE_NEEDS
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.recipe.recipe import Teacher as TeacherSection
 from tformer.tokenizer import Tokenizer
@@ -40,14 +40,13 @@ def check_teacher(recipe: Recipe, teacher: Loaded) -> None:
                 hint=f"a student of its kind: --arch {own.arch}",
             )
     for objective in recipe.objectives:
-        _check_head(objective.kind, teacher)
+        _check_head(objective.kind, objective.objective.head, teacher)
     if section.kind == "soft":
         _check_inputs(recipe, teacher)
         _check_layers(recipe, teacher)
 
 
-def _check_head(kind: str, teacher: Loaded) -> None:
-    wanted = OBJECTIVE_NEEDS[kind].head
+def _check_head(kind: str, wanted: HeadOptions, teacher: Loaded) -> None:
     heads = {head.kind: head for head in teacher.recipe.model.heads}
     if wanted.kind not in heads:
         raise InputError(
@@ -55,9 +54,8 @@ def _check_head(kind: str, teacher: Loaded) -> None:
             f"has {', '.join(heads) or 'none'}",
             hint="train or fine-tune the teacher with the student's objective first",
         )
-    many = [bool(getattr(head, "multi_label", False)) for head in (heads[wanted.kind], wanted)]
-    if many[0] != many[1]:
-        found = "several labels" if many[0] else "one label"
+    if heads[wanted.kind].label_kind != wanted.label_kind:
+        found = "several labels" if heads[wanted.kind].label_kind == "labels" else "one label"
         raise InputError(f"teacher: {teacher.path} gives each example {found}, the objective is {kind}")
 
 
@@ -297,9 +295,8 @@ def make_distillation(
     model.to(device)
     order = label_order(recipe, teacher)
     return Distillation(
-        cast(SharedObjective, inner),
+        inner,
         distillation.Teacher(wrap(model), None if order is None else torch.tensor(order, device=device)),
-        kinds=[objective.kind for objective in recipe.objectives],
         temperature=section.temperature,
         alpha=section.alpha,
         hidden=section.hidden,

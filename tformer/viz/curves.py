@@ -1,50 +1,37 @@
 """Curves in one picture, as SVG, PNG or PDF: a metric against the step, a time against the length.
 
-Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which people with any common colour blindness
-tell apart; dashes and markers differ as well, so that the picture also reads without colour. Equal curves give equal
-bytes: no date, no random ids, nothing from a person's own matplotlib settings.
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which remain distinguishable with any common
+colour blindness; dashes and markers differ as well, so that the picture also reads without colour.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import textwrap
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
-from tformer.checkpoint.atomic import write_file
+from tformer.checkpoint.files import write_file
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, visible
+from tformer.viz.figure import DASHES, METADATA, add_legend, figure_bytes, finish_axes, style
+from tformer.viz.plots import PALETTE
 
-# Yellow is left out: on white it is hard to see.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
+COLOURS = (*PALETTE, "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # 7, 4 and 9 share no factor: 252 combinations before a repeat
-# Without a time of making; matplotlib's own name and version stay.
-METADATA: Mapping[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
-SETTINGS: dict[str, Any] = {
-    "svg.hashsalt": "tformer",
-    "text.parse_math": False,  # a `$` in a name is a `$`
-    "axes.unicode_minus": False,
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib
-    "font.size": 11,
-}
 WIDTH, HEIGHT = 10.0, 6.0  # inches: 1000 x 600 pixels
 DOTS_PER_INCH = 100
-MAX_INSIDE = 4  # entries of a legend that has room among the curves
+MAX_INSIDE = 4  # entries of a legend placed among the curves
 LABEL_WIDTH = 30  # characters of a line in the legend
-MARKED_POINTS = 40  # up to so many points, each has its marker
+MARKED_POINTS = 40  # curves of at most so many points have a marker at each
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,8 @@ class Curve:
 
     Attributes:
         label: its name in the legend; curves of equal label and group share one entry.
-        points: (x, y) in the order of drawing; what is not finite, or not positive on a logarithmic axis, is left out.
+        points: (x, y) in the order of drawing; values that are not finite, or not positive on a logarithmic axis, are
+            omitted.
         group: curves of one group share colour and marker, and differ in dashes; None: a group of its own.
         spread: half the width of a band around each point's y, for example a standard deviation.
     """
@@ -69,7 +57,7 @@ class Curve:
 
 
 def picture_format(path: str | Path) -> str:
-    """svg, png or pdf, by the suffix of a file's name: to be asked before long work begins.
+    """svg, png or pdf, by the suffix of a file's name; call it before long work begins.
 
     Raises:
         InputError: any other suffix.
@@ -102,20 +90,14 @@ def draw_curves(
     curves = [_shown(curve, log_x=log_x, log_y=log_y) for curve in series]
     if not any(curve.points for curve in curves):
         raise InputError(f"nothing to draw into {path}: {_why_empty(series)}")
-    with matplotlib.rc_context(_settings()):
+    with style(axes__unicode_minus=False, font__size=11):
         picture = _render(curves, kind, (title, x_label, y_label), (log_x, log_y))
     make_folders(Path(path).parent)
     write_file(Path(path), [picture])
 
 
-def _settings() -> dict[Any, Any]:
-    """matplotlib as it comes, whatever a person's own file of settings says, with ours on top."""
-    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
-    return defaults | SETTINGS
-
-
 def _shown(curve: Curve, *, log_x: bool, log_y: bool) -> Curve:
-    """The curve with the points that its axes can show."""
+    """The curve without the points that its axes cannot show."""
 
     def showable(point: tuple[float, float]) -> bool:
         (x, y) = point
@@ -146,19 +128,13 @@ def _render(curves: Sequence[Curve], kind: str, words: tuple[str, str, str], log
             axis.set_major_locator(_log_locator([point[side] for point in points]))
             axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: _plain_number(value)))
-    axes.grid(True, color="#d9d9d9", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes, grid="#d9d9d9", width=0.7)
     _add_legend(figure, axes, entries)
-    stream = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
-        figure.savefig(stream, format=kind, dpi=DOTS_PER_INCH, metadata=METADATA[kind])
-    return stream.getvalue()
+    return figure_bytes(figure, kind, dpi=DOTS_PER_INCH)
 
 
 def _plot(axes: Axes, curves: Sequence[Curve], *, log_y: bool) -> list[tuple[str, Line2D]]:
-    """Draws all curves; the legend's entries, one for each label of each group."""
+    """Draw all curves; returns the legend's entries, one for each label of each group."""
     groups: dict[object, int] = {}
     members: dict[int, int] = {}
     entries: dict[tuple[str, int], Line2D] = {}
@@ -175,7 +151,7 @@ def _plot(axes: Axes, curves: Sequence[Curve], *, log_y: bool) -> list[tuple[str
             linewidth=1.8,
             marker=marker,
             markersize=5,
-            # On long curves a marker every tenth of the picture, each group's begin elsewhere.
+            # On long curves a marker every tenth of the picture, at a different offset for each group.
             markevery=None if len(x) <= MARKED_POINTS else (0.1 * (group % 5) / 5, 0.1),
         )
         if curve.spread is not None and x:
@@ -189,7 +165,7 @@ def _plot(axes: Axes, curves: Sequence[Curve], *, log_y: bool) -> list[tuple[str
 
 
 def _log_locator(values: Sequence[float]) -> Locator:
-    """Where numbers stand on a logarithmic axis: at powers of two where all values are, else as many as fit."""
+    """Ticks of a logarithmic axis: at powers of two if all values are such, else as many as fit."""
     if len(set(values)) > 1 and all(math.log2(value).is_integer() for value in values):
         return LogLocator(base=2, numticks=12)
     decades = math.log10(max(values) / min(values))
@@ -199,12 +175,12 @@ def _log_locator(values: Sequence[float]) -> Locator:
 
 
 def _plain_number(value: float) -> str:
-    """16,384 and 0.02: never 10 to a power, which the eye must decode."""
+    """16,384 and 0.02 instead of powers of ten."""
     return f"{round(value):,}" if abs(value) >= 100_000 else f"{value:,.6g}"
 
 
 def _add_legend(figure: Figure, axes: Axes, entries: Sequence[tuple[str, Line2D]]) -> None:
-    """Among few curves, else beside them, where the picture grows taller when the names need it."""
+    """A legend among few curves, or beside many, where the picture grows with the number of names."""
     names = [_wrap(label) for label, _ in entries]
     if names in ([], [""]):
         return
@@ -212,9 +188,10 @@ def _add_legend(figure: Figure, axes: Axes, entries: Sequence[tuple[str, Line2D]
     size = 10.0 if lines <= 24 else 8.0
     place: dict[str, Any] = {"loc": "outside right upper"} if len(names) > MAX_INSIDE else {"loc": "best"}
     owner: Any = figure if len(names) > MAX_INSIDE else axes
-    legend = owner.legend(
+    add_legend(
+        owner,
         [line for _, line in entries],
-        [str(number) for number in range(len(names))],  # a name that begins with _ would be hidden
+        names,
         fontsize=size,
         handlelength=3.5,
         labelspacing=0.4,
@@ -222,8 +199,6 @@ def _add_legend(figure: Figure, axes: Axes, entries: Sequence[tuple[str, Line2D]
         framealpha=0.85,
         **place,
     )
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)
     figure.set_figheight(max(HEIGHT, 1 + lines * size * 1.45 / 72))
 
 

@@ -1,6 +1,7 @@
-"""Matplotlib back end: plots and training curves as PNG or SVG; equal plots give equal bytes.
+"""Matplotlib back end: style, colour maps and saving; plots and training curves as PNG or SVG.
 
-Heat maps are images (a mesh would be fifty times larger), and so are very many lines inside an SVG; text stays text.
+Equal plots give equal bytes: no date, no random ids, nothing from a user's own matplotlib settings. Heat maps are
+images (a mesh would be fifty times larger), and so are very many lines inside an SVG; text stays text.
 """
 
 from __future__ import annotations
@@ -10,9 +11,18 @@ import math
 import textwrap
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Colormap, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
+from PIL import Image, ImageDraw
 
 from tformer.errors import visible
 from tformer.viz.plot.series import Panel, Series, label_of
@@ -28,46 +38,87 @@ from tformer.viz.plots import (
     ticks,
 )
 
-PANEL = (5.4, 3.9)  # inches
-DOTS_PER_INCH = 110
-MANY_LINES = 100  # beyond, lines become an image, in an SVG too
-PAINTED = (1280, 960)  # pixels that it is drawn with; it is kept with half of them a side, for smooth edges
-LETTERS_PER_INCH = 15.2  # of a caption
-MAX_NAMES = 24  # words along an axis
-
-CYCLIC = "twilight"  # its scale is an angle from 0 to 2π
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
-# No date; and packing a tenth tighter would take twice as long.
-SAVED: dict[str, Any] = {"svg": {"metadata": {"Date": None}}, "png": {"pil_kwargs": {"compress_level": 4}}}
+# Without a creation date; the name and version of matplotlib stay.
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
 SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "tformer",
-    "svg.fonttype": "none",  # text as text: small files, and words that can be searched
-    "text.parse_math": False,
-    "font.family": ["DejaVu Sans"],
-    "font.size": 9,
+    "text.parse_math": False,  # a `$` in a name is a `$`
+    "font.family": ["DejaVu Sans"],  # part of matplotlib
 }
 
+# --- style and saving ------------------------------------------------------------------------------------------------
 
-def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: str, captions: bool = True) -> bytes:
-    """All plots in one picture, each with its title, and beneath them what to see.
+
+def style(**settings: Any) -> AbstractContextManager[None]:
+    """Context of matplotlib's default settings with tformer's and the given ones; `__` in a name stands for a dot."""
+    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
+    own = {name.replace("__", "."): value for name, value in settings.items()}
+    return matplotlib.rc_context(defaults | SETTINGS | own)
+
+
+def figure_bytes(figure: Figure, format_: str, **options: Any) -> bytes:
+    """The figure as a file of this format; `options` go to `Figure.savefig`."""
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        figure.savefig(stream, format=format_, metadata=METADATA[format_], **options)
+    return stream.getvalue()
+
+
+def colour_map(name: str) -> Colormap:
+    """A colour map of `plots.COLOUR_MAPS`; NaN is transparent."""
+    table = np.frombuffer(colour_table(name), np.uint8).reshape(256, 3) / 255
+    return ListedColormap(table, name=name).with_extremes(bad=(0, 0, 0, 0))
+
+
+def add_legend(owner: Any, lines: Sequence[Any], names: Sequence[str], **options: Any) -> Legend:
+    """A legend of a figure or axes whose names may begin with an underscore, which matplotlib would hide."""
+    legend: Legend = owner.legend(list(lines), [str(number) for number in range(len(names))], **options)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)
+    return legend
+
+
+def finish_axes(axes: Any, *, grid: str, width: float) -> None:
+    """A light grid behind the data; no frame at the top and at the right."""
+    axes.grid(True, color=grid, linewidth=width)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+# --- plots -----------------------------------------------------------------------------------------------------------
+
+PLOT_SIZE = (5.4, 3.9)  # inches
+DOTS_PER_INCH = 110
+PLOT_STYLE: dict[str, Any] = {
+    "svg__fonttype": "none",
+    "font__size": 9,
+}  # text as text: small files that can be searched
+COMPRESSION: dict[str, Any] = {"svg": {}, "png": {"pil_kwargs": {"compress_level": 4}}}  # level 6 takes twice as long
+MANY_LINES = 100  # more lines become an image, also in an SVG
+PAINTED = (1280, 960)  # pixels of that image while drawing; halved afterwards, for smooth edges
+LETTERS_PER_INCH = 15.2  # of a caption
+MAX_NAMES = 24  # words along an axis
+CYCLIC = "twilight"  # its scale is an angle from 0 to 2π
+
+
+def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading: str, captions: bool = True) -> bytes:
+    """All plots in one picture, each with its title, and their captions below.
 
     Args:
         plots: at least one; up to two stand side by side.
         heading: a line above all, for example the sizes.
-        captions: False leaves the sentences out, for a paper that has its own.
+        captions: False omits them, for a paper with its own.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
     columns = 1 if len(plots) == 1 else 3 if len(plots) == 3 else 2
     rows = math.ceil(len(plots) / columns)
     sentences = dict.fromkeys(plot.caption for plot in plots) if captions else {}
-    words = "\n".join(textwrap.fill(sentence, int(LETTERS_PER_INCH * PANEL[0] * columns)) for sentence in sentences)
-    width, below = PANEL[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
-    height = PANEL[1] * rows + 0.35 + below
-    with matplotlib.rc_context(defaults | SETTINGS):
+    words = "\n".join(textwrap.fill(sentence, int(LETTERS_PER_INCH * PLOT_SIZE[0] * columns)) for sentence in sentences)
+    width, below = PLOT_SIZE[0] * columns, 0.16 * (words.count("\n") + 2) if words else 0.0
+    height = PLOT_SIZE[1] * rows + 0.35 + below
+    with style(**PLOT_STYLE):
         layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - (below + 0.3) / height))
         figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
         figure.text(0.5, 1 - 0.12 / height, visible(heading), ha="center", va="top", fontsize=10.5, weight="bold")
@@ -82,26 +133,15 @@ def draw_plots(plots: Sequence[Plot], kind: Literal["png", "svg"], *, heading: s
                 beside = plots[number + 1] if (number + 1) % columns and number + 1 < len(plots) else None
                 _lines(figure, axes, plot, bar=not (isinstance(beside, Lines) and beside.ramp == plot.ramp))
         layout.execute(figure)
-        figure.set_layout_engine(None)  # done once: kept, it would draw everything a second time
-        stream = io.BytesIO()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
-            figure.savefig(stream, format=kind, **SAVED[kind])
-    return stream.getvalue()
-
-
-def _map(name: str) -> Any:
-    from matplotlib.colors import ListedColormap
-
-    table = np.frombuffer(colour_table(name), np.uint8).reshape(256, 3) / 255
-    return ListedColormap(table, name=name).with_extremes(bad=(0, 0, 0, 0))
+        figure.set_layout_engine(None)  # a second run would draw everything again
+        return figure_bytes(figure, format_, **COMPRESSION[format_])
 
 
 def _heat(figure: Any, axes: Any, plot: Heat) -> None:
     low, high = plot.limits
     rows, columns = plot.values.shape
     image = axes.imshow(
-        plot.values, cmap=_map(plot.colours), vmin=low, vmax=high, aspect="auto" if _oblong(plot) else "equal",
+        plot.values, cmap=colour_map(plot.colours), vmin=low, vmax=high, aspect="auto" if _oblong(plot) else "equal",
         interpolation="nearest", extent=_extent(plot),
     )  # fmt: skip
     for axis, names, count in ((axes.xaxis, plot.columns, columns), (axes.yaxis, plot.rows, rows)):
@@ -129,14 +169,14 @@ def _counts(names: Sequence[Any]) -> bool:
 
 
 def _extent(plot: Heat) -> tuple[float, float, float, float]:
-    """Where the image lies, so that the axes show the numbers that rows and columns are called by."""
+    """Left, right, bottom and top of the image, so that the axes show the numbers of rows and columns."""
     rows, columns = plot.values.shape
     left, top = (int(names[0]) if _counts(names) else 0 for names in (plot.columns, plot.rows))
     return left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5
 
 
 def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
-    """`bar`: False where the plot to the right has the same colour bar."""
+    """Lines of one plot; `bar`: draw a colour bar (the plot to the right may have the same one)."""
     if plot.ramp is not None:
         _ramped(figure, axes, plot, plot.ramp, bar=bar)
     else:
@@ -152,26 +192,20 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
     if plot.log_y:
         axes.set_yscale("log")
     for axis, logarithmic in ((axes.xaxis, plot.log_x), (axes.yaxis, plot.log_y)):
-        if logarithmic:  # 1,000 and 0.01: no powers of ten to decode
+        if logarithmic:  # 1,000 and 0.01 instead of powers of ten
             axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     if plot.square:
         axes.set_aspect("equal")
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
-    axes.grid(True, color="#e0e0e0", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes, grid="#e0e0e0", width=0.6)
     axes.margins(x=0.01)
     if plot.ramp is None and len(plot.lines) > 1:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.8)
 
 
 def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp, *, bar: bool) -> None:
-    """Many lines as one collection, very many as an image: as lines of their own they would take seconds."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.collections import LineCollection
-    from matplotlib.colors import Normalize
-
+    """Many lines as one collection, very many as an image: drawn one by one they would take seconds."""
     pieces = [np.column_stack((line.x, line.y)) for line in plot.lines]
     colours = [line_colour(plot, number) for number in range(len(pieces))]
     if len(pieces) > MANY_LINES and not (plot.log_x or plot.log_y):
@@ -186,17 +220,15 @@ def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp, *, bar: bool) -> No
             axes.plot(piece[:, 0], piece[:, 1], "o", color=colour, markersize=3)
     if not bar:
         return
-    scale = ScalarMappable(Normalize(ramp.low, ramp.high), _map(ramp.colours))
+    scale = ScalarMappable(Normalize(ramp.low, ramp.high), colour_map(ramp.colours))
     figure.colorbar(scale, ax=axes, shrink=0.85, aspect=30).set_label(ramp.label)
 
 
 def _painted(pieces: Sequence[Any], colours: Sequence[str]) -> tuple[Any, tuple[float, float, float, float]]:
-    """An image of lines over nothing, and where it lies: left, right, bottom, top. A gap (NaN) ends a stroke."""
-    from PIL import Image, ImageDraw
-
+    """A transparent image of lines, and its left, right, bottom and top. A gap (NaN) ends a stroke."""
     points = np.concatenate(pieces)
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
-    margin = np.where(high > low, 0.01 * (high - low), 0.5)  # one dimension only: its lines are points
+    margin = np.where(high > low, 0.01 * (high - low), 0.5)  # a single column: its lines are points
     low, high = low - margin, high + margin
     image = Image.new("RGBA", PAINTED)
     draw = ImageDraw.Draw(image)
@@ -207,48 +239,46 @@ def _painted(pieces: Sequence[Any], colours: Sequence[str]) -> tuple[Any, tuple[
         ends = np.flatnonzero(np.isnan(place).any(axis=1))
         for stroke in np.split(place, ends):
             draw.line(stroke[~np.isnan(stroke).any(axis=1)].ravel().tolist(), fill=colour)
-    # Premultiplied, so that nothing around a line does not darken its edge.
+    # Premultiplied, so that the transparent surroundings do not darken the edges of lines.
     return np.asarray(image.convert("RGBa").reduce(2).convert("RGBA")), (low[0], high[0], low[1], high[1])
 
 
 def line_colour(plot: Lines, number: int) -> str:
-    """Of a line: the ramp's, or the next of the palette."""
+    """Colour of a line: from the ramp, or the next of the palette."""
     if plot.ramp is None:
         return PALETTE[number % len(PALETTE)]
     red, green, blue = colour_at(plot.ramp.colours, number / max(len(plot.lines) - 1, 1))
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-ONE, SEVERAL = (8.0, 4.4), (5.4, 3.4)  # inches of a panel
+# --- panels of training curves ---------------------------------------------------------------------------------------
+
+SINGLE_PANEL, PANEL = (8.0, 4.4), (5.4, 3.4)  # inches
 MARKS = ("o", "s", "^", "D", "v")
 FAINT = 0.25
-MANY_POINTS = 20_000  # of a panel: beyond, an SVG holds its lines as an image
+MANY_POINTS = 20_000  # of a panel; with more, an SVG contains its lines as an image
 
 
-def draw_figure(
+def draw_panels(
     panels: Sequence[Panel],
-    kind: Literal["png", "svg"],
+    format_: Literal["png", "svg"],
     *,
     title: str,
     x_label: str,
     log_x: bool = False,
     log_y: bool = False,
 ) -> bytes:
-    """The picture's bytes.
+    """Training curves as one picture: a panel for each metric over one legend; series differ in dashes and marks too.
 
     Args:
         panels: at least one.
         title: above all of them; may be empty.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
-    width, height = (columns * ONE[0], ONE[1]) if columns == 1 else (columns * SEVERAL[0], rows * SEVERAL[1])
+    width, height = SINGLE_PANEL if columns == 1 else (columns * PANEL[0], rows * PANEL[1])
     entries: dict[str, Any] = {}
-    with matplotlib.rc_context(defaults | SETTINGS):
+    with style(**PLOT_STYLE):
         figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
         figure.suptitle("\n".join(textwrap.wrap(visible(title), int(12 * width))), fontsize=11)
         for number, panel in enumerate(panels):
@@ -257,11 +287,7 @@ def draw_figure(
             axes.set_xlabel(x_label)
             axes.set_ylabel(visible(label_of(panel.metric)))
         _legend(figure, entries, width, height)
-        stream = io.BytesIO()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
-            figure.savefig(stream, format=kind, **SAVED[kind])
-    return stream.getvalue()
+        return figure_bytes(figure, format_, **COMPRESSION[format_])
 
 
 def _panel(axes: Any, panel: Panel, entries: dict[str, Any], *, log: tuple[bool, bool]) -> None:
@@ -283,13 +309,13 @@ def _panel(axes: Any, panel: Panel, entries: dict[str, Any], *, log: tuple[bool,
         )
         entries.setdefault(series.label, line)
     for axis, logarithmic, set_scale in zip("xy", log, (axes.set_xscale, axes.set_yscale), strict=True):
-        positive = logarithmic and bool((_finite(panel.series, axis) > 0).any())  # else there is no scale for it
+        positive = logarithmic and bool(
+            (_finite(panel.series, axis) > 0).any()
+        )  # without positive values a logarithmic axis has no scale
         if positive:
             set_scale("log", nonpositive="mask")
         _set_ticks(axes, axis, log=positive)
-    axes.grid(True, color="#e0e0e0", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes, grid="#e0e0e0", width=0.6)
 
 
 def _shown(values: Any, log: bool) -> Any:
@@ -320,14 +346,13 @@ def _legend(figure: Any, entries: dict[str, Any], width: float, height: float) -
     columns = max(1, min(len(names), int(width * 72 / (longest * 5.2 + 46))))
     rows = math.ceil(len(names) / columns) * max(name.count("\n") + 1 for name in names)
     figure.set_figheight(height + 0.19 * rows + 0.1)
-    legend = figure.legend(
+    add_legend(
+        figure,
         list(entries.values()),
-        [str(number) for number in range(len(names))],  # a name that begins with _ would be hidden
+        names,
         loc="outside lower center",
         ncols=columns,
         frameon=False,
         handlelength=3.2,
         fontsize=9,
     )
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.checkpoint.atomic import write_file
+from tformer.checkpoint.files import write_file
 from tformer.errors import InputError, cannot_write, did_you_mean
 
 FORMATS = ("html", "png", "svg", "terminal", "json", "csv")

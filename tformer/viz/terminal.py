@@ -30,14 +30,14 @@ from tformer.viz.plots import (
 
 Colour = Literal["truecolor", "256", "none"]
 SHADES = " .:-=+*#%@"
-NOTHING = "/"  # a cell without a number, where there are no colours
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+NOTHING = "/"  # a cell without a number, without colours
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 RESET = "\x1b[0m"
-HEAT_ROWS, PLOT_ROWS = 40, 18  # of cells, and of characters, at most
+HEAT_ROWS, PLOT_ROWS = 40, 18  # largest number of cells, and of characters
 
 
 def colour_support(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> Colour:
-    """What a stream shows: nothing but text unless it is a terminal, and never colour against NO_COLOR."""
+    """Colours that a stream can show: none unless it is a terminal, and none if NO_COLOR is set."""
     terminal = environment.get("TERM", "")
     if environment.get("NO_COLOR") or not stream.isatty() or terminal == "dumb":
         return "none"
@@ -55,7 +55,7 @@ def draw_plot(plot: Plot, *, width: int, colour: Colour) -> str:
 
 
 def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
-    """The map, made smaller by averaging where it has more cells than there is room for, and its scale."""
+    """The map and its scale; neighbouring cells are averaged if there are more than fit."""
     low, high = plot.limits
     names = [visible(str(name)) for name in plot.rows]
     margin = min(max(map(len, names)), 12)
@@ -68,7 +68,7 @@ def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
         thinned = len(cells) > 8 and top % (2 * per_line)  # a label every other line
         label = "" if thinned else names[row_starts[top]][:margin]
         if colour == "none":
-            body = "".join(_shade(value) for value in share[top])
+            body = "".join(shade(value) for value in share[top])
         else:
             below = share[top + 1] if top + 1 < len(cells) else np.full(cells.shape[1], np.nan)
             body = _half_blocks(share[top], below, plot.colours, colour)
@@ -80,7 +80,7 @@ def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
 
 
 def draw_lines(plot: Lines, *, width: int, colour: Colour) -> list[str]:
-    """The lines over a frame with the ends of both axes, and their names."""
+    """The lines in a frame with the ends of both axes, and the names of the lines."""
     x_ends, y_ends = _ends(plot, "x", plot.log_x), _ends(plot, "y", plot.log_y)
     tiny = 0.0 if plot.log_y else 1e-6 * (y_ends[1] - y_ends[0])
     labels = [_number(end if abs(end) > tiny else 0.0) for end in (y_ends[1], y_ends[0])]
@@ -89,8 +89,8 @@ def draw_lines(plot: Lines, *, width: int, colour: Colour) -> list[str]:
     grid: list[list[str]] = [[" "] * columns for _ in range(rows)]
     for number, line in enumerate(plot.lines):
         mark = _mark(plot, number, colour)
-        for x, y in zip(*_dense(line.x, line.y, plot, x_ends, columns), strict=True):
-            place = _share(y, y_ends, plot.log_y)
+        places, values = _interpolated(line.x, line.y, plot, x_ends, columns)
+        for x, place in zip(places, _shares(values, *y_ends, plot.log_y), strict=True):
             if math.isfinite(place) and 0 <= place <= 1:
                 grid[rows - 1 - round(place * (rows - 1))][min(int(x * columns), columns - 1)] = mark
     lines = [f"{plot.y_label}"] if plot.y_label else []
@@ -110,7 +110,7 @@ def draw_lines(plot: Lines, *, width: int, colour: Colour) -> list[str]:
 
 
 def _shrink(values: Numbers, rows: int, columns: int) -> tuple[Numbers, list[int]]:
-    """At most rows × columns cells, each the mean of those it stands for; and the first row that each line holds."""
+    """(at most rows × columns cells, each the mean of the values it represents; the first row of each line)."""
     row_starts = np.unique(np.linspace(0, values.shape[0], min(rows, values.shape[0]) + 1).astype(int))
     column_starts = np.unique(np.linspace(0, values.shape[1], min(columns, values.shape[1]) + 1).astype(int))
     present = np.isfinite(values)
@@ -123,7 +123,8 @@ def _shrink(values: Numbers, rows: int, columns: int) -> tuple[Numbers, list[int
     return means, [int(start) for start in row_starts[:-1]]
 
 
-def _shade(share: float) -> str:
+def shade(share: float) -> str:
+    """The ASCII character for a share of the scale, 0 to 1."""
     return NOTHING if math.isnan(share) else SHADES[min(max(int(share * len(SHADES)), 0), len(SHADES) - 1)]
 
 
@@ -132,14 +133,15 @@ def _half_blocks(upper: Numbers, lower: Numbers, name: str, colour: Colour) -> s
     for top, bottom in zip(upper, lower, strict=True):
         codes = [RESET[2:-1]]
         if not math.isnan(top):
-            codes.append(_code(colour_at(name, top), colour, ground=False))
+            codes.append(colour_code(colour_at(name, top), colour, ground=False))
         if not math.isnan(bottom):
-            codes.append(_code(colour_at(name, bottom), colour, ground=True))
+            codes.append(colour_code(colour_at(name, bottom), colour, ground=True))
         parts.append(f"\x1b[{';'.join(codes)}m{' ' if math.isnan(top) else '▀'}")
     return "".join(parts) + RESET
 
 
-def _code(rgb: tuple[int, int, int], colour: Colour, *, ground: bool) -> str:
+def colour_code(rgb: tuple[int, int, int], colour: Colour, *, ground: bool) -> str:
+    """The parameters of the escape sequence for this colour, of the background (`ground`) or of the text."""
     kind = 48 if ground else 38
     if colour == "truecolor":
         return f"{kind};2;{rgb[0]};{rgb[1]};{rgb[2]}"
@@ -147,7 +149,7 @@ def _code(rgb: tuple[int, int, int], colour: Colour, *, ground: bool) -> str:
 
 
 def nearest_256(rgb: tuple[int, int, int]) -> int:
-    """The nearest of the 6 × 6 × 6 cube and the 24 greys of the 256-colour palette."""
+    """Index of the nearest colour in the 6 × 6 × 6 cube and the 24 greys of the 256-colour palette."""
     levels = (0, 95, 135, 175, 215, 255)
     steps = [min(range(6), key=lambda n: abs(levels[n] - part)) for part in rgb]
     cube = (16 + 36 * steps[0] + 6 * steps[1] + steps[2], tuple(levels[step] for step in steps))
@@ -158,7 +160,7 @@ def nearest_256(rgb: tuple[int, int, int]) -> int:
 
 def _scale(low: float, high: float, name: str, colour: Colour) -> str:
     steps = np.linspace(0, 1, 20)
-    body = "".join(map(_shade, steps)) if colour == "none" else _half_blocks(steps, steps, name, colour)
+    body = "".join(map(shade, steps)) if colour == "none" else _half_blocks(steps, steps, name, colour)
     return f"{_number(low)} {body} {_number(high)}"
 
 
@@ -169,10 +171,10 @@ def _number(value: float) -> str:
 def _mark(plot: Lines, number: int, colour: Colour) -> str:
     share = number / max(len(plot.lines) - 1, 1)
     if colour == "none":
-        return _shade(max(share, 1 / len(SHADES))) if plot.ramp is not None else LETTERS[number % len(LETTERS)]
+        return shade(max(share, 1 / len(SHADES))) if plot.ramp is not None else LETTERS[number % len(LETTERS)]
     hexed = PALETTE[number % len(PALETTE)]
     rgb = colour_at(plot.ramp.colours, share) if plot.ramp else tuple(bytes.fromhex(hexed[1:]))
-    return f"\x1b[{_code((rgb[0], rgb[1], rgb[2]), colour, ground=False)}m•{RESET}"
+    return f"\x1b[{colour_code((rgb[0], rgb[1], rgb[2]), colour, ground=False)}m•{RESET}"
 
 
 def _ends(plot: Lines, axis: Literal["x", "y"], log: bool) -> tuple[float, float]:
@@ -186,21 +188,15 @@ def _ends(plot: Lines, axis: Literal["x", "y"], log: bool) -> tuple[float, float
     return low, high
 
 
-def _share(value: float, ends: tuple[float, float], log: bool) -> float:
-    if log:
-        return math.log(value / ends[0]) / math.log(ends[1] / ends[0]) if value > 0 else math.nan
-    return (value - ends[0]) / (ends[1] - ends[0])
-
-
-def _dense(
+def _interpolated(
     x: Numbers, y: Numbers, plot: Lines, ends: tuple[float, float], columns: int
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Places along x in 0 … 1 with their y: points between those given fill a line that goes from left to right."""
-    places = np.array([_share(value, ends, plot.log_x) for value in x])
+) -> tuple[Numbers, Numbers]:
+    """Places along x in 0 … 1 with their y; a line from left to right gets points between the given ones."""
+    places = _shares(x, *ends, plot.log_x)
     if len(places) < 2 or plot.points or np.any(np.diff(places) <= 0):
-        return places.tolist(), y.tolist()
+        return places, y
     fine = np.linspace(places[0], places[-1], 2 * columns)
-    return fine.tolist(), np.interp(fine, places, y).tolist()
+    return fine, np.interp(fine, places, y)
 
 
 def _wrapped(marks: list[str], lengths: list[int], width: int) -> list[str]:
@@ -216,7 +212,6 @@ def _wrapped(marks: list[str], lengths: list[int], width: int) -> list[str]:
 
 ROWS = 14  # of characters
 LEAST_WIDTH = 24
-SERIES_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 BRAILLE = 0x2800
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a dot, by row and column in its cell
 
@@ -331,19 +326,17 @@ def _runs(cells: Sequence[tuple[int, int]], series: Sequence[Series], colour: Co
         if not bits:
             yield " "
         else:
-            yield SERIES_LETTERS[number % len(SERIES_LETTERS)] if letters else chr(BRAILLE + bits)
+            yield LETTERS[number % len(LETTERS)] if letters else chr(BRAILLE + bits)
     if current >= 0:
         yield RESET
 
 
 def _series_code(series: Sequence[Series], number: int, colour: Colour) -> str:
-    """The escape sequence of a line, each its own colour; the values behind a smoothed one have it half as strong."""
+    """The escape sequence for a series' colour; logged values behind a smoothed line have it half as strong."""
     faint = number >= len(series)
     hexed = PALETTE[number % len(series) % len(PALETTE)]
     red, green, blue = (round(0.45 * part + 0.55 * 110) if faint else part for part in bytes.fromhex(hexed[1:]))
-    if colour == "truecolor":
-        return f"\x1b[38;2;{red};{green};{blue}m"
-    return f"\x1b[38;5;{nearest_256((red, green, blue))}m"
+    return f"\x1b[{colour_code((red, green, blue), colour, ground=False)}m"
 
 
 def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, label: str) -> list[str]:
@@ -369,7 +362,7 @@ def _legend(panel: Panel, width: int, colour: Colour, letters: bool) -> list[str
     longest = max(map(len, names))
     lines = []
     for number, (name, words) in enumerate(zip(names, values, strict=True)):
-        mark = SERIES_LETTERS[number % len(SERIES_LETTERS)] if letters else "━━"
+        mark = LETTERS[number % len(LETTERS)] if letters else "━━"
         if colour != "none":
             mark = f"{_series_code(panel.series, number, colour)}{mark}{RESET}"
         lines.append(f"{mark} {name:<{longest}} {words}")

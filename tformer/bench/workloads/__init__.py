@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tformer.bench.processes import Contender
-from tformer.recipe.recipe import Recipe
+from tformer.bench.machine import peak_of_process
+
+if TYPE_CHECKING:
+    from tformer.recipe.recipe import Recipe
 
 SEED = 0
-"""Of random weights and ids."""
+"""Seed of random weights and ids."""
 
 OURS = "tformer"
 """The name of our contender in every table."""
@@ -20,14 +23,14 @@ OURS = "tformer"
 
 @dataclass(frozen=True)
 class Task:
-    """One work at one batch size.
+    """One workload at one batch size.
 
     Attributes:
         recipe: with every size decided, the vocabulary's too.
         length: tokens of an example (of a source; of a prompt).
-        precision: the number format of our products, `auto` resolved: fp32, bf16 or fp16; empty: nothing is multiplied.
+        precision: number format of our products, `auto` resolved: fp32, bf16 or fp16; empty without products.
         compile: our model goes through torch.compile.
-        options: the work's own, by the names that its command has: `new_tokens`, `beam`, `texts`, ...
+        options: the workload's own, by the names of its command: `new_tokens`, `beam`, `texts`, ...
     """
 
     work: str
@@ -42,14 +45,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one round takes at least.
+    """Lower bounds of what one round takes.
 
     Attributes:
         flops: operations of matrix products and attention.
-        bytes_read: of memory: weights, in their format, and what else has to be read every time.
+        bytes_read: from memory: weights, in their format, and what else is read in every step.
         steps: optimizer steps, decoding steps, ...: `step_ms` is a round's time divided by them.
         examples: sequences, texts, sentences.
-        memory: bytes that our contender should need, by purpose, `total_bytes` among them; empty: nobody reckoned.
+        memory: estimated bytes of our contender by purpose, with `total_bytes`; empty: no estimate.
     """
 
     flops: float
@@ -59,24 +62,57 @@ class Cost:
     memory: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Work:
-    """A row of `works.WORKS`.
+class Contender(ABC):
+    """One library at one workload in one number format, in a process of its own (see `processes.race`).
 
     Attributes:
-        batch_sizes, length: of a command that names none; length(recipe).
-        objective: the kind that a recipe gets where it has another (a classifier is benched with a classifier's head).
-        check: raises InputError, before anything is measured, for a model that cannot do the work at these sizes.
-        arch: the family where neither --arch, --preset nor --config names one.
-        step: what `step_ms` is of, in a word.
-        make: our contender. precision: the task's, or `int8` for quantised matrices.
+        name: `tformer`, or the library's.
+        precision: number format of its products: fp32, bf16, int8, ...
+    """
+
+    name = OURS
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.precision, self.device = task, precision, task.device
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Build the model and whatever is made once; not timed. Raises ValueError for what it cannot do."""
+
+    @abstractmethod
+    def run(self) -> int:
+        """One timed round, complete when it returns (a GPU is synchronised): the number of tokens processed."""
+
+    def warm_up(self) -> None:
+        """Rounds that are not timed."""
+        self.run()
+
+    def peak_memory(self) -> dict[str, int]:
+        """Peaks of this process in bytes: `peak_rss_bytes`, and on a GPU `peak_gpu_bytes` of PyTorch's allocator."""
+        peaks = {"peak_rss_bytes": peak_of_process()}
+        if self.device.type == "cuda":
+            peaks["peak_gpu_bytes"] = torch.cuda.max_memory_allocated(self.device)
+        return peaks
+
+
+@dataclass(frozen=True)
+class Work:
+    """A row of `speed.WORKS`.
+
+    Attributes:
+        step: what `step_ms` measures, in a word.
+        contender: ours; its precision is the task's, or `int8` for quantised matrices.
+        batch_sizes, length: defaults; length(recipe).
         cost: of one round with weights and activations in `precision`.
-        product: (rows, inner, columns) of the matrix product whose rate is the ceiling; None: nothing is multiplied.
+        product: (rows, inner, columns) of the matrix product measured as the ceiling; None: no products.
+        objective: the kind that replaces the recipe's where that differs (`classify` needs a classifier).
+        arch: the family where neither --arch, --preset nor --config names one.
+        check: raises InputError, before anything is measured, for a model that cannot do the work at these sizes.
     """
 
     name: str
     step: str
-    make: Callable[[Task, str], Contender]
+    contender: Callable[[Task, str], Contender]
     batch_sizes: tuple[int, ...]
     length: Callable[[Recipe], int]
     cost: Callable[[Task, str], Cost]
@@ -87,6 +123,6 @@ class Work:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for a GPU; a CPU is never behind."""
+    """Wait until a GPU has finished; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

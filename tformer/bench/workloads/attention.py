@@ -1,7 +1,14 @@
-"""`bench attention`: forward and backward of one attention kind at one length, without projections."""
+"""`bench attention`: forward and backward of one attention kind at one length, without projections.
+
+softmax(q k^T) v or what a kind has in its place, then the gradients of q, k, v and of the kind's own parameters.
+Queries, keys and values lie in memory as projections leave them, [B, T, H, h].
+
+Shape legend: B batch, T positions, H heads, K heads of keys and values, h head_dim, D = H h.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -10,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer.bench.attention_peers import ATTENTION_PEERS, make_peer
 from tformer.bench.machine import PeakMemory
-from tformer.bench.processes import measure
+from tformer.bench.peers import PEERS
+from tformer.bench.workloads import SEED, Contender, synchronise
 from tformer.device import DTYPES
 from tformer.nn.attention import (
     ATTENTION,
@@ -26,12 +33,16 @@ from tformer.nn.attention import (
 FULL, DENSE_MASKED = "full", "dense-masked"
 """The references: full attention as the model computes it, and with a T x T mask."""
 
+SHORT_LENGTH = 128  # positions of a first call that loads code
+SLOW_SECONDS = 1.0  # a first call that takes longer is enough warm-up
+ROUND_SECONDS = 0.01  # quick calls are repeated within a round, so that waking the process does not count
+
 
 @dataclass(frozen=True)
 class DenseMaskedOptions(FullAttentionOptions):
-    """Full attention under the band of a sliding window, as a T x T mask: what a pattern must beat, most in memory."""
+    """Full attention under the band of a sliding window, as a T x T mask: the baseline for memory."""
 
-    window: int = 256  # keys in sight in all, the query's own not counted
+    window: int = 256  # visible keys in all, without the query's own
 
 
 KINDS: dict[str, type[ProjectionOptions]] = {
@@ -42,102 +53,137 @@ KINDS: dict[str, type[ProjectionOptions]] = {
 """Every kind that can be measured, and its options."""
 
 
+def peer_name(library: str, implementation: str) -> str:
+    """Name of a row: `transformers-sdpa`, or the library where it has one implementation."""
+    return f"{library}-{implementation}" if implementation else library
+
+
+ATTENTION_PEERS: dict[str, tuple[str, str]] = {
+    peer_name(library, implementation): (library, implementation)
+    for (work, library), peer in PEERS.items()
+    if work == "attention"
+    for implementation in peer.precisions or ()
+}
+"""Other libraries' attention functions by name: library and implementation."""
+
+
+@dataclass(frozen=True)
+class AttentionBench:
+    """What to measure; it travels to the measuring process as JSON.
+
+    Attributes:
+        kinds: of `KINDS`, then of `ATTENTION_PEERS`. options: of each kind, by name.
+        kv_heads: None: as many as heads.
+        max_seconds: of one kind at one length, starting Python included.
+        model: name of the model that gave the sizes, if any.
+        compile: our kinds go through torch.compile.
+    """
+
+    kinds: tuple[str, ...]
+    lengths: tuple[int, ...]
+    options: Mapping[str, Mapping[str, Any]]
+    batch_size: int = 1
+    heads: int = 4
+    head_dim: int = 64
+    causal: bool = False
+    dtype: str = "fp32"
+    device: str = "cpu"
+    repeats: int = 10
+    max_seconds: float = 120.0
+    kv_heads: int | None = None
+    model: str | None = None
+    compile: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sizes(self, length: int) -> AttentionSizes:
+        """Self-attention of the first layer of a model of this length."""
+        return AttentionSizes(
+            d_model=self.heads * self.head_dim,
+            num_heads=self.heads,
+            num_kv_heads=self.heads if self.kv_heads is None else self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.head_dim,
+            max_seq_len=length,
+            causal=self.causal,
+        )
+
+    def mechanism(self, kind: str, length: int) -> Mechanism:
+        """One of `kinds` with random parameters. ValueError when its options and the sizes do not fit together."""
+        sizes = self.sizes(length)
+        if kind in ATTENTION_PEERS:
+            library, implementation = ATTENTION_PEERS[kind]
+            peer: Mechanism = PEERS["attention", library].make(sizes, implementation)
+            return peer.train()
+        options = make_options(kind, self.options[kind])
+        mechanism = options.mechanism(options, sizes)
+        mechanism.reset_parameters(0.02)
+        return mechanism.train()
+
+
 def make_options(kind: str, options: Mapping[str, Any]) -> ProjectionOptions:
-    """The options of a kind. ValueError when a value is not allowed; types are not looked at."""
+    """The options of a kind. ValueError for a value that is not allowed; types are not checked."""
     return KINDS[kind](**options)
 
 
-SHORT = 128  # positions of the call that loads code
-SLOW_SECONDS = 1.0  # a first call that takes longer has warmed up enough
-SHARE_FOR_REPEATS = 0.5  # of the time limit: what is left covers loading
+class AttentionContender(Contender):
+    """One attention kind at one length; the contender of the measuring process.
 
-
-def measure_attention(
-    *,
-    kind: str,
-    length: int,
-    options: Mapping[str, Any],
-    batch_size: int,
-    heads: int,
-    head_dim: int,
-    causal: bool,
-    dtype: str,
-    device: str,
-    repeats: int,
-    max_seconds: float,
-    kv_heads: int | None = None,
-    compile: bool = False,
-) -> dict[str, Any]:
-    """Seconds (median, minimum, spread as a share, repeats) and peak bytes above the inputs.
-
-    kind, options: as in `attention_kinds.KINDS`; or one of `ATTENTION_PEERS`.
-    compile: a kind of ours goes through torch.compile, once for each length; peers are taken as they are.
-    dtype: fp32, bf16 or fp16. ValueError when options and sizes do not suit each other.
+    Order: a short call loads code; inputs are made; memory is measured from here over the first call at full length, so
+    that masks and tables that a kind makes in its first call count too; then rounds are timed.
     """
-    began = time.perf_counter()
-    torch.manual_seed(0)
-    where, number_format = torch.device(device), DTYPES[dtype]
-    window = _window(options) if kind == DENSE_MASKED else None
-    sizes = sizes_of(heads=heads, head_dim=head_dim, length=length, causal=causal, kv_heads=kv_heads)
 
-    def prepare(positions: int) -> Callable[[], object]:
-        mechanism = make_mechanism(kind, options, sizes).to(where)
-        if compile and kind not in ATTENTION_PEERS:
+    def __init__(self, *, bench: Mapping[str, Any], kind: str, length: int) -> None:
+        self.bench, self.kind, self.length = AttentionBench(**bench), kind, length
+        self.device = torch.device(self.bench.device)
+
+    def prepare(self) -> None:
+        torch.manual_seed(SEED)
+        self._make_call(min(self.length, SHORT_LENGTH))()
+        self._call = self._make_call(self.length)
+        memory = PeakMemory(self.device)
+        start = time.perf_counter()
+        self._call()
+        self._peak_bytes = memory.bytes()  # on a GPU this waits for the call
+        self._first_seconds = time.perf_counter() - start
+        self._calls = 1
+
+    def warm_up(self) -> None:
+        if self._first_seconds > SLOW_SECONDS:
+            return
+        self.run()
+        start = time.perf_counter()
+        self.run()
+        self._calls = math.ceil(ROUND_SECONDS / (time.perf_counter() - start))
+
+    def run(self) -> int:
+        for _ in range(self._calls):
+            self._call()
+            synchronise(self.device)
+        return self._calls * self.bench.batch_size * self.length
+
+    def peak_memory(self) -> dict[str, int]:
+        return {**super().peak_memory(), "peak_bytes": self._peak_bytes}
+
+    def _make_call(self, length: int) -> Callable[[], None]:
+        bench = self.bench
+        mechanism = bench.mechanism(self.kind, self.length).to(self.device)
+        if bench.compile and self.kind not in ATTENTION_PEERS:
             mechanism.compile(dynamic=False)
-        widths = (heads, sizes.num_kv_heads, sizes.num_kv_heads, heads)  # of queries, keys, values, gradient
+        kv_heads = bench.sizes(length).num_kv_heads
         inputs = [
-            torch.randn(batch_size, positions, count, head_dim, device=where, dtype=number_format) for count in widths
+            torch.randn(bench.batch_size, length, heads, bench.head_dim, device=self.device, dtype=DTYPES[bench.dtype])
+            for heads in (bench.heads, kv_heads, kv_heads, bench.heads)  # queries, keys, values, gradient
         ]
-        return _work(mechanism, inputs, window, causal=causal)
-
-    prepare(min(length, SHORT))()
-    work = prepare(length)
-    memory = PeakMemory(where)
-    start = time.perf_counter()
-    work()
-    peak = memory.bytes()  # on a GPU this waits for the work to be done
-    first = time.perf_counter() - start
-    timing = measure(
-        work,
-        repeats=repeats,
-        most_seconds=SHARE_FOR_REPEATS * max_seconds - (time.perf_counter() - began),
-        warm_ups=0 if first > SLOW_SECONDS else 2,
-        synchronise=(lambda: torch.cuda.synchronize(where)) if where.type == "cuda" else lambda: None,
-    )
-    return {**asdict(timing), "peak_bytes": peak}
+        window = DenseMaskedOptions(**bench.options[self.kind]).window if self.kind == DENSE_MASKED else None
+        return forward_and_backward(mechanism, inputs, window, causal=bench.causal)
 
 
-def _window(options: Mapping[str, Any]) -> int:
-    parsed = make_options(DENSE_MASKED, options)
-    assert isinstance(parsed, DenseMaskedOptions)
-    return parsed.window
-
-
-def sizes_of(*, heads: int, head_dim: int, length: int, causal: bool, kv_heads: int | None = None) -> AttentionSizes:
-    """Self-attention of the first layer of a model that reads so many positions."""
-    return AttentionSizes(
-        d_model=heads * head_dim,
-        num_heads=heads,
-        num_kv_heads=heads if kv_heads is None else kv_heads,
-        head_dim=head_dim,
-        value_dim=head_dim,
-        max_seq_len=length,
-        causal=causal,
-    )
-
-
-def make_mechanism(kind: str, options: Mapping[str, Any], sizes: AttentionSizes) -> Mechanism:
-    """A kind with its parameters drawn, or a peer's. ValueError when options and sizes do not suit each other."""
-    if kind in ATTENTION_PEERS:
-        return make_peer(kind, sizes)
-    parsed = make_options(kind, options)
-    mechanism = parsed.mechanism(parsed, sizes)
-    mechanism.reset_parameters(0.02)
-    return mechanism.train()
-
-
-def _work(mechanism: Mechanism, inputs_BTHh: list[Tensor], window: int | None, *, causal: bool) -> Callable[[], object]:
-    """A call that goes forward and back. With a `window`, under a mask of that band, which the first call makes."""
+def forward_and_backward(
+    mechanism: Mechanism, inputs_BTHh: list[Tensor], window: int | None, *, causal: bool
+) -> Callable[[], None]:
+    """A call that goes forward and back; with a `window` under a dense mask of that band, made by the first call."""
     *qkv_BTHh, grad_BTHh = inputs_BTHh
     batch, length, heads, head_dim = grad_BTHh.shape
     trained = [*(x.requires_grad_() for x in qkv_BTHh), *mechanism.parameters()]
@@ -145,7 +191,7 @@ def _work(mechanism: Mechanism, inputs_BTHh: list[Tensor], window: int | None, *
     stream_BTD = torch.zeros(1, dtype=grad_BTHh.dtype, device=grad_BTHh.device).expand(batch, length, heads * head_dim)
     mask: Tensor | None = None
 
-    def work() -> None:
+    def call_once() -> None:
         nonlocal mask
         if window is not None and mask is None:
             mask = band_mask(length, window, causal=causal, device=grad_BTHh.device)
@@ -154,13 +200,11 @@ def _work(mechanism: Mechanism, inputs_BTHh: list[Tensor], window: int | None, *
         out_BHTh, _ = mechanism(q, k, v, context, x_BTD=stream_BTD)
         torch.autograd.grad(out_BHTh, trained, grad_BTHh.transpose(1, 2), allow_unused=True)
 
-    return work
+    return call_once
 
 
 def band_mask(length: int, window: int, *, causal: bool, device: torch.device) -> Tensor:
     """bool [1, 1, T, T]: a query sees `window` keys beside its own, half on each side (causal: all before)."""
-    if causal:
-        band = torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(-window)
-    else:
-        band = torch.ones(length, length, dtype=torch.bool, device=device).tril_(window // 2).triu_(-(window // 2))
-    return band[None, None]
+    before, after = (window, 0) if causal else (window // 2, window // 2)
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    return ones.tril_(after).triu_(-before)[None, None]

@@ -1,4 +1,8 @@
-"""`bench classify`: short texts as token ids, in the batches of `tformer classify`."""
+"""`bench classify`: short texts as token ids, in the batches of `tformer classify`.
+
+Lengths vary as those of sentences do (log-normal, a median of 18 tokens). Ours are sorted by length and batches cut by
+tokens, as the command does; peers take `batch_size` texts in the given order and pad each batch to its longest.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,15 @@ import numpy as np
 from torch import nn
 
 from tformer.bench.workloads import (
-    OURS,
     SEED,
+    Contender,
     Cost,
     Task,
     Work,
     synchronise,
 )
 from tformer.bench.workloads.decoding import (
-    BYTES,
+    WEIGHT_BYTES,
     inference_model,
     matrix_parameters,
 )
@@ -26,24 +30,23 @@ from tformer.bench.workloads.train import (
     random_ids,
 )
 from tformer.cost.flops import attention_flops_per_token, product_shape
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens, length_sorted_batches, predict_scores
 from tformer.objectives import build_objective
-from tformer.recipe.recipe import Recipe
 from tformer.training.assemble import compiled
 
-OBJECTIVE, HEAD = "classification", "classifier"
-MEDIAN_LENGTH, SPREAD = 18, 0.6  # of the logarithm
+HEAD = "classifier"
+MEDIAN_LENGTH, LOG_DEVIATION = 18, 0.6
 SHORTEST, LONGEST = 4, 128
 
 
 class Texts:
-    """Random texts, as samples of classification: [CLS] and [SEP] are among the ids that are drawn."""
+    """Random texts as samples of classification; the drawn ids stand for [CLS] and [SEP] too."""
 
     def __init__(self, task: Task) -> None:
         count, rng = task.options["texts"], np.random.default_rng(SEED)
-        drawn = np.exp(rng.normal(math.log(MEDIAN_LENGTH), SPREAD, count))
+        drawn = np.exp(rng.normal(math.log(MEDIAN_LENGTH), LOG_DEVIATION, count))
         self.seq_len = task.length
         self.lengths = np.clip(np.rint(drawn), min(SHORTEST, task.length), task.length).astype(np.int64)
         self._ids = random_ids(task, 1, int(self.lengths.sum()))[0]
@@ -61,13 +64,8 @@ class Texts:
         return [Example(self._ids[start : start + length]) for start, length in spans]
 
 
-class Classification:
-    """Scores of all texts, in their order."""
-
-    name = OURS
-
-    def __init__(self, task: Task, precision: str) -> None:
-        self.task, self.precision = task, precision
+class Classification(Contender):
+    """Class scores of all texts, in their order."""
 
     def prepare(self) -> None:
         task = self.task
@@ -82,32 +80,39 @@ class Classification:
 
 
 def check(task: Task) -> None:
-    """Raise InputError for a model that does not classify texts."""
+    """Raise InputError for a model without a classification head."""
     if not any(head.kind == HEAD for head in task.recipe.model.heads):
         raise InputError(f"bench classify: {task.recipe.arch} has no classifier's head", hint="use --arch bert")
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """Real tokens only, and in the head one vector a text; every batch of ours reads all matrices."""
+    """Real tokens only, and one vector per text in the head; every batch of ours reads all matrices."""
     texts, (of_stack, of_head) = Texts(task), matrix_parameters(task, head=HEAD)
-    mean = float((texts.lengths**2).sum() / texts.tokens)  # of the text that a token is in
+    mean = float((texts.lengths**2).sum() / texts.tokens)  # length of a token's text
     attention = attention_flops_per_token(task.recipe.model, source_length=mean, target_length=mean)
     batches = sum(1 for _ in length_sorted_batches(texts, batch_tokens=default_batch_tokens(task.device)))
     return Cost(
         flops=texts.tokens * (2.0 * of_stack + attention) + len(texts) * 2.0 * of_head,
-        bytes_read=float(batches * (of_stack + of_head) * BYTES[precision]),
+        bytes_read=float(batches * (of_stack + of_head) * WEIGHT_BYTES[precision]),
         steps=len(texts),
         examples=len(texts),
     )
 
 
 def product(task: Task) -> tuple[int, int, int]:
-    """The feed-forward product of a batch of ours."""
+    """(rows, inner, columns) of the feed-forward product of one of our batches."""
     return (default_batch_tokens(task.device), *product_shape(task.recipe, task.length)[1:])
 
 
-def length(recipe: Recipe) -> int:
-    return min(LONGEST, recipe.seq_len)
-
-
-CLASSIFY = Work("classify", "text", Classification, (32,), length, cost, product, OBJECTIVE, "bert", check)
+CLASSIFY = Work(
+    name="classify",
+    step="text",
+    contender=Classification,
+    batch_sizes=(32,),
+    length=lambda recipe: min(LONGEST, recipe.seq_len),
+    cost=cost,
+    product=product,
+    objective="classification",
+    arch="bert",
+    check=check,
+)

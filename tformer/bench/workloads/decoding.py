@@ -7,8 +7,8 @@ from math import ceil
 import torch
 
 from tformer.bench.workloads import (
-    OURS,
     SEED,
+    Contender,
     Cost,
     Task,
     Work,
@@ -29,7 +29,7 @@ from tformer.decoding.inference import (
     prepare_inference,
     require_compiler,
 )
-from tformer.decoding.prompts import unwritten_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.stepper import EncoderDecoderStepper
 from tformer.device import DTYPES
@@ -40,17 +40,19 @@ from tformer.nn.positions.base import Positions
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import decoder_tokens
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-"""Of a weight of a matrix; what quantised matrices need beside (scales) is left out."""
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int16": 2, "int8_bf16": 1, "int8_fp16": 1}
+"""Bytes of a matrix's weight in our formats and other libraries'; scales of quantised matrices are left out."""
 
 
 def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
-    """Drawn from a fixed seed, in evaluation mode. precision: the task's, or int8: its matrices quantised.
+    """Our model in evaluation mode, with random weights in the number format that the command would choose.
 
-    rows: of a step of decoding; None: many.
+    Args:
+        precision: the task's, or int8 for quantised matrices.
+        rows: of a decoding step; None: many.
 
-    One that is to be compiled keeps its plain matrices: packed ones the compiler cannot look into. The caller
-    compiles the whole, or (`decoding_model`) its steps.
+    A model that will be compiled keeps plain matrices, for the compiler cannot read packed ones. The caller compiles
+    the whole model, or (`decoding_model`) its steps.
     """
     torch.manual_seed(SEED)
     model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="cpu")
@@ -64,7 +66,7 @@ def inference_model(task: Task, precision: str, *, rows: int | None = None) -> T
 
 
 def decoding_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
-    """The same, for decoding: what is compiled is the step."""
+    """The same for decoding: with --compile its steps are compiled."""
     model = inference_model(task, precision, rows=rows)
     if task.compile:
         compile_decoding(model, DTYPES[task.precision])
@@ -72,7 +74,7 @@ def decoding_model(task: Task, precision: str, *, rows: int | None = None) -> Tr
 
 
 def check_compiled_steps(task: Task) -> None:
-    """Raise InputError for steps that are to be compiled and cannot be."""
+    """Raise InputError where --compile is given and decoding steps cannot be compiled."""
     if not task.compile:
         return
     model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
@@ -82,7 +84,7 @@ def check_compiled_steps(task: Task) -> None:
 
 
 def matrix_parameters(task: Task, *, head: str) -> tuple[int, int]:
-    """Parameters of the matrix products that every token meets, and of those of `head`, which reads few of them."""
+    """Parameters in matrix products of the stacks, which read every token, and of `head`, which reads few tokens."""
     labels = len(task.recipe.data.labels) or None
     model = build_model(task.recipe.model, num_labels=labels, device="meta")
     of_stacks = matmul_parameters(model) - sum(map(head_parameters, model.heads.children()))
@@ -91,16 +93,11 @@ def matrix_parameters(task: Task, *, head: str) -> tuple[int, int]:
 
 HEAD = "lm"
 PROMPT_LENGTH = 16
-ROWS = 4096  # of the product whose rate is the ceiling: with few rows it would be memory's
+ROWS = 4096  # of the product measured as the ceiling; with few rows memory would bound it
 
 
-class Generation:
-    """Greedy completions of one batch."""
-
-    name = OURS
-
-    def __init__(self, task: Task, precision: str) -> None:
-        self.task, self.precision = task, precision
+class Generation(Contender):
+    """Greedy decoding of one batch by `decoding.generate`, always the same number of tokens; no text is made."""
 
     def prepare(self) -> None:
         task = self.task
@@ -112,11 +109,11 @@ class Generation:
     def run(self) -> int:
         completions = generate(self._model, self._prompts, self._settings)
         synchronise(self.task.device)
-        return sum(len(one.ids) for row in completions for one in row)
+        return sum(len(completion.ids) for row in completions for completion in row)
 
 
 def check_generation(task: Task) -> None:
-    """Raise InputError for a model that does not generate, or for more tokens than it reads."""
+    """Raise InputError for a model that is no decoder alone, or reads too few positions."""
     recipe, length, new_tokens = task.recipe, task.length, task.options["new_tokens"]
     if recipe.model.decoder is None or recipe.model.encoder is not None:
         both = recipe.model.decoder is not None
@@ -133,61 +130,63 @@ def check_generation(task: Task) -> None:
 
 
 def generation_cost(task: Task, precision: str) -> Cost:
-    """Every step reads all matrices and the keys and values of all rows; the first reads the prompts.
+    """Every step reads all matrices and the keys and values of all rows; the first step reads the prompts.
 
-    The head reads one position of a row at each step, of a prompt the last.
+    The head reads one position per row and step, of a prompt the last.
     """
     new_tokens, (of_stack, of_head) = task.options["new_tokens"], matrix_parameters(task, head=HEAD)
-    positions = task.length + new_tokens - 1  # that one row passes through the model
+    positions = task.length + new_tokens - 1  # of one row that pass through the model
     mean_length = task.length + (new_tokens - 1) / 2
     attention = attention_flops_per_token(task.recipe.model, source_length=mean_length, target_length=mean_length)
-    layers = layer_sizes(task.recipe.model, "decoder")
-    cached = sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
-    cache_bytes = BYTES["bf16" if precision == "int8" else precision]
+    cached = _cached_width(task.recipe) * WEIGHT_BYTES["bf16" if precision == "int8" else precision]
     return Cost(
         flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
         bytes_read=new_tokens
-        * (float((of_stack + of_head) * BYTES[precision]) + task.batch_size * mean_length * cached * cache_bytes),
+        * (float((of_stack + of_head) * WEIGHT_BYTES[precision]) + task.batch_size * mean_length * cached),
         steps=new_tokens,
         examples=task.batch_size,
     )
 
 
 def product(task: Task) -> tuple[int, int, int]:
-    """The feed-forward product of many rows."""
+    """(rows, inner, columns) of the feed-forward product of many rows."""
     return (ROWS, *product_shape(task.recipe, task.length)[1:])
 
 
 GENERATE = Work(
-    "generate", "token", Generation, (1,), lambda _: PROMPT_LENGTH, generation_cost, product, check=check_generation
+    name="generate",
+    step="token",
+    contender=Generation,
+    batch_sizes=(1,),
+    length=lambda _: PROMPT_LENGTH,
+    cost=generation_cost,
+    product=product,
+    check=check_generation,
 )
 
 
 SOURCE_LENGTH = 20
 TARGET = decoder_tokens(SPECIAL)
-WEIGHT_BYTES = BYTES | {"int16": 2, "int8_bf16": 1, "int8_fp16": 1}  # ours, and other libraries' formats
 
 
 def sources_of(task: Task) -> list[list[list[int]]]:
-    """Ids of every source of a round, in batches: `sentences` of them, or what fills whole batches."""
+    """Ids of every source of a round, in batches: `sentences` of them, rounded up to whole batches."""
     count = task.batch_size * ceil(task.options["sentences"] / task.batch_size)
     ids: list[list[int]] = random_ids(task, count, task.length).tolist()
     return [ids[start : start + task.batch_size] for start in range(0, count, task.batch_size)]
 
 
-class Translating:
-    """What `Translator` does between tokenising and writing down."""
+class Translation(Contender):
+    """Beam search as `Translator` runs it; every hypothesis gets the same length.
 
-    name = OURS
-
-    def __init__(self, task: Task, precision: str) -> None:
-        self.task, self.precision = task, precision
+    The end of sequence is suppressed until the last token, so that all libraries write as many tokens.
+    """
 
     def prepare(self) -> None:
         new_tokens = self.task.options["new_tokens"]
         self._model = decoding_model(self.task, self.precision)
         self._batches = sources_of(self.task)
-        self._never = unwritten_tokens(SPECIAL, TARGET, eos=TARGET.eos)
+        self._suppressed = suppressed_tokens(SPECIAL, TARGET, eos=TARGET.eos)
         self._settings = BeamSettings(
             beam_size=self.task.options["beam"],
             max_new_tokens=new_tokens,
@@ -204,14 +203,14 @@ class Translating:
                 [TARGET.prefix] * len(sources),
                 capacity=self._settings.max_new_tokens,
             )
-            found = beam_search(stepper, self._settings, never=self._never)
+            found = beam_search(stepper, self._settings, suppressed=self._suppressed)
             tokens += sum(len(hypotheses[0].ids) for hypotheses in found)
         synchronise(self.task.device)
         return tokens
 
 
 def check_translation(task: Task) -> None:
-    """Raise InputError for a model that does not translate, or not so."""
+    """Raise InputError for a model that is no encoder-decoder, or for sizes that do not fit it."""
     model, beam, new_tokens = task.recipe.model, task.options["beam"], task.options["new_tokens"]
     if model.encoder is None or model.decoder is None:
         raise InputError(
@@ -228,8 +227,11 @@ def check_translation(task: Task) -> None:
 
 
 def translation_cost(task: Task, precision: str) -> Cost:
-    """Sources are read once, targets token by token in every hypothesis; each step reads the decoder's matrices, the
-    keys and values of every source and of every hypothesis so far (half of the final length on average)."""
+    """Sources are read once, targets token by token in every hypothesis.
+
+    Each step reads the decoder's matrices and the keys and values of every source and of every hypothesis so far (half
+    of the final length on average).
+    """
     beam, new_tokens, length = task.options["beam"], task.options["new_tokens"], task.length
     batches = ceil(task.options["sentences"] / task.batch_size)
     sentences = batches * task.batch_size
@@ -239,7 +241,7 @@ def translation_cost(task: Task, precision: str) -> Cost:
     rows = sentences * (1 + beam * (new_tokens - 1))  # the first step has one row for each sentence
     flops = 2.0 * (by_source * sentences * length + by_target * rows) + attention_source * sentences
     weights = WEIGHT_BYTES[precision]
-    numbers = 4 if precision == "fp32" else 2  # bytes of a key's or value's number
+    numbers = 4 if precision == "fp32" else 2  # bytes of each number of keys and values
     cache = numbers * _cached_width(task.recipe) * task.batch_size * (length + beam * new_tokens / 2)
     steps = batches * new_tokens
     return Cost(
@@ -251,7 +253,7 @@ def translation_cost(task: Task, precision: str) -> Cost:
 
 
 def parameters_by_side(model: Transformer, recipe: Recipe) -> tuple[int, int]:
-    """Parameters in products whose rows are the source's tokens, and the others.
+    """Parameters in products that read source tokens, and in the others.
 
     The first are the encoder's and the key and value projections of cross-attention.
     """
@@ -263,13 +265,13 @@ def parameters_by_side(model: Transformer, recipe: Recipe) -> tuple[int, int]:
 
 
 def _cached_width(recipe: Recipe) -> int:
-    """Numbers of a position's keys and values in all layers of the decoder, of self- or of cross-attention."""
+    """Size of one position's keys and values in all layers of the decoder, of self- or of cross-attention."""
     layers = layer_sizes(recipe.model, "decoder")
     return sum(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) for sizes in layers)
 
 
 def _attention_flops(recipe: Recipe, length: int, new_tokens: int) -> tuple[float, float]:
-    """Of one source in the encoder, and of one token of a hypothesis of half the final length."""
+    """FLOPs of attention for one source in the encoder, and for one token of a hypothesis of half the final length."""
     half = new_tokens / 2
     both = attention_flops_per_token(recipe.model, source_length=length, target_length=half) * (length + half)
     source = attention_flops_per_token(recipe.model, source_length=length, target_length=0.0) * length
@@ -277,13 +279,13 @@ def _attention_flops(recipe: Recipe, length: int, new_tokens: int) -> tuple[floa
 
 
 TRANSLATE = Work(
-    "translate",
-    "decoding step",
-    Translating,
-    (16, 32, 64),
-    lambda _: SOURCE_LENGTH,
-    translation_cost,
-    product,
+    name="translate",
+    step="decoding step",
+    contender=Translation,
+    batch_sizes=(16, 32, 64),
+    length=lambda _: SOURCE_LENGTH,
+    cost=translation_cost,
+    product=product,
     arch="transformer",
     check=check_translation,
 )

@@ -1,4 +1,8 @@
-"""`bench tokenize`: text to token ids, in the pieces that `tformer train` cuts text into."""
+"""`bench tokenize`: text to token ids, in the pieces that `tformer train` cuts text into.
+
+The text is a file's, or the documentation that comes with Python (`builtin:python-docs`); the vocabulary is a file's,
+or trained on that text as the recipe says. All threads work on the texts of a batch.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,19 @@ from pathlib import Path
 import torch
 
 from tformer.bench.workloads import (
-    OURS,
+    Contender,
     Cost,
     Task,
     Work,
 )
-from tformer.data.shards.tokenise import safe_chunks
+from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import open_sources
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
-BATCH = 16  # pieces of 64K characters at most: the megabyte that training encodes at once
+BATCH = 16  # pieces of at most 64K characters: the megabyte that training encodes at once
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,8 @@ class _Spec:
     weight: float = 1.0
 
 
-class Tokenizing:
+class Tokenization(Contender):
     """`Tokenizer.encode_batch`."""
-
-    name = OURS
-
-    def __init__(self, task: Task, precision: str) -> None:
-        self.task, self.precision = task, precision
 
     def prepare(self) -> None:
         use_threads()
@@ -50,7 +49,7 @@ class Tokenizing:
 
 
 def use_threads() -> None:
-    """The tokenizers library makes its threads once, as many as PyTorch has, at its first batch."""
+    """Let the tokenizers library use as many threads as PyTorch; it reads these variables at its first batch."""
     os.environ["RAYON_NUM_THREADS"] = str(torch.get_num_threads())
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
@@ -62,9 +61,9 @@ def texts_of(task: Task) -> list[list[str]]:
 
 
 def tokenizer_of(task: Task) -> Tokenizer:
-    """The one that was given, as a file or a run, or one that was trained on the text.
+    """The tokenizer of the given file or run, else one trained on the text.
 
-    Raises InputError for what cannot be read, and for a run without text.
+    Raises InputError for what cannot be read, and for a model of images.
     """
     given = task.options["tokenizer"]
     if given is not None and Path(given).is_file():
@@ -100,20 +99,28 @@ def _first(pieces: Iterable[Piece], most_bytes: int) -> Iterable[str]:
 
 
 def check(task: Task) -> None:
-    """Raise InputError for text or a vocabulary that cannot be read: the text is, as far as it will be measured."""
+    """Raise InputError for text or a tokenizer that cannot be read; reads as much text as will be measured."""
     try:
         texts_of(task)
     except InputError as error:
-        other = error.hint is not None and "data.errors" in error.hint  # which is an option of training
-        raise InputError(error.message, hint="convert it to UTF-8" if other else error.hint) from None
+        is_for_training = error.hint is not None and "data.errors" in error.hint
+        raise InputError(error.message, hint="convert it to UTF-8" if is_for_training else error.hint) from None
     if task.options["tokenizer"] is not None:
         tokenizer_of(task)
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """Nothing is multiplied, so that no ceiling applies; a step is a batch of texts."""
+    """No products, so no ceiling applies; a step is a batch of texts."""
     batches = texts_of(task)
     return Cost(flops=0.0, bytes_read=0.0, steps=len(batches), examples=sum(map(len, batches)))
 
 
-TOKENIZE = Work("tokenize", "batch", Tokenizing, (BATCH,), lambda recipe: recipe.seq_len, cost, check=check)
+TOKENIZE = Work(
+    name="tokenize",
+    step="batch",
+    contender=Tokenization,
+    batch_sizes=(BATCH,),
+    length=lambda recipe: recipe.seq_len,
+    cost=cost,
+    check=check,
+)

@@ -1,4 +1,9 @@
-"""`bench train`: optimizer steps of the training loop on random batches, prepared beforehand."""
+"""`bench train`: optimizer steps of the training loop on random batches, prepared beforehand.
+
+A step is what `tformer train` does: forward and backward of the recipe's objective, clipping, the recipe's optimizer.
+Ids are random, for speed does not depend on them; every example has full length, so that nothing is padded and all
+libraries process as many tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tformer.bench.workloads import (
-    OURS,
     SEED,
+    Contender,
     Cost,
     Task,
     Work,
@@ -20,22 +25,21 @@ from tformer.build import build_model
 from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops_per_token, parameters_per_token, product_shape
 from tformer.cost.memory import estimate_memory
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.windows import Example
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.pair_tokens import PairExample
-from tformer.device import DTYPES, LossScaler
+from tformer.device import DTYPES
 from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.parallel import SingleProcess
-from tformer.training.state import TrainerState
+from tformer.training.state import LossScaler, TrainerState
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
 FIRST_WORD = 5  # ids from here on stand for words
-NUM_BATCHES = 4  # different ones, gone through in turn
+NUM_BATCHES = 4  # different batches, used in turn
 
 Draw = Callable[[np.random.Generator, Task, int], Any]
 
@@ -59,11 +63,11 @@ SAMPLES: dict[str, Draw] = {
     "classification": _texts,
     "seq2seq": _pairs,
 }
-"""What one batch is made of, by objective."""
+"""What one batch is collated from, by objective."""
 
 
 def objective_context(task: Task) -> ObjectiveContext:
-    """What an objective is told of a vocabulary that nobody has: ids 0 to 4 are special, but for causal models."""
+    """The objective's context for random ids: 0 to 4 are special tokens, except in causal models."""
     model = task.recipe.model
     assert model.vocab_size is not None
     both = model.encoder is not None and model.decoder is not None
@@ -78,7 +82,7 @@ def objective_context(task: Task) -> ObjectiveContext:
 
 
 def check_objectives(task: Task) -> None:
-    """Raise InputError for an objective that has no random data here, or a vocabulary without words."""
+    """Raise InputError for an objective without random data here, or a vocabulary of special tokens alone."""
     kinds = [options.kind for options in task.recipe.objectives]
     unknown = [kind for kind in kinds if kind not in SAMPLES]
     if unknown:
@@ -90,7 +94,7 @@ def check_objectives(task: Task) -> None:
 
 
 def random_batches(task: Task, objective: Objective) -> list[Batch]:
-    """Batches as training makes them, of what `check_objectives` lets pass."""
+    """Batches as training makes them, for objectives that pass `check_objectives`."""
     vocab_size, kind = task.recipe.model.vocab_size, task.recipe.objectives[0].kind
     assert vocab_size is not None
     rng = np.random.default_rng(SEED)
@@ -107,7 +111,7 @@ def random_ids(task: Task, rows: int, length: int) -> np.ndarray:
 
 
 class Cycle:
-    """The training loop's `Batches`: the same few again and again."""
+    """The training loop's `Batches`: the same few in turn."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches, self._next = batches, 0
@@ -122,21 +126,15 @@ class Cycle:
 
 
 STEPS = {"cpu": 1, "cuda": 10}
-"""Steps of a round: a GPU is waited for after each round, which training does not do after each step."""
+"""Steps of a round. A GPU is synchronised after each round; training does not do that after each step."""
 
 WARM_UP_STEPS = 3
 NEVER = 10**9
-BYTES_PER_PARAMETER = 16  # weight, gradient and both of Adam's moments, in fp32, are read once a step
+BYTES_PER_PARAMETER = 16  # a step reads weight, gradient and both of Adam's moments once, in fp32
 
 
-class Training:
-    """The recipe's training, as far as it can be without data."""
-
-    name = OURS
-
-    def __init__(self, task: Task, precision: str) -> None:
-        self.task, self.precision = task, precision
-        self._steps_left = 0
+class Training(Contender):
+    """The recipe's training, without data, validation and saving."""
 
     def prepare(self) -> None:
         task = self.task
@@ -159,7 +157,7 @@ class Training:
                 device=task.device,
             ),
             Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=self._should_stop),
-            _Silent(),
+            _NoDisplay(),
             training=training,
             clip_grad_norm=recipe.optimizer.clip_grad_norm,
             seed=recipe.seed,
@@ -180,13 +178,13 @@ class Training:
         synchronise(self.task.device)
 
     def _should_stop(self) -> bool:
-        """The loop asks before every step."""
+        """Called by the loop before every step."""
         self._steps_left -= 1
         return self._steps_left < 0
 
 
-class _Silent:
-    """Whom the loop tells."""
+class _NoDisplay:
+    """The loop's display, showing nothing."""
 
     def logged(self, record: dict[str, Any]) -> None: ...
     def validated(self, record: dict[str, Any]) -> None: ...
@@ -195,8 +193,10 @@ class _Silent:
 
 
 def cost(task: Task, precision: str) -> Cost:
-    """6 N + attention a token, as the log line of training counts: of a head only the tokens that have a label. The
-    state of training is read once a step."""
+    """6 N + attention per token, as training logs it: a head counts for tokens with a label only.
+
+    A step reads the state of training once.
+    """
     model = build_model(task.recipe.model, num_labels=len(task.recipe.data.labels) or None, device="meta")
     parameters = parameters_per_token(model, task.recipe, length=task.length)
     both = model.encoder is not None and model.decoder is not None
@@ -213,7 +213,7 @@ def cost(task: Task, precision: str) -> Cost:
 
 
 def expected_memory(task: Task, precision: str, num_parameters: int) -> dict[str, int]:
-    """Weights, gradients, optimizer and activations of our training, in bytes."""
+    """Estimated bytes of weights, gradients, optimizer and activations of our training."""
     training = task.recipe.training
     return estimate_memory(
         task.recipe.model,
@@ -229,13 +229,18 @@ def expected_memory(task: Task, precision: str, num_parameters: int) -> dict[str
 
 
 def product(task: Task) -> tuple[int, int, int]:
-    """The feed-forward product of a whole batch."""
+    """(rows, inner, columns) of the feed-forward product of a whole batch."""
     training = task.recipe.training.model_copy(update={"batch_size": task.batch_size, "batch_tokens": None})
     return product_shape(task.recipe.model_copy(update={"training": training}), task.length)
 
 
-def length(recipe: Recipe) -> int:
-    return recipe.seq_len
-
-
-TRAIN = Work("train", "optimizer step", Training, (16,), length, cost, product, check=check_objectives)
+TRAIN = Work(
+    name="train",
+    step="optimizer step",
+    contender=Training,
+    batch_sizes=(16,),
+    length=lambda recipe: recipe.seq_len,
+    cost=cost,
+    product=product,
+    check=check_objectives,
+)

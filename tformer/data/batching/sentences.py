@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-import signal
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tformer.data.batching.windows import Example
 from tformer.data.permutation import derive_key, permute
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import pair_template
-from tformer.data.shards.tokenise import (
-    BATCH_CHARACTERS,
-    DOCUMENT_END,
-    Progress,
-    Source,
-)
-from tformer.data.sources.files import Piece
-from tformer.errors import InputError, Interrupted
+from tformer.data.shards.token_files import DOCUMENT_END, in_batches
+from tformer.data.sources.files import Piece, Progress, ShouldStop, total_bytes
+from tformer.data.sources.text import TextSource
+from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 LINE_LIMIT = 1 << 20  # characters; a longer line is cut here, whatever stands there
@@ -129,43 +124,32 @@ class SentenceCorpus:
 
 
 def prepare_sentences(
-    sources: Sequence[Source],
+    sources: Sequence[TextSource],
     tokenizer: Encoder,
     *,
     progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> SentenceCorpus:
     """Split and tokenise all documents of the sources.
 
     `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte; when the latter
     is true, Interrupted is raised. InputError for more than `MAX_TOKENS` tokens.
     """
-    sizes = [source.size_bytes() for source in sources]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    total = total_bytes(sources)
     name = ", ".join(source.name for source in sources)
     building = _Building(name)
     for source in sources:
-        for batch in _batches(sentences_of(source.documents())):
-            if should_stop is not None and should_stop():
-                raise Interrupted(f"interrupted while tokenising {name}", signal_number=signal.SIGINT)
+        for batch in in_batches(
+            sentences_of(source.documents()),
+            lambda sentence: len(sentence.text) + 1,
+            task=f"tokenising {name}",
+            should_stop=should_stop,
+        ):
             building.add(batch, tokenizer.encode_batch([f" {sentence.text}" for sentence in batch]))
             if progress is not None:
                 progress(building.num_bytes, total)
         building.end_source()
     return building.finish()
-
-
-def _batches(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
-    batch: list[Sentence] = []
-    size = 0
-    for sentence in sentences:
-        batch.append(sentence)
-        size += len(sentence.text) + 1
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 class _Building:

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from tformer.data.permutation import derive_key
-from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.errors import InputError
 
 Packing = Literal["concat", "documents", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One sample: ids [t], and what else is known of it.
-
-    `document_ids` [t] tell which document of the sample each id belongs to (0, 1, ...), when that was asked for;
-    `token_type_ids` [t] the first text (0) from the second (1). `label` is a class, a score, an array [L] of zeros and
-    ones (several labels), or whether the second sentence is the next one.
-    """
-
-    ids: np.ndarray
-    document_ids: np.ndarray | None = None
-    token_type_ids: np.ndarray | None = None
-    label: int | float | np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 class LmWindows:

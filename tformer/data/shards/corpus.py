@@ -1,4 +1,16 @@
-"""Tokenised corpora: memory-mapped ids, and the cache directory that keeps them."""
+"""Tokenised corpora: memory-mapped ids in shards, and the cache directory that keeps them.
+
+`TokenCorpus.slice` and `gather` return int64 ids; the files hold uint16 or uint32. A corpus may be a view of a part of
+another (`subset`, `split`), without copying. Positions count tokens from 0.
+
+Tokens are kept under a key of (text's fingerprint, tokenizer's hash). A cache entry is a directory that appears by one
+rename of a finished one. A temporary directory is locked by the process that fills it, so the remains of a killed
+process are recognised and removed, and several writers do not disturb each other. A damaged entry is made again. If the
+cache cannot be written, the tokens go to a temporary folder, and a note says so.
+
+Between documents stands the tokenizer's end-of-text id, if it has one: after every document if there are several; a
+source that is one document has none. A tokenizer with `opening` ids (Llama's `<s>`) puts them before each document.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +25,46 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from tformer.data.shards import files as shards
-from tformer.data.shards.files import (
+from tformer.data.shards import token_files
+from tformer.data.shards.token_files import (
     DamagedShardError,
+    Encoder,
     map_array,
+    shard_path,
     storage_error,
     token_dtype,
     verify_array,
-)
-from tformer.data.shards.tokenise import (
-    Encoder,
-    Progress,
-    Source,
-    shard_path,
     write_entry,
 )
+from tformer.data.sources.files import Progress, ShouldStop
+from tformer.data.sources.text import TextSource
 from tformer.device import default_cache_dir
 from tformer.errors import InputError
 
+TEMPORARY = ".tmp-"  # begins the names of temporary directories
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sample: ids [t], and what the objective needs with them.
+
+    `document_ids` [t]: the document of the sample that each id belongs to (0, 1, ...). `token_type_ids` [t]: 0 for the
+    first text, 1 for the second. `label`: a class, a score, an array [L] of zeros and ones (several labels), or 1 for a
+    second text that is not the next one.
+    """
+
+    ids: np.ndarray
+    document_ids: np.ndarray | None = None
+    token_type_ids: np.ndarray | None = None
+    label: int | float | np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -50,9 +79,9 @@ class TokenCorpus:
     start: int
     stop: int
     fingerprint: str  # sha256 of the text and its document boundaries: equal text, equal fingerprint
-    notes: tuple[str, ...] = ()  # what a person should be told, for example where the cache went
+    notes: tuple[str, ...] = ()  # for the user, for example where the cache is
     decode: Callable[[list[int]], str] | None = None  # exact byte counts of parts cut between two marks
-    keep: Any = field(default=None, repr=False)  # whatever must live as long as the mapped files
+    owner: object = field(default=None, repr=False)  # of a temporary folder, which is deleted with it
 
     @classmethod
     def from_ids(
@@ -116,6 +145,28 @@ class TokenCorpus:
             raise ValueError(f"subset [{start}, {stop}) of a corpus of {len(self)} tokens")
         return replace(self, start=self.start + start, stop=self.start + stop)
 
+    def split(self, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
+        """(training part, validation part): the last `fraction` of the corpus, always the same.
+
+        The cut is at token int(n * (1 - fraction)), or at the nearest start of a document if one lies within a tenth of
+        the validation part: documents stay whole where they are short, and one long text is cut exactly.
+        """
+        total = len(self)
+        cut = int(total * (1 - fraction))
+        starts = self.document_offsets[1:-1]
+        if len(starts):
+            near = int(np.searchsorted(starts, cut))
+            candidates = [int(starts[index]) for index in (near - 1, near) if 0 <= index < len(starts)]
+            nearest = min(candidates, key=lambda start: abs(start - cut))
+            if abs(nearest - cut) <= BOUNDARY_TOLERANCE * (total - cut):
+                cut = nearest
+        if not 0 < cut < total:
+            raise InputError(
+                f"{self.name}: {total} tokens are too few to keep {fraction:g} of them for validation",
+                hint="give more text, or a validation file of its own (--valid)",
+            )
+        return self.subset(0, cut), self.subset(cut, total)
+
     def _bytes_before(self, position: int) -> int:
         mark = int(np.searchsorted(self.marks[:, 0], position, side="right")) - 1
         tokens, size = (int(value) for value in self.marks[mark])
@@ -130,50 +181,24 @@ class TokenCorpus:
         return size + round(share * (next_size - size))
 
 
-def split_corpus(corpus: TokenCorpus, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
-    """(training part, validation part): the last `fraction` of the corpus, always the same.
-
-    The cut is at token int(n * (1 - fraction)), or at the nearest start of a document when one lies within a tenth of
-    the validation part: documents stay whole where they are short, and one long text is cut exactly.
-    """
-    total = len(corpus)
-    cut = int(total * (1 - fraction))
-    starts = corpus.document_offsets[1:-1]
-    if len(starts):
-        near = int(np.searchsorted(starts, cut))
-        candidates = [int(starts[index]) for index in (near - 1, near) if 0 <= index < len(starts)]
-        nearest = min(candidates, key=lambda start: abs(start - cut))
-        if abs(nearest - cut) <= BOUNDARY_TOLERANCE * (total - cut):
-            cut = nearest
-    if not 0 < cut < total:
-        raise InputError(
-            f"{corpus.name}: {total} tokens are too few to keep {fraction:g} of them for validation",
-            hint="give more text, or a validation file of its own (--valid)",
-        )
-    return corpus.subset(0, cut), corpus.subset(cut, total)
-
-
-TEMPORARY = ".tmp-"
-
-
 def token_corpus(
-    source: Source,
+    source: TextSource,
     tokenizer: Encoder,
     *,
     cache_dir: Path | str | None = None,
     progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> TokenCorpus:
     """The source's tokens, from the cache or made now, in memory that does not grow with the text.
 
-    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte; when the latter
-    is true, Interrupted is raised and nothing stays behind. InputError for text without tokens, StorageError for a
-    full disk.
+    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte. Raises Interrupted
+    if the latter returns true, and leaves no files behind; InputError for text without tokens; StorageError for a full
+    disk.
     """
     token_dtype(tokenizer.vocab_size)
     home = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-    # The layout of the files is part of the key by VERSION; what ends a document may be the recipe's choice.
-    parts = (shards.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
+    # VERSION stands for the layout of the files; the recipe may choose another end of documents than the tokenizer.
+    parts = (token_files.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
     key = hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]
     notes: tuple[str, ...] = ()
     if (home / key).is_dir():
@@ -185,11 +210,11 @@ def token_corpus(
     with _temporary(home) as folder:
         write_entry(folder, source, tokenizer, progress=progress, should_stop=should_stop)
         _publish(folder, home / key, source.name, tokenizer)
-    return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, keep=owner)
+    return _open_entry(home / key, source.name, tokenizer, notes=notes + fallback, owner=owner)
 
 
 def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
-    """(folder, notes, its owner): the cache, or a temporary folder that goes when its owner does."""
+    """(folder, notes, owner): the cache, or a temporary folder that is deleted with its owner."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home):
@@ -219,7 +244,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _temporary(home: Path) -> Iterator[Path]:
-    """A new directory, locked as long as this process works in it, and gone at the end if it is still there."""
+    """A new directory, locked while this process works in it, and deleted at the end unless it was renamed."""
     try:
         with _locked(home):
             folder = _new_folder(home)
@@ -239,7 +264,7 @@ def _lock_of(folder: Path) -> IO[str]:
 
 
 def _sweep(home: Path) -> None:
-    """Removes temporary directories whose process is gone: nobody holds their lock."""
+    """Removes temporary directories of ended processes, which no longer hold their locks."""
     for folder in home.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -247,10 +272,10 @@ def _sweep(home: Path) -> None:
 
 
 def _publish(folder: Path, entry: Path, name: str, tokenizer: Encoder) -> None:
-    """Renames a finished directory into its place, unless another process has put a sound one there meanwhile."""
+    """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
     try:
         with _locked(entry.parent):
-            (folder / "lock").unlink()  # under the cache's lock: nobody sweeps now
+            (folder / "lock").unlink()  # under the cache's lock no process sweeps
             if entry.is_dir():
                 try:
                     _open_entry(entry, name, tokenizer)
@@ -270,9 +295,9 @@ def _publish(folder: Path, entry: Path, name: str, tokenizer: Encoder) -> None:
 
 
 def _open_entry(
-    entry: Path, name: str, tokenizer: Encoder, *, notes: tuple[str, ...] = (), keep: object = None
+    entry: Path, name: str, tokenizer: Encoder, *, notes: tuple[str, ...] = (), owner: object = None
 ) -> TokenCorpus:
-    """Maps a cache entry; DamagedShardError when a file is missing, cut, changed or another tokenizer's."""
+    """Maps a cache entry. Raises DamagedShardError if a file is missing, cut, changed or of another tokenizer."""
     digest = bytes.fromhex(tokenizer.sha256)
     documents, facts = map_array(entry / "documents.bin", np.dtype("int64"), tokenizer=digest)
     marks, marks_header = map_array(entry / "marks.bin", np.dtype("int64"), tokenizer=digest)
@@ -285,7 +310,7 @@ def _open_entry(
         if header.number != number or len(array) != min(facts.shard_tokens, facts.tokens - number * facts.shard_tokens):
             raise DamagedShardError(f"tokens-{number:05d}.bin")
         arrays.append((array, header))
-    if sum(array.nbytes for array, _ in arrays) <= shards.VERIFY_BYTES:
+    if sum(array.nbytes for array, _ in arrays) <= token_files.VERIFY_BYTES:
         for array, header in arrays:
             verify_array(array, header)
     return TokenCorpus(
@@ -299,5 +324,5 @@ def _open_entry(
         fingerprint=facts.text.hex(),
         notes=notes,
         decode=tokenizer.decode,
-        keep=keep,
+        owner=owner,
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -13,68 +12,20 @@ from typing import Literal, Protocol
 import numpy as np
 
 from tformer.data.permutation import derive_key
-from tformer.data.shards.files import token_dtype
 from tformer.data.shards.template import (
+    Ragged,
     TextTemplate,
     assemble,
     single_template,
+    texts_as_bytes,
 )
-from tformer.data.shards.tokenise import (
-    BATCH_CHARACTERS,
-    Progress,
-)
-from tformer.data.sources.pair_tables import PairRow
-from tformer.errors import InputError, Interrupted
+from tformer.data.shards.token_files import in_batches, token_dtype
+from tformer.data.sources.files import Progress, ShouldStop, total_bytes
+from tformer.data.sources.tables import PairRow
+from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 # Shapes: N rows, M values of all of them together.
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Row n is `values[starts[n] : starts[n] + lengths[n]]`."""
-
-    values: np.ndarray  # [M]
-    starts: np.ndarray  # int64 [N]
-    lengths: np.ndarray  # int64 [N]
-
-    @classmethod
-    def join(cls, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Ragged:
-        """From (values, lengths) of consecutive rows; at least one part."""
-        values, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return cls(values, np.cumsum(lengths) - lengths, lengths)
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, in order; values that no row has are left behind."""
-        return cls.join([(part.values[part.places()], part.lengths) for part in parts])
-
-    def places(self) -> np.ndarray:
-        """int64 [M]: where the values of the rows stand, row after row."""
-        before = np.cumsum(self.lengths) - self.lengths
-        return np.repeat(self.starts - before, self.lengths) + np.arange(int(self.lengths.sum()))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def row(self, index: int) -> np.ndarray:
-        start = int(self.starts[index])
-        return self.values[start : start + int(self.lengths[index])]
-
-    def text(self, index: int) -> str:
-        """The row as text, for bytes."""
-        return self.row(index).tobytes().decode("utf-8")
-
-    def subset(self, indices: np.ndarray) -> Ragged:
-        """Some of the rows, in this order; their values are shared, not copied."""
-        return Ragged(self.values, self.starts[indices], self.lengths[indices])
-
-
-def texts_as_bytes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(values uint8 [M], lengths int64 [N]) for `Ragged.join`."""
-    encoded = [text.encode("utf-8") for text in texts]
-    lengths = np.array([len(text) for text in encoded], dtype=np.int64)
-    return np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths
 
 
 # Shapes: N pairs; t and u ids of one source and one target.
@@ -174,6 +125,28 @@ class PairTokens:
             _tasks=self._tasks[chosen],
         )
 
+    def split(self, *, fraction: float) -> tuple[PairTokens, PairTokens]:
+        """(training part, held-out part), always the same, with equal sources on one side.
+
+        Sources are ordered by a keyed hash, and the first ones up to the fraction, at least one, are held out.
+
+        Raises InputError if there are not two different sources.
+        """
+        key = derive_key("held out pairs", 0).to_bytes(8, "little")
+        digests = [hashlib.blake2b(self.source_bytes(n), digest_size=8, key=key).digest() for n in range(len(self))]
+        hashes_N = np.frombuffer(b"".join(digests), dtype=">u8")
+        groups, counts = np.unique(hashes_N, return_counts=True)
+        if len(groups) < 2:
+            raise InputError(
+                f"{self.name}: {len(self):,} pairs with {len(groups)} different source are too few to keep "
+                f"{fraction:g} of them for validation",
+                hint="give more pairs, or validation data of its own (--valid)",
+            )
+        wanted = int(np.searchsorted(np.cumsum(counts), round(fraction * len(self)), side="right"))
+        last = groups[min(max(wanted, 1), len(groups) - 1) - 1]
+        held_out = hashes_N <= last
+        return self.subset(np.flatnonzero(~held_out)), self.subset(np.flatnonzero(held_out))
+
 
 def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
     """Several sets as one, in order; tasks of one name are one task. Tokenised with the same tokenizers."""
@@ -194,29 +167,6 @@ def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
         _target_texts=Ragged.concatenate([part._target_texts for part in parts]),
         _tasks=np.concatenate(numbers),
     )
-
-
-def split_pairs(pairs: PairTokens, *, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(indices to train on, indices to validate on): sorted, always the same, and equal sources on one side.
-
-    Sources stand in the order of a keyed hash, and the first ones up to the fraction, at least one, are held out.
-
-    Raises InputError when there are not two different sources.
-    """
-    key = derive_key("held out pairs", seed).to_bytes(8, "little")
-    digests = [hashlib.blake2b(pairs.source_bytes(n), digest_size=8, key=key).digest() for n in range(len(pairs))]
-    hashes_N = np.frombuffer(b"".join(digests), dtype=">u8")
-    groups, counts = np.unique(hashes_N, return_counts=True)
-    if len(groups) < 2:
-        raise InputError(
-            f"{pairs.name}: {len(pairs):,} pairs with {len(groups)} different source are too few to keep {fraction:g} "
-            "of them for validation",
-            hint="give more pairs, or validation data of its own (--valid)",
-        )
-    wanted = int(np.searchsorted(np.cumsum(counts), round(fraction * len(pairs)), side="right"))
-    last = groups[min(max(wanted, 1), len(groups) - 1) - 1]
-    held_out = hashes_N <= last
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
 # Shapes: n pairs of one batch.
@@ -314,9 +264,6 @@ class PairFilter:
 # Shapes: N pairs.
 
 
-__all__ = ["PairExample", "PairTokens", "join_pairs", "split_pairs", "tokenise_pairs"]
-
-
 class RowSource(Protocol):
     """What is needed of a `PairSource`."""
 
@@ -340,7 +287,7 @@ def tokenise_pairs(
     keep_all: bool = False,
     tasks: Sequence[str] = (),
     progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> PairTokens:
     """All rows of the sources, read and tokenised.
 
@@ -371,12 +318,12 @@ def tokenise_pairs(
     task_ids = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     sides: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [], [], [])
     numbers: list[int] = []
-    sizes = [source.size_bytes() for source in sources]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    total = total_bytes(sources)
     done = 0
-    for batch in _batches(sources):
-        if should_stop is not None and should_stop():
-            raise Interrupted(f"interrupted while tokenising {name}", signal_number=signal.SIGINT)
+    rows = (row for source in sources for row in source.rows())
+    for batch in in_batches(
+        rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenising {name}", should_stop=should_stop
+    ):
         texts = [[row.source for row in batch], [row.target for row in batch]]
         encoded = [tokenizer.encode_batch(texts[0]), target_tokenizer.encode_batch(texts[1])]
         kept = chosen.keep(batch, *encoded)
@@ -428,17 +375,3 @@ def _nothing(tokenizer: Tokenizer, template: TextTemplate) -> list[int]:
     """An encoder needs one id to read, also of an empty text without a template."""
     special = tokenizer.special
     return [] if template.num_special else [next(i for i in (special.unk, special.pad, 0) if i is not None)]
-
-
-def _batches(sources: Sequence[RowSource]) -> Iterator[list[PairRow]]:
-    batch: list[PairRow] = []
-    size = 0
-    for source in sources:
-        for row in source.rows():
-            batch.append(row)
-            size += len(row.source) + len(row.target) + 2  # empty ones count too: a batch of them must end
-            if size >= BATCH_CHARACTERS:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch

@@ -1,31 +1,42 @@
-"""Files and standard input as streams of bytes and of text, in bounded memory.
+"""Files, folders and streams: what a path of the data section means, its bytes and its text, in bounded memory.
 
-Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8; it travels as pieces of at most `PIECE_BYTES`, so a file
-that is one endless line streams like any other. CRLF and CR become LF (Python's universal newlines), a byte order mark
-at the start is dropped, NUL is kept. Errors name the file and the line or byte.
+Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8, and comes in pieces of at most `PIECE_BYTES`, so that a
+file of one endless line streams like any other. CRLF and CR become LF (Python's universal newlines); a byte order mark
+at the start is dropped; NUL is kept. Errors name the file, and the line or the byte.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import glob
 import hashlib
 import io
 import os
+import signal
+import stat
+import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, Protocol
 
-from tformer.errors import InputError, StorageError
+from tformer.errors import InputError, Interrupted, StorageError
 
+STANDARD_INPUT = "-"
 PIECE_BYTES = 1 << 20
-MAX_ROW_CHARACTERS = 1 << 26  # a row of jsonl, csv or tsv is parsed whole, so it needs a limit
+EDGE_BYTES = 1 << 20  # of each end of a file, for its fingerprint
+HEAD_BYTES = 8192  # in which a binary file shows
+MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed whole
 
 Errors = Literal["strict", "replace"]
+Progress = Callable[[int, int | None], object]
+"""Called with the amount done and the total (None: unknown)."""
+ShouldStop = Callable[[], bool]
 
-FOREIGN = (  # what a file that is not UTF-8 most likely is
+MAGIC_HINTS = (  # for files that are not UTF-8
     (b"\xff\xfe", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),
     (b"\xfe\xff", "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"),
     (b"\x1f\x8b", "it looks like gzip: name it with the ending .gz"),
@@ -33,6 +44,15 @@ FOREIGN = (  # what a file that is not UTF-8 most likely is
     (b"PK\x03\x04", "it looks like a zip archive: unpack it and give the folder"),
     (b"PAR1", "it looks like Parquet: name it with the ending .parquet"),
 )
+
+
+def raise_if_stopped(should_stop: ShouldStop | None, task: str) -> None:
+    """Raise Interrupted, which names the task, if `should_stop` returns true."""
+    if should_stop is not None and should_stop():
+        raise Interrupted(f"interrupted while {task}", signal_number=signal.SIGINT)
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -43,7 +63,7 @@ class Piece(NamedTuple):
 
 
 def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterator[str]:
-    """The text of a byte stream, piece by piece; InputError with line and byte for invalid UTF-8 when strict."""
+    """The text of a byte stream in pieces. Raises InputError with line and byte for invalid UTF-8 if "strict"."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     lines_before, bytes_before, pending, head = 0, 0, b"", b""
     final = False
@@ -53,7 +73,7 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterat
         data = pending + chunk
         if bytes_before == 0:
             if not final and len(data) < len(codecs.BOM_UTF8):
-                pending = data  # too short to see a byte order mark
+                pending = data  # too short for a byte order mark
                 continue
             head = data[:4]
             if data.startswith(codecs.BOM_UTF8):
@@ -62,10 +82,11 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterat
             text, used = codecs.utf_8_decode(data, errors, final)
         except UnicodeDecodeError as error:
             before = newlines.decode(data[: error.start].decode("utf-8"), True)
+            hint = "convert it to UTF-8, or accept replacement characters with --errors replace (data.errors)"
             raise InputError(
                 f"{name}:{lines_before + before.count(chr(10)) + 1}: invalid UTF-8 at byte "
                 f"{bytes_before + error.start} (0x{data[error.start]:02x}: {error.reason})",
-                hint=_foreign_hint(head),
+                hint=next((known for magic, known in MAGIC_HINTS if head.startswith(magic)), hint),
             ) from None
         pending, bytes_before = data[used:], bytes_before + used
         text = newlines.decode(text, final)
@@ -74,15 +95,8 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterat
             yield text
 
 
-def _foreign_hint(head: bytes) -> str:
-    for magic, hint in FOREIGN:
-        if head.startswith(magic):
-            return hint
-    return "convert it to UTF-8, or accept replacement characters with --errors replace (data.errors)"
-
-
 def split_lines(pieces: Iterator[str], *, name: str) -> Iterator[str]:
-    """Lines with their newline (the last may have none); InputError for a line too long to be parsed as a row."""
+    """Lines with their newline (the last may have none). Raises InputError for more than `MAX_ROW_CHARACTERS`."""
     parts: list[str] = []
     length, number = 0, 1
     for piece in pieces:
@@ -102,7 +116,7 @@ def split_lines(pieces: Iterator[str], *, name: str) -> Iterator[str]:
 
 
 def cut_pieces(text: str) -> Iterator[Piece]:
-    """One whole document as pieces."""
+    """One whole document in pieces."""
     for start in range(0, len(text), PIECE_BYTES):
         yield Piece(text[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(text))
 
@@ -118,7 +132,7 @@ def end_last(texts: Iterator[str]) -> Iterator[Piece]:
         yield Piece(previous, True)
 
 
-EDGE_BYTES = 1 << 20  # what a fingerprint reads of each end of a file
+# -- bytes -------------------------------------------------------------------------------------------------------------
 
 
 class Decompressor(Protocol):
@@ -143,7 +157,7 @@ def _zstd_decompressor(name: str) -> Callable[[], Decompressor]:
     return lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
-# Each ending's decompressor, and how many bytes it is fed at once: 1 KB of zstd can unfold to 32 MB, of gzip to 1 MB.
+# Each ending's decompressor, and its input bytes per call: 1 KB of zstd can unfold to 32 MB, of gzip to 1 MB.
 COMPRESSIONS: dict[str, tuple[Callable[[str], Callable[[], Decompressor]], int]] = {
     ".gz": (_gzip_decompressor, 1 << 14),
     ".zst": (_zstd_decompressor, 1 << 10),
@@ -155,15 +169,41 @@ def compression_of(path: Path) -> str | None:
     return ending if ending in COMPRESSIONS else None
 
 
-def require_decompressor(path: Path) -> None:
-    """InputError when the package that this file's compression needs is not installed."""
+def format_ending(path: Path) -> str:
+    """The ending that names the format: `.jsonl` of `a.jsonl.gz`."""
+    return (Path(path.stem) if compression_of(path) else path).suffix.lower()
+
+
+def require_packages(path: Path) -> None:
+    """Raise InputError if the package that reads this file's compression or format is not installed."""
     ending = compression_of(path)
     if ending is not None:
         COMPRESSIONS[ending][0](str(path))
+    if format_ending(path) == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise InputError(
+                f"{path}: reading Parquet needs the package pyarrow",
+                hint="install it with: pip install 'tformer[parquet]'",
+            ) from None
+
+
+def open_input(path: Path) -> IO[bytes]:
+    """The file, opened for reading. Raises InputError with the reason if that fails."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path | str, error: OSError) -> InputError:
+    """The error for a file or folder that the operating system does not let us read."""
+    return InputError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def read_bytes(path: Path) -> Iterator[bytes]:
-    """The file's content, decompressed by its ending, in chunks of about `PIECE_BYTES`."""
+    """The content of a file, decompressed by its ending, in chunks of about `PIECE_BYTES`."""
     with open_input(path) as file:
         ending = compression_of(path)
         if ending is None:
@@ -172,19 +212,11 @@ def read_bytes(path: Path) -> Iterator[bytes]:
             yield from _decompress(file, str(path), ending)
 
 
-def open_input(path: Path) -> IO[bytes]:
-    """Opens a file for reading; InputError says why it cannot be."""
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
-
-
 def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
     make, step = COMPRESSIONS[ending]
     new_decoder = make(name)
     decoder, waiting = new_decoder(), b""
-    at_start = True  # of a member: several in one file are one text
+    at_start = True  # of a member: a file of several members is one text
     ready: list[bytes] = []
     ready_bytes = 0
     while data := waiting or file.read(step):
@@ -200,7 +232,8 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
         ready.append(output)
         ready_bytes += len(output)
         if ready_bytes >= PIECE_BYTES:
-            yield from _in_pieces(b"".join(ready))
+            data = b"".join(ready)
+            yield from (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
             ready, ready_bytes = [], 0
     if not at_start:
         raise InputError(f"{name}: damaged {ending} data: it ends at byte {file.tell()}, before its content does")
@@ -209,7 +242,7 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
 
 
 def _skip_zero_padding(waiting: bytes, file: IO[bytes], step: int) -> bytes:
-    """Tapes and block devices pad with zeros, which no compressed member starts with."""
+    """The data behind zeros, with which tapes and block devices pad and no compressed member starts."""
     waiting = waiting.lstrip(b"\0")
     while not waiting:
         data = file.read(step)
@@ -219,13 +252,8 @@ def _skip_zero_padding(waiting: bytes, file: IO[bytes], step: int) -> bytes:
     return waiting
 
 
-def _in_pieces(data: bytes) -> Iterator[bytes]:
-    for start in range(0, len(data), PIECE_BYTES):
-        yield data[start : start + PIECE_BYTES]
-
-
 def file_fingerprint(path: Path) -> str:
-    """sha256 over size and content; of a large file: size, time of change and both ends."""
+    """sha256 of size and content; for a large file, of its size, time of change and both ends."""
     with open_input(path) as file:
         status = os.fstat(file.fileno())
         digest = hashlib.sha256(f"{status.st_size}:".encode())
@@ -238,7 +266,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 class Spool:
-    """Standard input or a pipe, kept in an unnamed temporary file: it can be read again, and vanishes with us."""
+    """Standard input or a pipe, copied to an unnamed temporary file so that it can be read again."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         digest = hashlib.sha256()
@@ -262,8 +290,206 @@ class Spool:
         self.fingerprint = digest.hexdigest()
 
     def read(self) -> Iterator[bytes]:
-        """The content from its beginning; several readers do not disturb each other."""
+        """The content from its beginning; several readers are independent."""
         offset = 0
         while chunk := os.pread(self._file.fileno(), PIECE_BYTES, offset):
             yield chunk
             offset += len(chunk)
+
+
+@dataclass(frozen=True)
+class Content:
+    """The text of one file or of one spooled stream; it can be read any number of times."""
+
+    name: str
+    path: Path | None
+    spool: Spool | None
+    errors: Errors
+
+    @property
+    def file(self) -> Path:
+        assert self.path is not None, "this format is read from files only"
+        return self.path
+
+    def texts(self) -> Iterator[str]:
+        chunks = self.spool.read() if self.spool is not None else read_bytes(self.file)
+        return decode_text(chunks, name=self.name, errors=self.errors)
+
+    def fingerprint(self) -> str:
+        return self.spool.fingerprint if self.spool is not None else file_fingerprint(self.file)
+
+    def size_bytes(self) -> int | None:
+        """Bytes of text; None if compression hides the number."""
+        if self.spool is not None:
+            return self.spool.size
+        plain = compression_of(self.file) is None and format_ending(self.file) != ".parquet"
+        return self.file.stat().st_size if plain else None
+
+
+# -- paths of the data section -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files of a path in a fixed order, or one spooled stream; `notes` name skipped files."""
+
+    name: str
+    paths: tuple[Path, ...] = ()
+    spool: Spool | None = None
+    notes: tuple[str, ...] = ()
+
+    def contents(self, errors: Errors) -> list[Content]:
+        if self.spool is not None:
+            return [Content(self.name, None, self.spool, errors)]
+        return [Content(str(path), path, None, errors) for path in self.paths]
+
+
+def locate(path: str, *, is_known: Callable[[Path], bool], known: str) -> Found:
+    """The files behind a path, a pattern or `-`; of a folder, every file with an ending that `is_known`.
+
+    The hint lists these endings as `known`. Raises InputError for a missing or empty file, a folder or pattern without
+    text, a device, and a format whose package is not installed.
+    """
+    if path == STANDARD_INPUT:
+        return _spooled("standard input", sys.stdin.buffer)
+    place = expanded(path)
+    if place.is_dir():
+        return _find_in_folder(place, is_known, known)
+    if not place.exists() and glob.has_magic(path):
+        matches = sorted(Path(match) for match in glob.glob(str(place), recursive=True) if os.path.isfile(match))
+        if not matches:
+            raise InputError(f"{path}: no file matches this pattern")
+        return Found(path, _checked(matches, path))
+    try:
+        mode = place.stat().st_mode
+    except OSError as error:
+        hint = None if place.is_absolute() else f"looked in {Path.cwd()}"
+        raise InputError(f"{place}: {(error.strerror or str(error)).lower()}", hint=hint) from None
+    if stat.S_ISFIFO(mode):
+        with open_input(place) as pipe:
+            return _spooled(path, pipe)
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{place}: expected a file, a folder or a pipe, found a device or socket")
+    return Found(path, _checked([place], path))
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ expanded; an unknown user name stays as written."""
+    return Path(os.path.expanduser(path))
+
+
+def _spooled(name: str, stream: IO[bytes]) -> Found:
+    spool = Spool(stream)
+    if spool.size == 0:
+        raise InputError(f"{name}: is empty", hint="give a file or a pipe with text in it")
+    return Found(name, spool=spool)
+
+
+def _checked(paths: list[Path], name: str) -> tuple[Path, ...]:
+    """The paths, if every file opens, the packages they need are installed, and not all are empty."""
+    size = 0
+    for path in paths:
+        require_packages(path)
+        with open_input(path) as file:
+            size += os.fstat(file.fileno()).st_size
+    if size == 0:
+        raise InputError(f"{name}: is empty", hint="give a file with text in it")
+    return tuple(paths)
+
+
+def _find_in_folder(folder: Path, is_known: Callable[[Path], bool], known: str) -> Found:
+    """Every file below with a known ending, sorted by path, without hidden and binary ones."""
+    paths: list[Path] = []
+    skipped: list[Path] = []
+    for place, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(place, name)
+            if name.startswith(".") or not is_known(path):
+                continue
+            (paths if _is_readable_text(path) else skipped).append(path)
+    if not paths:
+        raise InputError(
+            f"{folder}: no text in this folder ({len(skipped)} files with a known ending cannot be read as text)",
+            hint=f"known endings: {known}; also with .gz or .zst",
+        )
+    notes = (f"{folder}: skipped {len(skipped)} unreadable or binary files, {skipped[0]} first",) if skipped else ()
+    paths.sort(key=lambda path: path.relative_to(folder).as_posix())
+    return Found(str(folder), _checked(paths, str(folder)), notes=notes)
+
+
+def _is_readable_text(path: Path) -> bool:
+    """Whether a file opens and is not binary content (NUL and invalid UTF-8) under the name of a text."""
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return False
+    if compression_of(path) is not None or format_ending(path) == ".parquet" or b"\0" not in head:
+        return True
+    try:
+        codecs.utf_8_decode(head, "strict", False)  # not final: the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+class SourceSpec(Protocol):
+    """An entry of the recipe's `data.train` or `data.valid`, as far as it is read here."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def weight(self) -> float | None: ...
+
+
+class Part(Protocol):
+    """One file of a source, or a built-in text."""
+
+    def fingerprint(self) -> str: ...
+    def size_bytes(self) -> int | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An opened entry of the data section, which can be read any number of times.
+
+    Attributes:
+        weight: its share of a mixture, as given.
+        notes: for the user: skipped files, guessed columns.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    weight: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def fingerprint(self) -> str:
+        """Changes when the content may have changed: the key of cached tokens, and compared by a resumed run."""
+        digest = hashlib.sha256(self._settings().encode())
+        for part in self.parts:
+            digest.update(f"{part.fingerprint()}\n".encode())
+        return digest.hexdigest()
+
+    def _settings(self) -> str:
+        """What else than its parts changes the content of this kind of source."""
+        return ""
+
+    def size_bytes(self) -> int | None:
+        """Bytes to be read; None if compression hides the number."""
+        return total_bytes(self.parts)
+
+
+class Sized(Protocol):
+    def size_bytes(self) -> int | None: ...
+
+
+def total_bytes(items: Iterable[Sized]) -> int | None:
+    """The sum of their sizes, for progress; None if one is unknown."""
+    sizes = [item.size_bytes() for item in items]
+    return None if None in sizes else sum(size for size in sizes if size is not None)

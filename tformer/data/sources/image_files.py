@@ -1,9 +1,28 @@
-"""Image files in folders and zip archives: listing, class names, decoding."""
+"""Image files: folders with a folder per class, zip archives and IDX files; and decoding to arrays of bytes.
+
+    [any/leading/folders/]CLASS/[any/folders/]image.png        below a folder, or inside a zip
+
+A zip is read in place, with a limit on the size of each member. Hidden files are left out; any other file that is no
+image is refused, because leaving it out would lose data silently.
+
+An image of another size is scaled until its shorter side fits (bicubic) and cut to the square in its middle. Colour and
+grey are converted to what is wanted, transparency becomes white, and photographs are turned upright by their EXIF tag.
+
+IDX is the format of MNIST (yann.lecun.com/exdb/mnist): a magic number, the dimensions, then the values.
+
+    0 0 TYPE NDIM | NDIM big-endian 32-bit sizes | values, the last dimension fastest
+
+Images [N, Y, X] have the magic number 2051 (TYPE 8: unsigned byte, NDIM 3), labels [N] 2049. The labels lie beside the
+images, under the same name with `labels` for `images` and `idx1` for `idx3`; both may be gzipped.
+"""
+
+# Shapes: N images, C channels, Y x X pixels.
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import stat
 import threading
@@ -18,11 +37,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from tformer.data.sources.files import open_input
+from tformer.data.sources.files import expanded, open_input, read_bytes, unreadable
 from tformer.errors import InputError
-
-# Shapes: C channels, Y x X pixels.
-
 
 IMAGE_ENDINGS = frozenset(
     (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -47,9 +63,13 @@ UPRIGHT = dict(
 )
 MAX_FILE_BYTES = 128 << 20  # of one encoded image
 MAX_DEPTH = 64  # folders in folders
-SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini"})  # what other systems hide without a leading dot
+SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini"})  # hidden without a leading dot
 SPLITS = frozenset({"train", "training", "valid", "val", "validation", "dev", "test", "testing"})
 LAYOUT_HINT = "give a folder (or .zip) with one folder of images per class, or an IDX file of images"
+
+UNSIGNED_BYTE = 8
+IDX_KINDS = {3: "images", 1: "labels"}  # by number of dimensions
+GZIP = ".gz"
 
 Parts = tuple[str, ...]
 
@@ -57,8 +77,8 @@ Parts = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class _File:
     parts: Parts  # of its path below the folder, or inside the zip
-    stamp: str  # changes with its content, as far as can be known without reading it
-    key: Any  # what reads it: a path, or a zip's entry
+    stamp: str  # of its content, without reading it: size, and the checksum in a zip
+    key: Any  # for reading it: a path, or a zip's entry
 
 
 @dataclass(frozen=True)
@@ -66,8 +86,8 @@ class ImageFiles:
     """Encoded images in a fixed order, sorted by path.
 
     Attributes:
-        places: how messages name each image.
-        classes: the class folder of each; None when labels were not asked for.
+        places: the name of each image in messages.
+        classes: the class folder of each; None without labels.
         read: number -> the file's bytes; may be called from several threads.
     """
 
@@ -78,9 +98,9 @@ class ImageFiles:
 
 
 def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
-    """Everything that is known without reading an image.
+    """The images of a path, listed without reading one.
 
-    InputError: nothing there, a file that is no image, no classes, a class without images, a damaged zip.
+    Raises InputError: nothing there, a file that is no image, no classes, a class without images, a damaged zip.
     """
     read: Callable[[Any], bytes] = read_file
     if path.is_dir():
@@ -107,7 +127,7 @@ def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
 
 
 def _classes(path: Path, files: Sequence[Parts], folders: set[Parts]) -> tuple[str, ...]:
-    """The folder of each file that names its class."""
+    """The class of each file: the name of one of its folders."""
     root = _above_classes(files, folders)
     depth = len(root)
     for parts in files:
@@ -139,7 +159,7 @@ def _require_utf8(name: str, *, above: str) -> None:
 
 
 def _above_classes(files: Sequence[Parts], folders: set[Parts]) -> Parts:
-    """The folder that holds the classes: below the top as long as there is one folder only, with folders in it."""
+    """The folder that holds the classes: below the top while there is a single folder that has folders in it."""
     root: Parts = ()
     while True:
         depth = len(root)
@@ -170,21 +190,21 @@ def _list_folder(folder: Path) -> tuple[list[_File], set[Parts]]:
 
 
 def _refuse_folder(error: OSError) -> None:
-    raise InputError(f"{error.filename}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+    raise unreadable(error.filename, error) from error
 
 
 def _stat_file(path: Path, parts: Parts) -> _File:
     try:
         status = path.stat()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path}: expected an image, found a pipe, device or socket")
     return _File(parts, str(status.st_size), path)
 
 
 def read_file(path: Path) -> bytes:
-    """A file's bytes; InputError when it cannot be read, or is larger than an image may be."""
+    """A file's bytes. Raises InputError if it cannot be read, or is larger than an image may be."""
     with open_input(path) as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -198,7 +218,7 @@ def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.Zi
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         raise InputError(f"{path}: damaged or not a zip: {error}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise unreadable(path, error) from error
     files: list[_File] = []
     folders: set[Parts] = set()
     for entry in archive.infolist():
@@ -214,13 +234,13 @@ def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.Zi
             _check_entry(entry, f"{path}/{name}")
             files.append(_File(parts, f"{entry.file_size}:{entry.CRC}", entry))
 
-    one_reader = threading.Lock()  # a ZipFile counts its readers without one
+    lock = threading.Lock()  # a ZipFile counts its readers without a lock
 
     def read(entry: zipfile.ZipInfo) -> bytes:
         try:
-            with one_reader:
+            with lock:
                 return archive.read(entry)
-        except Exception as error:  # what the decompressors raise has no common base
+        except Exception as error:  # the errors of the decompressors have no common base
             raise InputError(f"{path}/{entry.filename}: damaged in the zip: {error}") from error
 
     return files, folders, read
@@ -249,7 +269,7 @@ def _fingerprint(files: Sequence[_File]) -> str:
 
 
 class Decoded(NamedTuple):
-    """An image [C, Y, X], and what had to be done to it."""
+    """An image [C, Y, X], and whether its size and colours had to be changed."""
 
     pixels: np.ndarray
     resized: bool
@@ -257,21 +277,21 @@ class Decoded(NamedTuple):
 
 
 def read_image(image: str | Path | bytes, *, size: int, channels: int, name: str = "image") -> np.ndarray:
-    """uint8 [C, size, size] of one file, or of its bytes, which messages then call `name`."""
+    """uint8 [C, size, size] of one file, or of its bytes, called `name` in messages."""
     if not isinstance(image, bytes):
         name = str(image)
         if "\0" in name:
             raise InputError(f"{name}: a file's name cannot hold a NUL character")
-        image = read_file(Path(os.path.expanduser(name)))  # a user that does not exist stays as written
+        image = read_file(expanded(name))
     with pillow_warnings():
         return decode_image(image, name=name, size=size, channels=channels).pixels.copy()
 
 
 @contextlib.contextmanager
 def pillow_warnings() -> Iterator[None]:
-    """Pillow refuses images of twice MAX_IMAGE_PIXELS and warns above it: here both are refused.
+    """Makes an error of Pillow's warning about images of more than MAX_IMAGE_PIXELS, and hides its other warnings.
 
-    Its other warnings are about metadata. Warnings belong to the process: enter this outside a pool of threads.
+    Warning filters belong to the process: enter this outside a pool of threads.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
@@ -282,12 +302,12 @@ def pillow_warnings() -> Iterator[None]:
 def decode_image(data: bytes, *, name: str, size: int, channels: int) -> Decoded:
     """A file's bytes -> uint8 [C, size, size]; call it inside `pillow_warnings`.
 
-    InputError: no image, a damaged one, one with too many pixels.
+    Raises InputError: no image, a damaged one, one with too many pixels.
     """
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
         full_size = image.size
-        image.draft(None, (2 * size, 2 * size))  # lets JPEG skip detail that the resizing would throw away
+        image.draft(None, (2 * size, 2 * size))  # JPEG skips detail that resizing would remove
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
         image.load()
     except UnidentifiedImageError:
@@ -296,7 +316,7 @@ def decode_image(data: bytes, *, name: str, size: int, channels: int) -> Decoded
         ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InputError(f"{name}: more than {Image.MAX_IMAGE_PIXELS:,} pixels", hint="make it smaller") from None
-    except Exception as error:  # what Pillow raises for damaged data has no common base
+    except Exception as error:  # the errors of Pillow for damaged data have no common base
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{name}: damaged image: {reason}") from error
     if image.mode == "F":
@@ -306,7 +326,7 @@ def decode_image(data: bytes, *, name: str, size: int, channels: int) -> Decoded
 
 
 def fit_image(image: Image.Image, *, size: int, channels: int) -> Decoded:
-    """One size, one number of channels. The pixels are a view of the image's memory."""
+    """The image at one size and number of channels. The pixels are a view of its memory."""
     if image.mode.startswith("I"):  # 16 bits a pixel, which `convert` would clip instead of scaling
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     recoloured = (image.mode in GREY_MODES) != (channels == 1)
@@ -323,3 +343,72 @@ def fit_image(image: Image.Image, *, size: int, channels: int) -> Decoded:
         image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
     pixels = np.asarray(image)
     return Decoded(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1), resized, recoloured)
+
+
+# -- IDX ---------------------------------------------------------------------------------------------------------------
+
+
+def is_idx(path: Path) -> bool:
+    """Whether a file, gzipped or not, begins as IDX does. Raises InputError if it cannot be read."""
+    head = _first_bytes(path, 4)
+    return len(head) == 4 and head[:2] == b"\0\0" and 0 < head[3] <= 4
+
+
+def read_idx_images(path: Path) -> np.ndarray:
+    """uint8 [N, Y, X]. Raises InputError: not images, none, damaged."""
+    images = _read_idx(path, ndim=3)
+    if not images.size:
+        raise InputError(f"{path}: no images in it: its sizes are {' x '.join(map(str, images.shape))}")
+    return images
+
+
+def read_idx_labels(images_path: Path, *, count: int) -> np.ndarray:
+    """uint8 [N]: the labels beside these images. Raises InputError: no such file, damaged, not as many as images."""
+    path = labels_beside(images_path)
+    labels = _read_idx(path, ndim=1)
+    if len(labels) != count:
+        raise InputError(f"{path}: {len(labels):,} labels for the {count:,} images of {images_path}")
+    return labels
+
+
+def labels_beside(images_path: Path) -> Path:
+    """The file of labels, gzipped or not, beside a file of images. Raises InputError if there is none."""
+    name = images_path.name.replace("images", "labels").replace("idx3", "idx1")
+    plain = name.removesuffix(GZIP)
+    names = [name] if name == images_path.name else list(dict.fromkeys((name, plain, plain + GZIP)))
+    for candidate in names:
+        path = images_path.with_name(candidate)
+        if path != images_path and path.is_file():
+            return path
+    hint = "name them alike, as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz are"
+    raise InputError(f"{images_path}: no file of labels beside it, expected {plain} or {plain}{GZIP}", hint=hint)
+
+
+def _read_idx(path: Path, *, ndim: int) -> np.ndarray:
+    header_bytes = 4 + 4 * ndim
+    header = _first_bytes(path, header_bytes)
+    magic = (UNSIGNED_BYTE << 8) + ndim
+    found = int.from_bytes(header[:4], "big")
+    if found != magic:
+        other = IDX_KINDS.get(found - (UNSIGNED_BYTE << 8), "something else")
+        raise InputError(
+            f"{path}: expected IDX {IDX_KINDS[ndim]} (magic number {magic}), found {other} ({found})",
+            hint="name the file of images: its labels are found beside it" if other == "labels" else None,
+        )
+    sizes = tuple(int(size) for size in np.frombuffer(header[4:].ljust(header_bytes - 4, b"\0"), dtype=">u4"))
+    expected = header_bytes + math.prod(sizes)
+    data = bytearray()
+    for chunk in read_bytes(path):
+        data += chunk
+        if len(data) > expected:
+            break  # a file that is not IDX may be endless
+    if len(data) != expected:
+        more = "more" if len(data) > expected else f"{len(data):,}"
+        wanted = " x ".join(map(str, sizes))
+        raise InputError(f"{path}: damaged: expected {expected:,} bytes for {wanted} values, found {more}")
+    return np.frombuffer(data, dtype=np.uint8, offset=header_bytes).reshape(sizes)
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    with contextlib.closing(read_bytes(path)) as chunks:  # type: ignore[type-var]
+        return next(chunks, b"")[:count]

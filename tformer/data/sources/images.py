@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from tformer.data.shards.tokenise import Progress
-from tformer.data.sources import idx
+from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, expanded, raise_if_stopped
 from tformer.data.sources.image_files import (
     LAYOUT_HINT,
     MODES,
@@ -26,10 +24,13 @@ from tformer.data.sources.image_files import (
     decode_image,
     find_images,
     fit_image,
+    is_idx,
     pillow_warnings,
+    read_idx_images,
+    read_idx_labels,
 )
-from tformer.data.sources.locate import STANDARD_INPUT
-from tformer.errors import InputError, Interrupted, did_you_mean
+from tformer.data.sources.labelled import hold_out
+from tformer.errors import InputError, did_you_mean
 
 # Shapes: B images, C channels, Y x X pixels, uint8.
 
@@ -175,6 +176,12 @@ class ImageSet:
             gather=lambda numbers: self.gather(chosen[numbers]),
         )
 
+    def split(self, *, fraction: float, how: Literal["stratified", "last"]) -> tuple[ImageSet, ImageSet]:
+        """(training part, held-out part), always the same; see `hold_out`."""
+        assert self.labels is not None, "only labelled images are split"
+        kept, held_out = hold_out(self.labels, fraction=fraction, how=how, name=self.name)
+        return self.subset(kept), self.subset(held_out)
+
 
 def open_images(
     path: str | Path,
@@ -184,7 +191,7 @@ def open_images(
     label_names: Sequence[str] = (),
     needs_label: bool = True,
     progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> ImageSet:
     """A folder or .zip with a folder per class, or an IDX file of images with its labels beside it.
 
@@ -199,15 +206,15 @@ def open_images(
     """
     if str(path) == STANDARD_INPUT:
         raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
-    place = Path(os.path.expanduser(path))  # a user that does not exist stays as written
+    place = expanded(path)
     if not place.exists():
         raise InputError(
             f"{path}: no such file or directory", hint=None if place.is_absolute() else f"looked in {Path.cwd()}"
         )
     if channels not in MODES:
         raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), the model asks for {channels}")
-    is_idx = place.is_file() and idx.is_idx(place)
-    found = (_find_in_idx if is_idx else _find_in_files)(place, size=size, channels=channels, needs_label=needs_label)
+    from_idx = place.is_file() and is_idx(place)
+    found = (_find_in_idx if from_idx else _find_in_files)(place, size=size, channels=channels, needs_label=needs_label)
     labels, names = None, tuple(label_names)
     if found.classes is not None:
         labels, names = _number_labels(str(path), found.places, found.classes, names)
@@ -296,11 +303,11 @@ def _find_in_files(path: Path, *, size: int, channels: int, needs_label: bool) -
 
 
 def _find_in_idx(path: Path, *, size: int, channels: int, needs_label: bool) -> _Found:
-    images_NYX = idx.read_images(path)
+    images_NYX = read_idx_images(path)
     digest = hashlib.sha256(images_NYX.data)
     classes: list[str] | None = None
     if needs_label:
-        labels = idx.read_labels(path, count=len(images_NYX))
+        labels = read_idx_labels(path, count=len(images_NYX))
         digest.update(labels.data)
         classes = [str(label) for label in labels.tolist()]
 
@@ -349,7 +356,7 @@ def _decode_many(
     *,
     name: str = "",
     progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> tuple[np.ndarray, int, int]:
     """(uint8 [B, C, Y, X], how many were resized, recoloured); of several damaged images the first is reported."""
     count = len(numbers)
@@ -369,8 +376,7 @@ def _decode_many(
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
         try:
             for done, part in enumerate(pool.map(work, range(0, count, CHUNK)), 1):
-                if should_stop is not None and should_stop():
-                    raise Interrupted(f"interrupted while reading {name}", signal_number=signal.SIGINT)
+                raise_if_stopped(should_stop, f"reading {name}")
                 resized, recoloured = resized + part[0], recoloured + part[1]
                 if progress is not None:
                     progress(min(done * CHUNK, count), count)

@@ -1,88 +1,103 @@
-"""Sources of labelled texts and pairs of texts."""
+"""Labelled texts and pairs of texts: tables, lines of plain text and built-in sources; labels and their numbers.
+
+The order of labels is that of their values when all are numbers, else alphabetical (by code point). Several labels of
+one example are one string with a separator between them: "sport|politics"; an empty string means none.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
-from tformer.data.sources.builtin import (
-    DEFAULTS,
-    PREFIX,
-    find_labelled_builtin,
-)
-from tformer.data.sources.files import Errors
-from tformer.data.sources.labelled_columns import Columns
-from tformer.data.sources.labelled_tables import (
-    KINDS,
-    LabelledRow,
-    Raw,
-    Table,
-    open_table,
-)
-from tformer.data.sources.labels import LabelRule
-from tformer.data.sources.locate import (
-    format_ending,
-    locate,
-)
-from tformer.data.sources.tables import Column
-from tformer.data.sources.text import SourceSpec
-from tformer.errors import InputError
+import numpy as np
 
-__all__ = ["LabelledRow", "LabelledSource", "open_labelled"]
+from tformer.data.permutation import derive_key, permute
+from tformer.data.sources.builtin import PREFIX, BuiltinLabelled, find_builtin_rows
+from tformer.data.sources.columns import Column, LabelledLayout, is_number
+from tformer.data.sources.files import Errors, Part, Source, SourceSpec, format_ending, locate
+from tformer.data.sources.tables import FORMATS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
+from tformer.errors import InputError, did_you_mean
+from tformer.formatting import shortened
 
-
-class Part(Protocol):
-    """One table of a source, or a built-in."""
-
-    def rows(self) -> Iterator[LabelledRow]: ...
-    def fingerprint(self) -> str: ...
-    def size_bytes(self) -> int | None: ...
+SHOWN_CHARACTERS = 60  # of a label in a message
+FEW_CLASSES = 20  # up to this number of classes, some of each are held out, also beyond the fraction
+MAX_SCORE = float(np.finfo(np.float32).max)  # models compute in float32
 
 
 @dataclass(frozen=True)
-class LabelledSource:
-    """One entry of the data section, opened.
+class LabelRule:
+    """What a label may be."""
+
+    needed: bool = True
+    numeric: bool = False  # a finite number, also in float32
+    multi: bool = False  # any number of labels, also none
+    separator: str = "|"
+
+
+@dataclass(frozen=True)
+class LabelledTable:
+    """A table read as labelled rows."""
+
+    table: Table
+    rule: LabelRule
+
+    def rows(self) -> Iterator[LabelledRow]:
+        """Every row; without `rule.needed` also blank lines, so that answers stay aligned with the input."""
+        has_text2, has_label = ("text2" in self.table.columns, "label" in self.table.columns)
+        errors = self.table.content.errors
+        for place, values in self.table.rows(blank_lines=not self.rule.needed):
+            if not values:
+                yield LabelledRow("", "" if has_text2 else None, None, place)
+                continue
+            label = read_label(values["label"], self.rule, place=place, errors=errors) if has_label else None
+            yield LabelledRow(values["text"], values["text2"] if has_text2 else None, label, place)
+
+    def fingerprint(self) -> str:
+        # Numbers of columns: a resumed run names the columns that its first start guessed.
+        text, text2, label = (self.table.columns.get(role, (None,))[0] for role in self.table.layout.roles)
+        content = self.table.content
+        has_no_names = self.table.names is None
+        return f"{self.table.format}:{has_no_names}:{text}:{text2}:{label}:{content.errors}:{content.fingerprint()}"
+
+    def size_bytes(self) -> int | None:
+        return self.table.content.size_bytes()
+
+
+class LabelledPart(Part, Protocol):
+    """One table, or a built-in text."""
+
+    def rows(self) -> Iterator[LabelledRow]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledSource(Source):
+    """An opened source of labelled rows.
 
     Attributes:
-        notes: what a person should know: columns that were guessed, files that were skipped.
         has_text2, has_label: whether rows have a second text, and a label.
-        text_column, text2_column, label_column: as they are called in the (first) file, None where there are none.
+        text_column, text2_column, label_column: names or numbers in the (first) file; None: there is no such column.
     """
 
-    name: str
-    parts: tuple[Part, ...]
+    parts: tuple[LabelledPart, ...]
     has_text2: bool
     has_label: bool
-    notes: tuple[str, ...] = ()
     text_column: Column = None
     text2_column: Column = None
     label_column: Column = None
 
     def rows(self) -> Iterator[LabelledRow]:
-        """Every row in order, any number of times; InputError names file and line of a row that is wrong."""
+        """Every row in order. Raises InputError with file and line of a wrong row."""
         for part in self.parts:
             yield from part.rows()
-
-    def fingerprint(self) -> str:
-        """Changes when the rows may have changed."""
-        digest = hashlib.sha256()
-        for part in self.parts:
-            digest.update(f"{part.fingerprint()}\n".encode())
-        return digest.hexdigest()
-
-    def size_bytes(self) -> int | None:
-        """Bytes to be read, for progress; None when compression hides them."""
-        sizes = [part.size_bytes() for part in self.parts]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def open_labelled(
     specs: Sequence[SourceSpec],
     *,
-    columns: Columns | None = None,
+    columns: object = None,
     errors: Errors = "strict",
     needs_label: bool = True,
     numeric_label: bool = False,
@@ -92,44 +107,41 @@ def open_labelled(
     """One source per entry; without entries, the built-in labelled text.
 
     Args:
-        columns: names, or numbers from 0; None (each): guessed.
-        needs_label: False: rows may have no label, and plain text will do.
+        columns: attributes text, text2 and label: names, or numbers from 0; None (each): guessed.
+        needs_label: False: rows may have no label, lines of plain text are read too, and no row is left out.
         numeric_label: labels are scores, finite numbers.
         multi_label: labels may be lists (in jsonl and Parquet), joined by `separator`, and empty.
 
-    Raises InputError: what cannot be read, no rows, a column that is missing or cannot be told, sources of which only
-    some have two texts a row, weights (rows are not mixed).
+    Raises InputError: what cannot be read, no rows, a column that is missing or ambiguous, sources of which only some
+    have two texts a row, weights (rows are not mixed).
     """
     rule = LabelRule(needed=needs_label, numeric=numeric_label, multi=multi_label, separator=separator)
     if len(specs) > 1 and any(spec.weight is not None for spec in specs):
         raise InputError("data.train: labelled sources have no weights: every row is read once in an epoch")
-    paths = [spec.path for spec in specs] or [f"{PREFIX}{DEFAULTS['classification']}"]
+    paths = [spec.path for spec in specs] or [BuiltinLabelled.default]
     sources = [_open(path, columns, errors, rule) for path in paths]
     _require_same_texts([(source.name, source.has_text2) for source in sources])
     return sources
 
 
-def _open(path: str, columns: Columns | None, errors: Errors, rule: LabelRule) -> LabelledSource:
+def _open(path: str, columns: object, errors: Errors, rule: LabelRule) -> LabelledSource:
     if path.startswith(PREFIX):
-        builtin = find_labelled_builtin(path)
+        builtin = find_builtin_rows(path, BuiltinLabelled)
         if rule.numeric:
             raise InputError(f"{path}: has classes, no scores", hint="give a file with a column of numbers")
-        return LabelledSource(path, (builtin,), has_text2=False, has_label=True)
-    endings = {*KINDS} if rule.needed else {*KINDS, ".txt"}
+        return LabelledSource(name=path, parts=(builtin,), has_text2=False, has_label=True)
+    endings = {*FORMATS} if rule.needed else {*FORMATS, ".txt"}
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(sorted(endings)))
-    if found.spool is not None:
-        raws = [Raw(found.name, None, found.spool, errors)]
-    else:
-        raws = [Raw(str(place), place, None, errors) for place in found.paths if place.stat().st_size]
-    tables = [open_table(raw, columns=columns, rule=rule) for raw in raws]
-    _require_same_texts([(table.raw.name, table.roles.text2 is not None) for table in tables])
+    layout = LabelledLayout(needs_label=rule.needed, numeric_label=rule.numeric)
+    tables = open_tables(found, layout, errors=errors, columns=columns)
+    _require_same_texts([(table.content.name, "text2" in table.columns) for table in tables])
     first = tables[0]
     return LabelledSource(
-        found.name,
-        tuple(tables),
-        has_text2=first.roles.text2 is not None,
-        has_label=all(table.roles.label is not None for table in tables),
-        notes=(*found.notes, *_guesses(tables)),
+        name=found.name,
+        parts=tuple(LabelledTable(table, rule) for table in tables),
+        has_text2="text2" in first.columns,
+        has_label=all("label" in table.columns for table in tables),
+        notes=(*found.notes, *guessed_columns(tables)),
         text_column=first.column("text"),
         text2_column=first.column("text2"),
         label_column=first.column("label"),
@@ -137,6 +149,7 @@ def _open(path: str, columns: Columns | None, errors: Errors, rule: LabelRule) -
 
 
 def _require_same_texts(found: list[tuple[str, bool]]) -> None:
+    """Raise InputError if some of these (names, with two texts) have two texts a row and others one."""
     pairs, singles = ([name for name, is_pair in found if is_pair == kind] for kind in (True, False))
     if pairs and singles:
         raise InputError(
@@ -145,11 +158,183 @@ def _require_same_texts(found: list[tuple[str, bool]]) -> None:
         )
 
 
-def _guesses(tables: list[Table]) -> tuple[str, ...]:
-    """One note per way of guessing, with the first file that it was used for."""
-    notes: dict[str, str] = {}
-    for table in tables:
-        has_columns = table.kind != "lines"
-        if table.roles.guessed or (has_columns and table.names is None):  # a row of names may have been read as data
-            notes.setdefault(table.description(), Path(table.raw.name).name)
-    return tuple(f"{name}: {description}" for description, name in notes.items())
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def collect_labels(labels: Iterable[str], *, multi: bool = False, separator: str = "|") -> tuple[str, ...]:
+    """All different labels in order. Raises InputError for a single class, or no label at all."""
+    found = set(labels)
+    if multi:
+        found = {part for label in found for part in split_labels(label, separator)}
+        if not found:
+            raise InputError("the training data has no label in any row")
+    elif len(found) < 2:
+        what = f"one class only, '{_short(next(iter(found)))}'" if found else "no rows"
+        raise InputError(f"the training data has {what}; at least two classes are needed")
+    if all(is_number(label) and math.isfinite(float(label)) for label in found):
+        return tuple(sorted(found, key=lambda label: (float(label), label)))
+    return tuple(sorted(found))
+
+
+def split_labels(label: str, separator: str) -> list[str]:
+    """The labels of one example."""
+    return [part for each in label.split(separator) if (part := each.strip())]
+
+
+@dataclass(frozen=True)
+class LabelIndex:
+    """Label names in order, and their numbers. Raises InputError for two of the same name."""
+
+    names: tuple[str, ...]
+    multi: bool = False
+    separator: str = "|"
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) != len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise InputError(f"data.labels: '{twice}' is there more than once")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def encode(self, label: str, place: str) -> int | np.ndarray:
+        """The label's number, or bool [L] if there may be several. Raises InputError for an unknown one."""
+        if not self.multi:
+            return self._find(label, place)
+        flags = np.zeros(len(self.names), dtype=bool)
+        flags[[self._find(part, place) for part in split_labels(label, self.separator)]] = True
+        return flags
+
+    def encode_all(self, labels: Sequence[str], places: Sequence[str]) -> np.ndarray:
+        """int64 [N], or bool [N, L] if there may be several."""
+        values = [self.encode(label, place) for label, place in zip(labels, places, strict=True)]
+        if self.multi:
+            return np.array(values, dtype=bool).reshape(len(values), len(self.names))
+        return np.array(values, dtype=np.int64)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def _find(self, label: str, place: str) -> int:
+        number = self._numbers.get(label)
+        if number is None:
+            raise InputError(
+                f"{place}: unknown label '{_short(label)}', not one of the training data; "
+                f"{did_you_mean(label, map(_short, self.names))}"
+            )
+        return number
+
+
+def read_label(value: Any, rule: LabelRule, *, place: str, errors: Errors = "strict") -> str | None:
+    """A label as text, also from a number, a truth value or a list of jsonl and Parquet.
+
+    None if it is missing and not needed. Raises InputError for a label that breaks the rule.
+    """
+    if isinstance(value, list):
+        label = _join(value, rule, place=place)
+    elif isinstance(value, bool):
+        label = str(value).lower()
+    elif value is None or isinstance(value, str | int | float):
+        label = "" if value is None or value != value else str(value).strip()
+    else:
+        raise InputError(f"{place}: the label should be text or a number, found {type(value).__name__}")
+    label = whole_characters(label, place=place, errors=errors)
+    if not rule.needed:
+        return label or None
+    if not label and not rule.multi:
+        raise InputError(f"{place}: the label is {'empty' if value == value else 'NaN'}")
+    if rule.numeric:
+        _require_score(label, place=place)
+    return label
+
+
+def _require_score(label: str, *, place: str) -> None:
+    if not (is_number(label) and math.isfinite(float(label))):
+        raise InputError(f"{place}: the label '{_short(label)}' is not a finite number, which a score must be")
+    if abs(float(label)) > MAX_SCORE:
+        raise InputError(f"{place}: the label '{_short(label)}' is too large for a score, at most {MAX_SCORE:.3g}")
+
+
+def _join(values: Sequence[Any], rule: LabelRule, *, place: str) -> str:
+    for value in values:
+        if not isinstance(value, str):
+            raise InputError(f"{place}: the labels in a list should be text, found {type(value).__name__}")
+        if rule.separator in value:
+            raise InputError(
+                f"{place}: the label '{value}' holds the separator of labels, '{rule.separator}'",
+                hint="choose another with --set data.label_separator=...",
+            )
+    if len(values) != 1 and not rule.multi and rule.needed:
+        raise InputError(
+            f"{place}: expected one label, found {len(values)}", hint="--objective multi_label learns several"
+        )
+    return rule.separator.join(values)
+
+
+def _short(label: str) -> str:
+    return shortened(label, SHOWN_CHARACTERS)
+
+
+# -- the held-out part of labelled examples ----------------------------------------------------------------------------
+
+
+def stratified_split(labels: np.ndarray, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """(indices kept, indices held out): sorted, always the same for the same labels.
+
+    Of classes (int [N]) a share of each is held out, see `_shares`; of scores and of several labels a random share of
+    all. At least one example of two or more is held out.
+    """
+    if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
+        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    else:
+        groups = [np.arange(len(labels))]
+    chosen = []
+    counts = _shares(np.array([len(group) for group in groups], dtype=np.int64), fraction=fraction)
+    for number, (group, count) in enumerate(zip(groups, counts.tolist(), strict=True)):
+        order = permute(np.arange(len(group)), size=len(group), key=derive_key("held out", 0, number))
+        chosen.append(group[order[:count]])
+    held_out = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
+    return np.setdiff1d(np.arange(len(labels)), held_out), held_out
+
+
+def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
+    """How many examples of each class are held out; the last example of a class never is.
+
+    The share of every class is rounded down. The examples that are then missing are taken one by one: from classes with
+    none held out so far, then from the others, the largest remainder first, equal ones in a random order. Of at most
+    `FEW_CLASSES` classes at least one example each is held out, however small the fraction; of many small classes this
+    would be half of all examples.
+    """
+    share = fraction * sizes
+    most = np.maximum(0, sizes - 1)
+    counts = np.minimum(share.astype(np.int64), most)
+    missing = round(fraction * int(sizes.sum())) - int(counts.sum())
+    without = (counts == 0) & (most > 0)
+    if np.count_nonzero(most) <= FEW_CLASSES:
+        missing = max(missing, int(without.sum()))
+    drawn = permute(np.arange(len(sizes)), size=len(sizes), key=derive_key("held out classes", 0))
+    order = np.lexsort((drawn, counts - share, ~without))
+    counts[order[counts[order] < most[order]][: max(0, missing)]] += 1
+    return counts
+
+
+def hold_out(
+    labels: np.ndarray, *, fraction: float, how: Literal["stratified", "last"], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """(indices to train on, indices to validate on), always the same: a share of every label, or the last examples.
+
+    Raises InputError if one of the two would be empty.
+    """
+    total = len(labels)
+    if how == "last":
+        cut = int(total * (1 - fraction))
+        kept, held_out = np.arange(cut), np.arange(cut, total)
+    else:
+        kept, held_out = stratified_split(labels, fraction=fraction)
+    if not len(kept) or not len(held_out):
+        raise InputError(
+            f"{name}: {total} examples are too few to keep {fraction:g} of them for validation",
+            hint="give more examples, or a validation file of its own (--valid)",
+        )
+    return kept, held_out

@@ -1,118 +1,107 @@
-"""Sources of pairs of texts: aligned files, tables and built-in pairs."""
+"""Sources of pairs of texts: two aligned files, csv, tsv, jsonl, Parquet and built-in pairs, row by row.
+
+Line N of one aligned file belongs to line N of the other, also if it is empty.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
-from tformer.data.sources.builtin import (
-    DEFAULTS,
-    PREFIX,
-    find_pair_builtin,
-)
+from tformer.data.sources.builtin import PREFIX, BuiltinPairs, find_builtin_rows
+from tformer.data.sources.columns import Column, PairLayout
 from tformer.data.sources.files import (
+    Content,
     Errors,
-    split_lines,
-)
-from tformer.data.sources.labelled_tables import (
-    KINDS,
-    Raw,
-)
-from tformer.data.sources.locate import (
+    Part,
+    Source,
+    SourceSpec,
+    expanded,
     format_ending,
     locate,
+    split_lines,
+    total_bytes,
 )
-from tformer.data.sources.pair_columns import Columns
-from tformer.data.sources.pair_tables import (
-    PairRow,
-    PairTable,
-    open_pair_table,
-)
-from tformer.data.sources.tables import Column
+from tformer.data.sources.tables import FORMATS, PairRow, Table, guessed_columns, open_tables, table_format
 from tformer.errors import InputError
 
 
-def with_prefix(prefix: str, source: str) -> str:
-    """The source behind its prefix. A blank source stays as it is, and so does one that begins with the prefix."""
-    blank = not source or source.isspace()
-    return source if blank or source.startswith(prefix) else prefix + source
+class PairSpec(SourceSpec, Protocol):
+    """An entry of the recipe's `data.train` or `data.valid`, as far as it is read here."""
 
-
-__all__ = ["PairRow", "PairSource", "PairSpec", "open_pairs", "shared_columns"]
-
-
-class PairSpec(Protocol):
-    """What is needed of one entry of the recipe's `data.train` or `data.valid`."""
-
-    @property
-    def path(self) -> str: ...
     @property
     def target_path(self) -> str | None: ...
     @property
     def prefix(self) -> str: ...
     @property
     def task(self) -> str | None: ...
-    @property
-    def weight(self) -> float | None: ...
 
 
-class Part(Protocol):
-    """One table of a source, two aligned files, or a built-in."""
+def with_prefix(prefix: str, source: str) -> str:
+    """The source after the prefix of its text-to-text task. A blank source, or one that begins so, stays as it is."""
+    blank = not source or source.isspace()
+    return source if blank or source.startswith(prefix) else prefix + source
+
+
+class PairPart(Part, Protocol):
+    """One table, two aligned files, or built-in pairs."""
 
     def rows(self) -> Iterator[PairRow]: ...
-    def fingerprint(self) -> str: ...
-    def size_bytes(self) -> int | None: ...
 
 
-@dataclass(frozen=True)
-class PairSource:
-    """One entry of the data section, opened.
+@dataclass(frozen=True, kw_only=True)
+class PairSource(Source):
+    """An opened source of pairs.
 
     Attributes:
-        prefix: stands before every source text, as `task_prefix` puts it there.
-        task: its name, "" where none was given.
-        weight: its share of a mixture, as given.
-        notes: what a person should know: columns that were guessed, files that were skipped.
-        columns: (source, target) as they are asked for, of every table; empty where there are no columns.
+        prefix: put before every source text by `with_prefix`.
+        task: its name; "" if it has none.
+        columns: (source, target) of every table, as a user can name them.
     """
 
-    name: str
-    parts: tuple[Part, ...]
+    parts: tuple[PairPart, ...]
     prefix: str = ""
     task: str = ""
-    weight: float | None = None
-    notes: tuple[str, ...] = ()
     columns: frozenset[tuple[Column, Column]] = frozenset()
 
     def rows(self) -> Iterator[PairRow]:
-        """Every row in order, any number of times; InputError names file and line of a row that is wrong."""
+        """Every row in order. Raises InputError with file and line of a wrong row."""
         for part in self.parts:
             for row in part.rows():
                 yield PairRow(with_prefix(self.prefix, row.source), row.target, row.place, self.task)
 
+    def _settings(self) -> str:
+        return repr((self.prefix, self.task))
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """A table read as pairs."""
+
+    table: Table
+
+    def rows(self) -> Iterator[PairRow]:
+        for place, values in self.table.rows():
+            yield PairRow(values["source"], values["target"], place)
+
     def fingerprint(self) -> str:
-        """Changes when the rows may have changed."""
-        digest = hashlib.sha256(repr((self.prefix, self.task)).encode())
-        for part in self.parts:
-            digest.update(f"{part.fingerprint()}\n".encode())
-        return digest.hexdigest()
+        table = self.table
+        columns = ":".join(str(table.columns[role]) for role in table.layout.roles)
+        return f"{table.format}:{table.names is None}:{columns}:{table.content.errors}:{table.content.fingerprint()}"
 
     def size_bytes(self) -> int | None:
-        """Bytes to be read, for progress; None when compression hides them."""
-        sizes = [part.size_bytes() for part in self.parts]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return self.table.content.size_bytes()
 
 
 @dataclass(frozen=True)
 class AlignedFiles:
-    """Two files of as many lines."""
+    """Two files with the same number of lines."""
 
-    source: Raw
-    target: Raw
+    source: Content
+    target: Content
 
     def rows(self) -> Iterator[PairRow]:
         for number, (source, target) in enumerate(zip_longest(_lines(self.source), _lines(self.target)), 1):
@@ -122,104 +111,87 @@ class AlignedFiles:
             yield PairRow(source, target, f"{self.source.name}:{number}")
 
     def require_same_lines(self) -> None:
-        """InputError with both counts when the files differ in length."""
-        ours, theirs = (sum(1 for _ in _lines(side)) for side in (self.source, self.target))
-        if ours != theirs:
+        """Raise InputError with both counts if the files differ in length."""
+        sources, targets = (sum(1 for _ in _lines(side)) for side in (self.source, self.target))
+        if sources != targets:
             raise InputError(
-                f"{self.source.name} has {_counted(ours)}, {self.target.name} {theirs:,}",
+                f"{self.source.name} has {sources:,} line{'' if sources == 1 else 's'}, {self.target.name} {targets:,}",
                 hint="line N of one file belongs to line N of the other, so both need the same number of lines",
             )
 
     def fingerprint(self) -> str:
-        sides = (self.source, self.target)
-        return "aligned:" + ":".join(f"{side.errors}:{side.fingerprint()}" for side in sides)
+        return "aligned:" + ":".join(f"{side.errors}:{side.fingerprint()}" for side in (self.source, self.target))
 
     def size_bytes(self) -> int | None:
-        source, target = self.source.size_bytes(), self.target.size_bytes()
-        return None if source is None or target is None else source + target
+        return total_bytes((self.source, self.target))
 
 
 def open_pairs(
     specs: Sequence[PairSpec],
     *,
-    columns: Columns | None = None,
-    preferred: Columns | None = None,
+    columns: object = None,
+    preferred: object = None,
     errors: Errors = "strict",
 ) -> list[PairSource]:
     """One source per entry; without entries, the built-in pairs.
 
     Args:
-        columns: of tables: names, numbers from 0, or several joined by commas; None (each): guessed.
-        preferred: what is guessed first, in the tables that have it: the columns of other data.
+        columns: attributes source and target: names, numbers from 0, or several joined by commas; None (each): guessed.
+        preferred: the columns of other data, likewise: tried before guessing, in tables that have them.
 
     Raises InputError: what cannot be read, aligned files of different length, no rows, a column that is missing or
-    cannot be told.
+    ambiguous.
     """
     if not specs:
-        name = f"{PREFIX}{DEFAULTS['pairs']}"
-        return [PairSource(name, (find_pair_builtin(name),))]
+        return [PairSource(name=BuiltinPairs.default, parts=(find_builtin_rows(BuiltinPairs.default, BuiltinPairs),))]
     return [_open(spec, columns, preferred, errors) for spec in specs]
 
 
 def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | None:
-    """(source, target) where all tables of all sources have the same ones; None: they differ, or there are none."""
+    """(source, target) if all tables of all sources have the same columns; None: they differ, or there is no table."""
     found = frozenset[tuple[Column, Column]]().union(*(source.columns for source in sources))
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _open(spec: PairSpec, columns: Columns | None, preferred: Columns | None, errors: Errors) -> PairSource:
+def _open(spec: PairSpec, columns: object, preferred: object, errors: Errors) -> PairSource:
+    name, parts = spec.path, tuple[PairPart, ...]()
+    notes: tuple[str, ...] = ()
+    named: frozenset[tuple[Column, Column]] = frozenset()
     if spec.target_path is not None:
-        aligned = AlignedFiles(_one_side(spec.path, errors), _one_side(spec.target_path, errors))
+        aligned = AlignedFiles(_open_side(spec.path, errors), _open_side(spec.target_path, errors))
         aligned.require_same_lines()
-        return PairSource(aligned.source.name, (aligned,), spec.prefix, spec.task or "", spec.weight)
-    if spec.path.startswith(PREFIX):
-        return PairSource(spec.path, (find_pair_builtin(spec.path),), spec.prefix, spec.task or "", spec.weight)
-    found = locate(spec.path, is_known=lambda place: format_ending(place) in KINDS, known=", ".join(KINDS))
-    if found.spool is not None:
-        raws = [Raw(found.name, None, found.spool, errors)]
+        name, parts = aligned.source.name, (aligned,)
+    elif spec.path.startswith(PREFIX):
+        parts = (find_builtin_rows(spec.path, BuiltinPairs),)
     else:
-        raws = [Raw(str(place), place, None, errors) for place in found.paths if place.stat().st_size]
-    tables = [open_pair_table(raw, columns=columns, preferred=preferred) for raw in raws]
+        found = locate(spec.path, is_known=lambda path: table_format(path) is not None, known=", ".join(FORMATS))
+        tables = open_tables(found, PairLayout(), errors=errors, columns=columns, preferred=preferred)
+        name, parts = found.name, tuple(map(PairTable, tables))
+        notes = (*found.notes, *guessed_columns(tables))
+        named = frozenset((table.column("source"), table.column("target")) for table in tables)
     return PairSource(
-        found.name,
-        tuple(tables),
-        spec.prefix,
-        spec.task or "",
-        spec.weight,
-        notes=(*found.notes, *_guesses(tables)),
-        columns=frozenset((table.column("source"), table.column("target")) for table in tables),
+        name=name,
+        parts=parts,
+        prefix=spec.prefix,
+        task=spec.task or "",
+        weight=spec.weight,
+        notes=notes,
+        columns=named,
     )
 
 
-def _one_side(path: str, errors: Errors) -> Raw:
-    """A file of sentences. InputError for what is no single file of plain text."""
-    if path.startswith(PREFIX) or format_ending(Path(path)) in KINDS:
+def _open_side(path: str, errors: Errors) -> Content:
+    """A file of sentences. Raises InputError for anything but one file of plain text."""
+    if path.startswith(PREFIX) or format_ending(Path(path)) in FORMATS:
         raise InputError(f"{path}: holds both sides of pairs", hint="leave target_path out")
-    if Path(path).expanduser().is_dir():
+    if expanded(path).is_dir():
         raise InputError(f"{path}: expected a file with one side of the pairs, found a folder")
-    found = locate(path, is_known=lambda place: False, known="plain text")
-    if found.spool is not None:
-        return Raw(found.name, None, found.spool, errors)
-    if len(found.paths) != 1:
-        raise InputError(
-            f"{path}: expected one file, found {len(found.paths)}", hint="give each as a source of its own"
-        )
-    return Raw(str(found.paths[0]), found.paths[0], None, errors)
+    contents = locate(path, is_known=lambda place: False, known="plain text").contents(errors)
+    if len(contents) != 1:
+        raise InputError(f"{path}: expected one file, found {len(contents)}", hint="give each as a source of its own")
+    return contents[0]
 
 
-def _lines(raw: Raw) -> Iterator[str]:
-    for line in split_lines(raw.texts(), name=raw.name):
+def _lines(content: Content) -> Iterator[str]:
+    for line in split_lines(content.texts(), name=content.name):
         yield line.removesuffix("\n")
-
-
-def _counted(lines: int) -> str:
-    return f"{lines:,} line" if lines == 1 else f"{lines:,} lines"
-
-
-def _guesses(tables: list[PairTable]) -> tuple[str, ...]:
-    """One note per way of guessing, with the first file that it was used for."""
-    notes: dict[str, str] = {}
-    for table in tables:
-        if table.roles.guessed or table.names is None:  # a row of names may have been read as data
-            notes.setdefault(table.description(), Path(table.raw.name).name)
-    return tuple(f"{name}: {description}" for description, name in notes.items())

@@ -1,4 +1,8 @@
-"""Files of rows: jsonl, csv, tsv and Parquet."""
+"""Tables: csv, tsv, jsonl and Parquet, read row by row any number of times; and lines of plain text as rows.
+
+The format follows from the file's ending, else from its first lines. The roles of its columns (`columns.Layout`) are
+found in its first rows when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +10,414 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tformer.data.sources.columns import (
+    ROLES,
+    Chosen,
+    Column,
+    Layout,
+    column_hint,
+    column_name,
+    is_present,
+    require_single,
+)
 from tformer.data.sources.files import (
     MAX_ROW_CHARACTERS,
+    Content,
     Errors,
+    Found,
+    format_ending,
     open_input,
+    require_packages,
     split_lines,
 )
 from tformer.errors import InputError, did_you_mean
 
-DEFAULT_COLUMN = "text"
+HEAD_ROWS = 200  # from which columns are guessed
 PARQUET_ROWS = 256  # decoded at once
 PARQUET_MAGIC = b"PAR1"
-COLUMN_HINT = "name the column with --text-column (data.columns.text)"
 DIALECTS = {".csv": (",", csv.QUOTE_MINIMAL), ".tsv": ("\t", csv.QUOTE_NONE)}
-
-Column = str | int | None
-
-
-def parse_column(text: str | None) -> Column:
-    """A column as a flag names it: its number from 0, or its name."""
-    return int(text) if text is not None and text.isdecimal() else text
+FORMATS = {".csv": ".csv", ".tsv": ".tsv", ".jsonl": ".jsonl", ".ndjson": ".jsonl", ".parquet": ".parquet"}
+"""The format of each file ending."""
+LINES = "lines"  # the format of plain text, one text a line
 
 
-def json_objects(
-    texts: Iterator[str], *, name: str, expected: str = "an object"
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) for every line that is not blank; `expected` is what a message says there should be."""
-    for number, line in enumerate(split_lines(texts, name=name), 1):
+@dataclass(frozen=True, slots=True)
+class LabelledRow:
+    """One example as it was read; `place` is "file.tsv:17"."""
+
+    text: str
+    text2: str | None
+    label: str | None
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """One pair as it was read; `place` is "file.tsv:17"."""
+
+    source: str
+    target: str
+    place: str
+    task: str = ""
+
+
+def table_format(path: Path) -> str | None:
+    """The format of a file by its ending, as in `FORMATS`; None: no table."""
+    return FORMATS.get(format_ending(path))
+
+
+@dataclass(frozen=True)
+class Table:
+    """An opened table.
+
+    Attributes:
+        format: a value of `FORMATS`, or `LINES`.
+        names: of its columns or keys; None: it has no row of names.
+        columns: numbers of the columns of each role that it has.
+        guessed: whether any of these was not named by the user.
+    """
+
+    content: Content
+    layout: Layout
+    format: str
+    names: tuple[str, ...] | None
+    width: int
+    columns: Chosen
+    guessed: bool
+
+    def rows(self, *, blank_lines: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(place as "file.tsv:17", value of each role) of every row.
+
+        A label of jsonl and Parquet is as it was written, and None where it is missing and not required; all other
+        values are text.
+
+        Args:
+            blank_lines: give an empty dictionary for a blank line of csv and tsv, which is skipped otherwise.
+
+        Raises InputError with the place of a wrong row.
+        """
+        if self.format == LINES:
+            for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
+                yield f"{self.content.name}:{number}", {role: line.removesuffix("\n") for role in self.columns}
+        elif self.format in DIALECTS:
+            yield from self._delimited_rows(blank_lines)
+        else:
+            yield from self._typed_rows()
+
+    def column(self, role: str) -> Column:
+        """How a user can name the column or columns of a role; None: it has none."""
+        if role not in self.columns or self.format == LINES:
+            return None
+        return column_name(self.columns[role], self.names)
+
+    def description(self) -> str:
+        """Which columns hold what, for messages."""
+        parts = [f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns]
+        return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
+
+    def _delimited_rows(self, blank_lines: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        name, columns = self.content.name, list(self.columns.items())
+        below_names = self.names is None
+        for number, cells in delimited_cells(self.content, self.format):
+            place = f"{name}:{number}"
+            if not cells:
+                if blank_lines:
+                    yield place, {}
+            elif not below_names:
+                below_names = True
+            elif len(cells) != self.width:
+                raise InputError(
+                    f"{place}: expected {self.width} fields, found {len(cells)}",
+                    hint='a field with a comma or a line break stands in "quotes"' if self.format == ".csv" else None,
+                )
+            else:
+                yield place, {role: _joined([cells[column] for column in numbers]) for role, numbers in columns}
+
+    def _typed_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Rows of jsonl and Parquet, with values of several types."""
+        name, names, errors = self.content.name, self.names, self.content.errors
+        assert names is not None, "every column of jsonl and Parquet has a name"
+        keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
+        for number, record in self._records([key for several in keys.values() for key in several]):
+            place = f"{name}:{number}"
+            for role in self.layout.required:
+                for key in keys.get(role, ()):
+                    _require_key(record, key, role=role, place=place)
+            yield (
+                place,
+                {
+                    role: record.get(several[0])
+                    if role == "label"
+                    else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
+                    for role, several in keys.items()
+                },
+            )
+
+    def _records(self, keys: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        if self.format == ".jsonl":
+            return json_objects(self.content)
+        values = parquet_records(self.content.file, lambda schema: keys)
+        return ((number, dict(zip(keys, row, strict=True))) for number, row in enumerate(values, 1))
+
+
+def open_table(content: Content, layout: Layout, *, columns: object, preferred: object = None) -> Table:
+    """Finds the format of a table and the columns of its roles.
+
+    Args:
+        columns: what the user named: an attribute for each role.
+        preferred: columns to use for other roles, in a table that has them.
+
+    Raises InputError for what is no table, has no rows, or has a column that is missing or ambiguous.
+    """
+    named = layout.named(columns)
+    wished = {role: column for role, column in layout.named(preferred).items() if column not in named.values()}
+    format = _find_format(content, layout, wished | named)
+    if format == LINES:
+        return Table(content, layout, format, None, 1, {"text": (0,)}, guessed=False)
+    if wished:
+        names, head = _head(content, format, layout, {})
+        first = names or (head[0] if head else ())
+        present = {
+            role: column for role, column in wished.items() if is_present(column, first, has_names=names is not None)
+        }
+        named = present | named
+    names, head = _head(content, format, layout, named)
+    if names is None and not head:
+        raise InputError(f"{content.name}: no rows")
+    chosen = layout.choose(names, head, named, name=content.name)
+    if not head:
+        raise InputError(f"{content.name}: no rows under the names of its columns")
+    if format == ".parquet" and names is not None:  # columns are read by their names
+        for numbers in chosen.values():
+            for number in numbers:
+                require_single(names, names[number], name=content.name)
+    width = len(head[0] if names is None else names)
+    return Table(content, layout, format, names, width, chosen, guessed=bool(chosen.keys() - named.keys()))
+
+
+def open_tables(
+    found: Found, layout: Layout, *, errors: Errors, columns: object, preferred: object = None
+) -> list[Table]:
+    """A table for each located file that is not empty."""
+    return [
+        open_table(content, layout, columns=columns, preferred=preferred)
+        for content in found.contents(errors)
+        if content.path is None or content.path.stat().st_size
+    ]
+
+
+def guessed_columns(tables: Sequence[Table]) -> tuple[str, ...]:
+    """Notes on guessed columns: one for each way of guessing, with the first file that it was used for."""
+    notes: dict[str, str] = {}
+    for table in tables:
+        # Without a row of names, one may have been read as data.
+        if table.guessed or (table.format != LINES and table.names is None):
+            notes.setdefault(table.description(), Path(table.content.name).name)
+    return tuple(f"{name}: {description}" for description, name in notes.items())
+
+
+def _find_format(content: Content, layout: Layout, named: Mapping[str, str | int]) -> str:
+    """By the file's ending, else by its first lines."""
+    ending = "" if content.path is None else format_ending(content.path)
+    if ending in FORMATS:
+        return FORMATS[ending]
+    if ending == ".txt" and layout.accepts_plain_text(named):
+        return LINES
+    lines = [line for line in islice(split_lines(content.texts(), name=content.name), HEAD_ROWS) if not line.isspace()]
+    format = _sniff(lines, layout, named) if lines else LINES
+    if format == LINES and not layout.accepts_plain_text(named):
+        raise layout.plain_text_error(content.name, empty=not lines)
+    return format
+
+
+def _sniff(lines: list[str], layout: Layout, named: Mapping[str, str | int]) -> str:
+    try:
+        if isinstance(json.loads(lines[0], parse_int=str), dict):  # Python refuses to read very long numbers
+            return ".jsonl"
+    except (ValueError, RecursionError):
+        pass
+    tabs = {line.count("\t") for line in lines}
+    if len(tabs) == 1 and tabs != {0}:
+        return ".tsv"
+    try:
+        first = next((row for row in csv.reader(lines) if row), [])
+    except csv.Error:
+        return LINES
+    by_number = {role: column for role, column in named.items() if isinstance(column, int)}
+    has_names = any(column in first for column in named.values())
+    return ".csv" if len(first) > 1 and (has_names or layout.has_names([first], by_number)) else LINES
+
+
+def _head(
+    content: Content, format: str, layout: Layout, named: Mapping[str, str | int]
+) -> tuple[tuple[str, ...] | None, list[list[str]]]:
+    """The names of the columns, if the table has any, and its first rows as text."""
+    if format == ".jsonl":
+        for role, column in named.items():
+            if isinstance(column, int):
+                raise InputError(
+                    f"{content.name}: jsonl has keys, not numbered columns, found {column}", hint=column_hint(role)
+                )
+        objects = [row for _, row in islice(json_objects(content), HEAD_ROWS)]
+        keys = tuple(dict.fromkeys(key for row in objects for key in row))
+        return keys or None, [[_as_text(row.get(key)) for key in keys] for row in objects]
+    if format == ".parquet":
+        names = parquet_names(content.file)
+        records = islice(parquet_records(content.file, lambda schema: names, skip_unreadable=True), HEAD_ROWS)
+        return tuple(names), [list(map(_as_text, record)) for record in records]
+    rows = [row for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
+    rows = [row for row in rows if len(row) == len(rows[0])]  # rows of another width are reported when they are read
+    if rows and layout.has_names(rows, named):
+        return tuple(rows[0]), rows[1:]
+    return None, rows
+
+
+def _as_text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _joined(texts: list[str]) -> str:
+    return texts[0] if len(texts) == 1 else " ".join(text for text in texts if text)
+
+
+def _require_key(record: Mapping[str, Any], key: str, *, role: str, place: str) -> None:
+    if key not in record:
+        raise InputError(f"{place}: no key '{key}'; {did_you_mean(key, record)}", hint=column_hint(role))
+
+
+def text_value(value: Any, key: str, *, place: str, errors: Errors) -> str:
+    """A value of jsonl or Parquet as text, empty for null. Raises InputError for any other type."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
+    return whole_characters(value, place=place, errors=errors)
+
+
+def whole_characters(text: str, *, place: str, errors: Errors) -> str:
+    """Refuses or replaces half of a UTF-16 pair: JSON can hold it, but it is no character and has no UTF-8."""
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        if errors == "replace":
+            return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
+        found = f"\\u{ord(text[error.start]):04x}"
+        raise InputError(f"{place}: {found} is half a character", hint="accept it with --errors replace") from None
+    return text
+
+
+# -- one text column: rows as documents --------------------------------------------------------------------------------
+
+DEFAULT_COLUMN = "text"
+
+
+def text_column(content: Content, column: Column) -> Iterator[str]:
+    """The texts of one column that are not empty; by default of the column "text".
+
+    A column named by its number means that csv and tsv have no row of names. Rows may have any number of further
+    columns.
+    """
+    format = FORMATS[format_ending(content.file)]
+    rows = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(format, _delimited_texts)
+    return (text for text in rows(content, column) if text)
+
+
+def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
+    name = content.name
+    if isinstance(column, int):
+        raise InputError(
+            f"{name}: jsonl has keys, not numbered columns, found data.columns.text = {column}",
+            hint=column_hint("text"),
+        )
+    key = column or DEFAULT_COLUMN
+    for number, row in json_objects(content, expected=f"an object with the key '{key}'"):
+        place = f"{name}:{number}"
+        _require_key(row, key, role="text", place=place)
+        yield text_value(row[key], key, place=place, errors=content.errors)
+
+
+def _delimited_texts(content: Content, column: Column) -> Iterator[str]:
+    index = column if isinstance(column, int) else None
+    for number, row in delimited_cells(content, FORMATS[format_ending(content.file)]):
+        if not row:
+            continue
+        if index is None:
+            index = _find_name(row, str(column or DEFAULT_COLUMN), name=content.name)
+            continue
+        if index >= len(row):
+            raise InputError(
+                f"{content.name}:{number}: expected at least {index + 1} columns, found {len(row)}",
+                hint=column_hint("text"),
+            )
+        yield row[index]
+
+
+def _find_name(names: Sequence[str], wanted: str, *, name: str) -> int:
+    if wanted not in names:
+        raise InputError(
+            f"{name}:1: no column '{wanted}' in the first row; {did_you_mean(wanted, names)}",
+            hint=f"{column_hint('text')}, or give its number from 0 when there is no row of names",
+        )
+    require_single(names, wanted, name=f"{name}:1")
+    return names.index(wanted)
+
+
+def _parquet_texts(content: Content, column: Column) -> Iterator[str]:
+    path, hint = content.file, column_hint("text")
+
+    def choose(schema: Any) -> list[str]:
+        import pyarrow as pa
+
+        names = schema.names
+        wanted = names[column] if isinstance(column, int) and column < len(names) else column or DEFAULT_COLUMN
+        if wanted not in names:
+            raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(str(wanted), names)}", hint=hint)
+        require_single(names, str(wanted), name=str(path))
+        kind = schema.field(wanted).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=hint)
+        return [str(wanted)]
+
+    return (value for (value,) in parquet_records(path, choose))
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[str]]]:
+    """(number of its last line, cells) of every row of a csv or tsv file; a blank line has no cells.
+
+    csv is read as spreadsheets write it, with quotes. In tsv every tab separates cells and every newline rows; a quote
+    has no meaning.
+    """
+    csv.field_size_limit(MAX_ROW_CHARACTERS)
+    delimiter, quoting = DIALECTS[format]
+    lines = split_lines(content.texts(), name=content.name)
+    rows = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{content.name}:{rows.line_num}: {error}", hint="is a quote left open?") from None
+
+
+def json_objects(content: Content, *, expected: str = "an object") -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank; messages call it `expected`."""
+    for number, line in enumerate(split_lines(content.texts(), name=content.name), 1):
         if line.isspace():
             continue
-        place = f"{name}:{number}"
+        place = f"{content.name}:{number}"
         try:
-            row = json.loads(line.removesuffix("\n"))  # else what is missing at its end is missed after it
+            row = json.loads(line.removesuffix("\n"))  # else an error at its end is reported one line further
         except json.JSONDecodeError as error:
             what = error.msg.removesuffix(" at")
             raise InputError(f"{place}: not JSON: {what} at character {error.colno}") from None
@@ -54,133 +431,6 @@ def json_objects(
         if not isinstance(row, dict):
             raise InputError(f"{place}: expected {expected}, found {type(row).__name__}")
         yield number, row
-
-
-def jsonl_rows(texts: Iterator[str], *, name: str, column: Column, errors: Errors) -> Iterator[str]:
-    """The text key of each line's object; every other key, nested or not, is ignored."""
-    if isinstance(column, int):
-        raise InputError(
-            f"{name}: jsonl has keys, not numbered columns, found data.columns.text = {column}", hint=COLUMN_HINT
-        )
-    key = column or DEFAULT_COLUMN
-    for number, row in json_objects(texts, name=name, expected=f"an object with the key '{key}'"):
-        value = json_text(row, key, place=f"{name}:{number}", errors=errors)
-        if value:
-            yield value
-
-
-def json_text(row: Mapping[str, Any], key: str, *, place: str, errors: Errors) -> str:
-    """The text under a key, empty for null; InputError when the key is missing or holds something else."""
-    if key not in row:
-        raise InputError(f"{place}: no key '{key}'; {did_you_mean(key, row)}", hint=COLUMN_HINT)
-    value = row[key]
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
-    return whole_characters(value, place=place, errors=errors)
-
-
-def whole_characters(text: str, *, place: str, errors: Errors) -> str:
-    """JSON can spell half of a UTF-16 pair, which is no character and has no UTF-8: refused, or replaced."""
-    if text.isascii():
-        return text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        if errors == "replace":
-            return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
-        found = f"\\u{ord(text[error.start]):04x}"
-        raise InputError(f"{place}: {found} is half a character", hint="accept it with --errors replace") from None
-    return text
-
-
-def table_cells(texts: Iterator[str], *, name: str, ending: str) -> Iterator[tuple[int, list[str]]]:
-    """(line where it ends, cells) of every row of a csv or tsv; a blank line has no cells.
-
-    csv is read as spreadsheets write it, with quotes. In tsv, tabs part columns and newlines part rows: a quote is a
-    quote.
-    """
-    csv.field_size_limit(MAX_ROW_CHARACTERS)
-    delimiter, quoting = DIALECTS[ending]
-    rows = csv.reader(split_lines(texts, name=name), delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
-    try:
-        for row in rows:
-            yield rows.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{name}:{rows.line_num}: {error}", hint="is a quote left open?") from None
-
-
-def table_rows(texts: Iterator[str], *, name: str, column: Column, ending: str) -> Iterator[str]:
-    """A column named by text needs a first row of names; one named by number means that there is no such row."""
-    index = column if isinstance(column, int) else None
-    for number, row in table_cells(texts, name=name, ending=ending):
-        if not row:
-            continue
-        if index is None:
-            index = find_column(row, column or DEFAULT_COLUMN, name=name)
-            continue
-        if index >= len(row):
-            raise InputError(
-                f"{name}:{number}: expected at least {index + 1} columns, found {len(row)}", hint=COLUMN_HINT
-            )
-        if row[index]:
-            yield row[index]
-
-
-def find_column(header: Sequence[str], wanted: str | int, *, name: str, hint: str = COLUMN_HINT) -> int:
-    """Where a column stands in the first row; `hint` says how to name another."""
-    if wanted in header:
-        require_single(header, str(wanted), name=f"{name}:1")
-        return header.index(str(wanted))
-    raise InputError(
-        f"{name}:1: no column '{wanted}' in the first row; {did_you_mean(str(wanted), header)}",
-        hint=f"{hint}, or give its number from 0 when there is no row of names",
-    )
-
-
-def require_single(names: Sequence[str], column: str, *, name: str) -> None:
-    """InputError when several columns have the name of one that is needed."""
-    count = names.count(column)
-    if count > 1:
-        raise InputError(
-            f"{name}: {count} columns are called '{column}'",
-            hint="rename the others, or (in csv and tsv) give its number from 0",
-        )
-
-
-def require_pyarrow(path: Path) -> None:
-    """InputError when pyarrow is not installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InputError(
-            f"{path}: reading Parquet needs the package pyarrow",
-            hint="install it with: pip install 'tformer[parquet]'",
-        ) from None
-
-
-def parquet_rows(path: Path, *, column: Column) -> Iterator[str]:
-    """The text column, a few rows at a time."""
-
-    def choose(schema: Any) -> list[str]:
-        import pyarrow as pa
-
-        names = schema.names
-        wanted = names[column] if isinstance(column, int) and column < len(names) else column or DEFAULT_COLUMN
-        if wanted not in names:
-            raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(str(wanted), names)}", hint=COLUMN_HINT)
-        require_single(names, str(wanted), name=str(path))
-        kind = schema.field(wanted).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=COLUMN_HINT)
-        return [str(wanted)]
-
-    for (value,) in parquet_records(path, choose):
-        if value:
-            yield value
 
 
 def parquet_names(path: Path) -> list[str]:
@@ -202,7 +452,7 @@ def parquet_records(
 
     Parquet can hold what Python cannot, as a time of the year 100,000: InputError, or None with `skip_unreadable`.
     """
-    require_pyarrow(path)
+    require_packages(path)
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -246,13 +496,3 @@ def _check_parquet_edges(path: Path) -> None:
                     f"{path}: damaged or not Parquet: expected {PARQUET_MAGIC!r} at byte {offset} of {size}, "
                     f"found {found!r}"
                 )
-
-
-TextRows = Callable[[Iterator[str], str, Column, Errors], Iterator[str]]
-
-ROW_FORMATS: dict[str, TextRows] = {  # parquet is no stream of text: it has its own door above
-    ".jsonl": lambda texts, name, column, errors: jsonl_rows(texts, name=name, column=column, errors=errors),
-    ".csv": lambda texts, name, column, errors: table_rows(texts, name=name, column=column, ending=".csv"),
-    ".tsv": lambda texts, name, column, errors: table_rows(texts, name=name, column=column, ending=".tsv"),
-}
-ROW_FORMATS[".ndjson"] = ROW_FORMATS[".jsonl"]

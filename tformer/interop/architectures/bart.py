@@ -269,6 +269,9 @@ BART = Architecture(
     skipped=SKIPPED,
     of_files=of_files,
     undecided=("model.tie.output",),
+    special_ids={"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2, "forced_eos": 2},
+    slow_tokenizer="RobertaTokenizer",
+    ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": True}),
 )
 
 
@@ -283,6 +286,8 @@ MBART = Architecture(
     skipped=SKIPPED,
     of_files=of_files,
     undecided=("model.tie.output",),
+    special_ids={"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
+    ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
 )
 
 
@@ -298,4 +303,6 @@ PEGASUS = Architecture(
     of_files=of_files,
     undecided=("model.tie.output",),
     fixed=partial(stored_sinusoids, written=True),
+    special_ids={"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},
+    ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
 )

@@ -202,4 +202,6 @@ BERT = Architecture(
         r"cls\.seq_relationship\.(weight|bias)",
         r"cls\.predictions\.(bias|(decoder|transform\.(dense|LayerNorm))\.(weight|bias))",
     ),
+    special_ids={"pad": 0},
+    slow_tokenizer="BertTokenizer",
 )

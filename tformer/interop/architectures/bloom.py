@@ -91,4 +91,5 @@ BLOOM = Architecture(
     write=write,
     links=links,
     prefix="transformer.",
+    special_ids={"bos": 1, "eos": 2},
 )

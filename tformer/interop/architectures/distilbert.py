@@ -117,4 +117,6 @@ DISTILBERT = Architecture(
     prefix="distilbert.",
     renamed=LEGACY_NAMES,
     skipped=(buffers("distilbert"), r"vocab_(transform|layer_norm|projector)\.(weight|bias)"),
+    special_ids={"pad": 0},
+    slow_tokenizer="BertTokenizer",
 )

@@ -86,4 +86,6 @@ ELECTRA = Architecture(
         r"discriminator_predictions\.(dense|dense_prediction)\.(weight|bias)",
         r"generator_(lm_head|predictions\.(dense|LayerNorm))\.(weight|bias)",
     ),
+    special_ids={"pad": 0},
+    slow_tokenizer="BertTokenizer",
 )

@@ -105,4 +105,7 @@ GPT2 = Architecture(
     links=links,
     prefix="transformer.",
     skipped=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),  # the causal mask, once a stored buffer
+    special_ids={"bos": 50256, "eos": 50256},
+    slow_tokenizer="GPT2Tokenizer",
+    ctranslate2=("GPT2Loader", {}),
 )

@@ -205,4 +205,6 @@ LLAMA = Architecture(
     links=links,
     prefix=PREFIX,
     skipped=SKIPPED,
+    special_ids={"bos": 1, "eos": 2},
+    ctranslate2=("LlamaLoader", {}),
 )

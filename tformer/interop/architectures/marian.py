@@ -76,4 +76,6 @@ MARIAN = Architecture(
     of_files=of_files,
     undecided=("model.tie.output",),
     fixed=partial(stored_sinusoids, written=False),
+    special_ids={"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
+    ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
 )

@@ -45,4 +45,5 @@ MISTRAL = Architecture(
     links=llama.links,
     prefix=llama.PREFIX,
     skipped=llama.SKIPPED,
+    special_ids={"bos": 1, "eos": 2},
 )

@@ -115,4 +115,6 @@ OPT = Architecture(
     links=links,
     prefix="model.",
     skipped=(r"model\.decoder\.version",),
+    special_ids={"pad": 1, "bos": 2, "eos": 2},
+    slow_tokenizer="GPT2Tokenizer",
 )

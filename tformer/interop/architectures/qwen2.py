@@ -49,4 +49,5 @@ QWEN2 = Architecture(
     links=llama.links,
     prefix=llama.PREFIX,
     skipped=llama.SKIPPED,
+    own_tokenizer_rules=True,
 )

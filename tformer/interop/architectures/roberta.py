@@ -88,16 +88,20 @@ ROBERTA = Architecture(
         r"roberta\.pooler\.dense\.(weight|bias)",
         r"lm_head\.(bias|(dense|layer_norm|decoder)\.(weight|bias))",
     ),
+    special_ids={"pad": 1, "bos": 0, "eos": 2},
+    slow_tokenizer="RobertaTokenizer",
 )
 CAMEMBERT = replace(
     ROBERTA,
     model_type="camembert",
     classes={"CamembertForMaskedLM": ("masked_lm",), "CamembertForSequenceClassification": ("classifier",)},
     read=read,
+    slow_tokenizer=None,
 )
 XLM_ROBERTA = replace(
     ROBERTA,
     model_type="xlm-roberta",
     classes={"XLMRobertaForMaskedLM": ("masked_lm",), "XLMRobertaForSequenceClassification": ("classifier",)},
     read=read,
+    slow_tokenizer=None,
 )

@@ -173,4 +173,6 @@ T5 = Architecture(
     links=links,
     skipped=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),  # never used
     of_files=of_files,
+    special_ids={"pad": 0, "eos": 1},
+    ctranslate2=("T5Loader", {}),
 )

@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted
-from tformer.nn.fused import dropout
+from tformer.nn.dropout import dropout
 from tformer.nn.products import get_kernels
 
 CHUNK_ELEMENTS = 2**24  # scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.

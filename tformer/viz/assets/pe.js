@@ -26,6 +26,15 @@
       learned.tables[name] = { rows, cols, values, at: (i, j) => values[i * cols + j], row: (i) => values.subarray(i * cols, (i + 1) * cols) };
     }
   }
+  // Kinds without formulas in pe_views.js: heat maps of numbers that the page contains.
+  for (const [kind, views] of Object.entries(data.embedded)) {
+    peViews[kind] = {};
+    for (const [name, plots] of Object.entries(views)) {
+      const heats = await Promise.all(plots.map(async (plot) => (
+        { ...plot, type: "heat", cols: plot.columns, values: new Float32Array((await tformer.blob(plot.blob)).slice().buffer), cellSize: 60 })));
+      peViews[kind][name] = () => heats;
+    }
+  }
   const shows = (kind, name) => !data.views[kind][name].needs_run ||
     Boolean(learned && learned.kind === kind && (kind !== "shaw" || learned.tables[name]));
   const kinds = Object.keys(data.views).filter((kind) => Object.keys(data.views[kind]).some((name) => shows(kind, name)));
@@ -34,7 +43,7 @@
   const fields = {};
   const add = (kind, options) => { fields[options.id] = control(kind, options); };
 
-  add("select", { id: "encoding", label: "Encoding", value: data.kind, options: kinds.map((kind) => [kind, NAMES[kind]]) });
+  add("select", { id: "encoding", label: "Encoding", value: data.kind, options: kinds.map((kind) => [kind, NAMES[kind] || kind]) });
   add("buttons", { id: "view", label: "View", value: data.view, options: [] });
   add("range", { id: "positions", label: "Positions (tokens)", value: 128, min: 2, max: 1024, log: true, integer: true });
   add("range", { id: "d_model", label: "Width d_model", value: given.d_model, min: 4, max: Math.max(1024, given.d_model), step: 4, integer: true });
@@ -82,8 +91,9 @@
   const unique = (numbers) => [...new Set(numbers.map(Math.floor))];
 
   function visibleFields(kind, view) {
-    const names = new Set(USES[kind].all);
-    for (const name of USES[kind][view] || []) name.startsWith("-") ? names.delete(name.slice(1)) : names.add(name);
+    const uses = USES[kind] || { all: [] };
+    const names = new Set(uses.all);
+    for (const name of uses[view] || []) name.startsWith("-") ? names.delete(name.slice(1)) : names.add(name);
     for (const [id, field] of Object.entries(fields)) field.element.hidden = !(id === "encoding" || id === "view" || names.has(id));
     fields.dims.element.querySelector("label").textContent = kind === "rope" ? "Pairs" : "Dimensions";
   }

@@ -9,19 +9,18 @@
 Forbidden cells are hatched: no colour of the scale stands for them.
 """
 
+# Shapes: H heads, T queries, S keys.
+
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, PowerNorm
+from matplotlib.colors import LogNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -29,16 +28,12 @@ from tformer.errors import InputError, visible
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind, Layer
-from tformer.viz.curves import METADATA, SETTINGS
-from tformer.viz.plots import colour_table
-
-# Shapes: T queries, S keys.
-
+from tformer.viz.figure import colour_map, figure_bytes, style
 
 Scale = Literal["global", "row", "sqrt", "log"]
 
-SMALL = 160  # cells of a small matrix's side: beyond, the largest of each block
-LABELLED = 64  # up to so many tokens each has its name
+SMALL = 160  # cells along a side of a small matrix; larger ones show the largest weight of each block
+LABELLED = 64  # axes of at most so many tokens name each
 NAME_LENGTH = 18
 SMALLEST_LOG = 1e-4
 GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
@@ -48,6 +43,7 @@ def paint_matrix(
     axes: Axes, matrix_TS: np.ndarray, seen_TS: np.ndarray, scale: Scale, norm: Normalize, colours: str,
     *, equal: bool = True,
 ) -> Any:  # fmt: skip
+    """Draw one matrix [T, S], hatched where `seen_TS` is False; returns the image for a colour bar."""
     signed = is_signed(norm)
     if scale == "row" and not signed:
         most = np.abs(matrix_TS).max(axis=1, keepdims=True)
@@ -71,7 +67,7 @@ def paint_matrix(
 
 
 def norm_of(scale: Scale, matrices: Sequence[np.ndarray]) -> Normalize:
-    """One for all of them; around zero, whatever the scale, where weights are negative."""
+    """One colour normalisation for all matrices; symmetric around zero if any weight is negative."""
     most = max(float(np.abs(matrix).max()) for matrix in matrices) or 1.0
     if any(float(matrix.min()) < 0 for matrix in matrices):
         return Normalize(-most, most)
@@ -86,12 +82,8 @@ def is_signed(norm: Normalize) -> bool:
     return norm.vmin is not None and norm.vmin < 0
 
 
-def colour_map(name: str) -> Colormap:
-    table = np.frombuffer(colour_table(name), dtype=np.uint8).reshape(256, 3) / 255
-    return ListedColormap(table, name=name).with_extremes(bad=(0, 0, 0, 0))
-
-
 def add_bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> None:
+    """A colour bar beside these axes; none without an image."""
     if image is None:
         return
     bar = figure.colorbar(image, ax=list(axes), shrink=0.7, pad=0.02, aspect=30)
@@ -101,7 +93,7 @@ def add_bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> N
 
 
 def size_of(attention: Attention, *, few: bool) -> tuple[float, float]:
-    """Inches of one matrix: room for a name each where there are few tokens."""
+    """Width and height of one matrix in inches; `few` matrices have more room for token names."""
     cell = 0.24 if few else 0.17
     width, height = (
         min(9.0 if few else 5.0, max(2.4, cell * len(side))) for side in (attention.keys, attention.queries)
@@ -110,6 +102,7 @@ def size_of(attention: Attention, *, few: bool) -> tuple[float, float]:
 
 
 def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -> None:
+    """Token names along both axes of a matrix of these inches."""
     for side, size, ticks in (
         (attention.keys, width, axes.set_xticks),
         (attention.queries, height, axes.set_yticks),
@@ -126,8 +119,8 @@ def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -
             rotation=90 if side is attention.keys and ticks == axes.set_xticks else 0,
         )
     axes.tick_params(length=0)
-    axes.set_xlabel(f"{attention.keys.name} token (is looked at)", fontsize=7, color="#555555")
-    axes.set_ylabel(f"{attention.queries.name} token (looks)", fontsize=7, color="#555555")
+    axes.set_xlabel(f"{attention.keys.name} token (key)", fontsize=7, color="#555555")
+    axes.set_ylabel(f"{attention.queries.name} token (query)", fontsize=7, color="#555555")
 
 
 def _short(side: Side, place: int) -> str:
@@ -140,7 +133,7 @@ def head_name(layer: Layer, head: int) -> str:
 
 
 def blocks_of(matrix_TS: np.ndarray) -> np.ndarray:
-    """At most SMALL a side: the largest of each block, by size, so that no thin line is lost."""
+    """At most SMALL cells a side: the value of each block that is largest in size, so that thin lines stay visible."""
     for axis in (0, 1):
         size = matrix_TS.shape[axis]
         if size > SMALL:
@@ -170,9 +163,8 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
     attention = scene.shown(kind)
     cells = [layer.weights_HTS.size for layer in attention.layers]
     if not sum(cells):
-        raise InputError("nothing is left to show: every token is special", hint="leave --hide-special out")
-    defaults: dict[Any, Any] = {key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}
-    with matplotlib.rc_context(defaults | SETTINGS):
+        raise InputError("nothing is left to show: every token is special", hint="omit --hide-special")
+    with style(axes__unicode_minus=False, font__size=11):
         if view == "summary":
             figure = _summary(scene, attention, colours)
         elif scene.reading.pixels is not None:
@@ -191,16 +183,7 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
             figure.supxlabel(note, fontsize=6.5, color="#555555")
         else:
             figure.supxlabel(CAUTION, fontsize=6.5, color="#555555")
-        return _bytes(figure, format_)
-
-
-def _bytes(figure: Figure, format_: str) -> bytes:
-    stream = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
-        warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        figure.savefig(stream, format=format_, dpi=DOTS_PER_INCH, metadata=METADATA[format_])
-    return stream.getvalue()
+        return figure_bytes(figure, format_, dpi=DOTS_PER_INCH)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
@@ -257,7 +240,7 @@ def _model(attention: Attention, scale: Scale, colours: str) -> Figure:
 
 
 def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any], scale: Scale) -> Figure:
-    """A small square for each head, a row for each layer."""
+    """A grid of small squares: a row for each layer, a column for each head."""
     names = sorted({head for layer in attention.layers for head in layer.heads})
     rows, columns = len(attention.layers), len(names)
     side = min(2.2, max(0.62, 9.0 / max(columns, rows)))
@@ -306,7 +289,7 @@ def _summary(scene: Scene, attention: Attention, colours: str) -> Figure:
 
 
 def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figure:
-    """Maps over the patches, laid over the image; of all heads, or of the rollout."""
+    """Maps over the patches, drawn on the image; of all heads, or of the rollout."""
     pixels = scene.reading.pixels
     assert pixels is not None
     side = pixels.shape[0]
@@ -334,7 +317,7 @@ def _image(scene: Scene, attention: Attention, view: str, colours: str) -> Figur
 
 
 def over_patches(scene: Scene, attention: Attention, matrix_TS: np.ndarray) -> np.ndarray:
-    """[rows, columns]: the class token's weights on the patches, else the mean over all patches."""
+    """[rows, columns]: the class token's weights on the patches; without a class token the mean over all patches."""
     has_cls = any(attention.queries.special)
     row_S = matrix_TS[0] if has_cls else matrix_TS.mean(axis=0)
     rows, columns = scene.reading.grid

@@ -28,7 +28,7 @@ from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
-from tformer.decoding.prompts import encode_prompt, unwritten_tokens
+from tformer.decoding.prompts import encode_prompt, suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
 from tformer.errors import InputError
 from tformer.loading import Loaded
@@ -118,11 +118,11 @@ def _joined(tokens: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The texts or the image, as a person gave them.
+class Inputs:
+    """The texts or the image given on the command line.
 
-    `max_tokens`: each text is cut to so many tokens, special ones included. `max_new_tokens`: of what the model writes;
-    None: nothing after a prompt, and the recipe's limit for a translation.
+    max_tokens: each text is cut to so many tokens, special ones included. max_new_tokens: of the generated text;
+    None: none after a prompt, and the recipe's limit for a translation.
     """
 
     text: str | None = None
@@ -135,15 +135,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the model reads.
+    """The inputs of a forward pass.
 
     Attributes:
         inputs: of `Transformer.forward`, one row each.
         sides: "encoder" and "decoder", those that the model has.
-        pixels: the image as the model sees it, before normalisation, uint8 [Y, X, 3]; None: text.
+        pixels: the resized image before normalisation, uint8 [Y, X, 3]; None: text.
         grid: rows and columns of patches.
-        notes: what a person should be told.
-        texts: what was given, and what the model wrote, by name.
+        notes: messages for the user.
+        texts: the given and the generated texts, by name.
     """
 
     inputs: dict[str, Tensor]
@@ -154,62 +154,62 @@ class Reading:
     texts: dict[str, str] = field(default_factory=dict)
 
 
-def read(loaded: Loaded, asked: Asked) -> Reading:
-    """Raises InputError for what the model cannot take, and for a text that is longer than it reads."""
-    _check(loaded, asked)
+def read(loaded: Loaded, given: Inputs) -> Reading:
+    """The inputs as tensors. Raises InputError for inputs of the wrong kind, and for a text that is too long."""
+    _check(loaded, given)
     if loaded.recipe.model.patches is not None:
-        assert asked.image is not None
-        return _read_image(loaded, asked.image)
+        assert given.image is not None
+        return _read_image(loaded, given.image)
     model = loaded.model
     if model.encoder is None:
-        found = _read_prompt(loaded, asked) if asked.text2 is None else _read_texts(loaded, asked)
+        found = _read_prompt(loaded, given) if given.text2 is None else _read_texts(loaded, given)
     elif model.decoder is None:
-        found = _read_texts(loaded, asked)
+        found = _read_texts(loaded, given)
     elif "lm" in model.heads:
-        found = _read_translation(loaded, asked)
+        found = _read_translation(loaded, given)
     else:
-        found = _read_twice(_read_texts(loaded, asked), loaded)
-    given = {"text": asked.text, "text2": asked.text2, "target": asked.target}
-    texts = {name: text for name, text in given.items() if text is not None}
+        found = _shifted_for_decoder(_read_texts(loaded, given), loaded)
+    named = {"text": given.text, "text2": given.text2, "target": given.target}
+    texts = {name: text for name, text in named.items() if text is not None}
     return replace(found, texts={**texts, **found.texts})
 
 
-def _check(loaded: Loaded, asked: Asked) -> None:
+def _check(loaded: Loaded, given: Inputs) -> None:
     model, path = loaded.model, loaded.path
     if loaded.recipe.model.patches is not None:
-        if asked.image is None:
-            raise InputError(f"{path} is a model of images: it reads no text", hint="give --image FILE")
+        if given.image is None:
+            raise InputError(f"{path} is an image model: it reads no text", hint="give --image FILE")
         return
-    if asked.image is not None:
+    if given.image is not None:
         raise InputError(f"--image: {path} reads text, not images", hint="give --text TEXT")
-    if asked.text is None:
-        raise InputError("nothing to look at", hint="give --text TEXT")
+    if given.text is None:
+        raise InputError("there is no input", hint="give --text TEXT")
     writes = "lm" in model.heads
-    if asked.target is not None and (model.encoder is None or model.decoder is None or not writes):
-        what = "a decoder alone" if model.encoder is None else "no model that writes a target"
+    if given.target is not None and (model.encoder is None or model.decoder is None or not writes):
+        what = "a decoder-only model" if model.encoder is None else "a model that generates no text"
         raise InputError(f"--target: {path} is {what}", hint="put everything into --text")
-    if asked.text2 is not None and writes:
-        hint = "put everything into --text" if model.encoder is None else "give what it should write with --target"
+    if given.text2 is not None and writes:
+        hint = "put everything into --text" if model.encoder is None else "give the decoder's text with --target"
         raise InputError(f"--text2: {path} reads one text, not pairs", hint=hint)
-    if asked.max_new_tokens is not None and not writes:
-        raise InputError(f"--max-new-tokens: {path} writes nothing", hint="leave it out")
+    if given.max_new_tokens is not None and not writes:
+        raise InputError(f"--max-new-tokens: {path} generates no text", hint="omit it")
 
 
 # --- one text, a pair, an image --------------------------------------------------------------------------------------
 
 
-def _read_texts(loaded: Loaded, asked: Asked) -> Reading:
+def _read_texts(loaded: Loaded, given: Inputs) -> Reading:
     """One text or two inside their template, for an encoder."""
     tokenizer, recipe = loaded.text_tokenizer, loaded.recipe
-    texts = [text for text in (asked.text, asked.text2) if text is not None]
+    texts = [text for text in (given.text, given.text2) if text is not None]
     template = single_template(tokenizer) if len(texts) == 1 else pair_template(tokenizer)
     encoded = tokenizer.encode_batch(texts)
     length = sum(map(len, encoded)) + template.num_special
-    room = _room(loaded, asked, length) - template.num_special
+    room = _room(loaded, given, length) - template.num_special
     notes: list[str] = []
     if sum(map(len, encoded)) > room:
         encoded = _cut_longest(encoded, max(0, room))
-        notes.append(_cut_note(asked, length))
+        notes.append(_cut_note(given, length))
     ids, types, parts, special = _assembled(template, encoded)
     if not ids:
         raise InputError("the text has no tokens")
@@ -224,7 +224,7 @@ def _read_texts(loaded: Loaded, asked: Asked) -> Reading:
 def _assembled(
     template: TextTemplate, encoded: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[int], list[int], list[bool]]:
-    """Ids, token types, number of the text, and whether each is the template's."""
+    """(ids, token types, number of the text, whether it is a token of the template) of each token."""
     first, second = encoded[0], encoded[1] if len(encoded) == 2 else []
     pieces: list[tuple[Sequence[int], Sequence[int], int, bool]] = [
         (template.prefix, template.prefix_types, 0, True),
@@ -246,7 +246,7 @@ def _assembled(
 
 
 def _cut_longest(encoded: Sequence[list[int]], room: int) -> list[list[int]]:
-    """The beginnings of the texts, the longer one cut first."""
+    """The beginnings of the texts, `room` tokens in all; the longer one is cut first."""
     if len(encoded) == 1:
         return [encoded[0][:room]]
     first, second = encoded
@@ -265,86 +265,86 @@ def _read_image(loaded: Loaded, path: Path) -> Reading:
     return Reading({"pixel_values": pixels}, {"encoder": side}, shown, (grid, grid), texts={"image": path.name})
 
 
-# --- what is read and written ----------------------------------------------------------------------------------------
+# --- prompts, sources and targets ------------------------------------------------------------------------------------
 
 
-def _read_prompt(loaded: Loaded, asked: Asked) -> Reading:
-    """A prompt, and its most probable continuation, token by token."""
+def _read_prompt(loaded: Loaded, given: Inputs) -> Reading:
+    """A prompt and its greedy continuation."""
     tokenizer = loaded.text_tokenizer
-    ids = encode_prompt(tokenizer, asked.text or "")
-    limit = _room(loaded, asked, len(ids))
+    ids = encode_prompt(tokenizer, given.text or "")
+    limit = _room(loaded, given, len(ids))
     notes: list[str] = []
     texts: dict[str, str] = {}
     if len(ids) > limit:
-        notes.append(_cut_note(asked, len(ids)))
+        notes.append(_cut_note(given, len(ids)))
         ids = ids[:limit]
     count = len(ids)
-    new = min(asked.max_new_tokens or 0, limit - count)
+    new = min(given.max_new_tokens or 0, limit - count)
     if new > 0:
         eos = tokenizer.special.eos
         settings = GenerationSettings(max_new_tokens=new, temperature=0.0, eos_id=eos, context="error")
-        never = unwritten_tokens(tokenizer.special, eos=eos, suppressed=loaded.recipe.generation.suppress_tokens)
-        [[found]] = generate(loaded.model, [ids], settings, tokenizer=tokenizer, never=never)
+        suppressed = suppressed_tokens(tokenizer.special, eos=eos, suppressed=loaded.recipe.generation.suppress_tokens)
+        [[found]] = generate(loaded.model, [ids], settings, tokenizer=tokenizer, suppressed=suppressed)
         ids = [*ids, *found.ids]
         texts["continuation"] = tokenizer.decode(found.ids)
-        notes.append(f"the last {len(ids) - count} tokens are the model's own, the most probable one at each step")
+        notes.append(f"the last {len(ids) - count} tokens were generated greedily by the model")
     side = side_of("decoder", tokenizer, ids, written_from=count if new > 0 else None)
     return Reading({"input_ids": torch.tensor([ids])}, {"decoder": side}, notes=tuple(notes), texts=texts)
 
 
-def _read_translation(loaded: Loaded, asked: Asked) -> Reading:
-    """A source, and what the decoder reads while it writes the target."""
+def _read_translation(loaded: Loaded, given: Inputs) -> Reading:
+    """A source, and the decoder's input for its target."""
     tokenizer, own, ends = loaded.text_tokenizer, loaded.target_tokenizer, loaded.decoder_tokens
     template = single_template(tokenizer)
-    text_ids = tokenizer.encode(asked.text or "")
+    text_ids = tokenizer.encode(given.text or "")
     length = len(text_ids) + template.num_special
-    room = _room(loaded, asked, length)
+    room = _room(loaded, given, length)
     notes: list[str] = []
     if length > room:
         text_ids = text_ids[: max(0, room - template.num_special)]
-        notes.append(_cut_note(asked, length))
+        notes.append(_cut_note(given, length))
     source, _, _, special = _assembled(template, [text_ids])
     texts: dict[str, str] = {}
     if not source:
         raise InputError("the text has no tokens")
-    if asked.target is None:
-        target = _translated(loaded, asked, source)
+    if given.target is None:
+        target = _translated(loaded, given, source)
         texts["translation"] = own.decode(target)
-        notes.append("the target is the model's own: the best of its beam search")
+        notes.append("the target is the model's own translation by beam search")
     else:
-        target = own.encode(asked.target)
+        target = own.encode(given.target)
     read_ids = [*ends.prefix, *target]
-    limit = _room(loaded, asked, len(read_ids), what="target")
+    limit = _room(loaded, given, len(read_ids), what="target")
     if len(read_ids) > limit:
         notes.append(f"the target has {len(read_ids)} tokens, its first {limit} are shown")
         read_ids = read_ids[:limit]
     sides = {
         "encoder": side_of("encoder", tokenizer, source, special=special),
-        "decoder": side_of("decoder", own, read_ids, written_from=len(ends.prefix) if asked.target is None else None),
+        "decoder": side_of("decoder", own, read_ids, written_from=len(ends.prefix) if given.target is None else None),
     }
     inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([read_ids])}
     return Reading(inputs, sides, notes=tuple(notes), texts=texts)
 
 
-def _translated(loaded: Loaded, asked: Asked, source: Sequence[int]) -> list[int]:
+def _translated(loaded: Loaded, given: Inputs, source: Sequence[int]) -> list[int]:
     """The ids of the model's own translation, without the token that ends it."""
     ends = loaded.decoder_tokens
     settings = fitting_beam_settings(
-        loaded.recipe.generation, eos_id=ends.eos, max_new_tokens=asked.max_new_tokens, **_least(loaded, asked)
+        loaded.recipe.generation, eos_id=ends.eos, max_new_tokens=given.max_new_tokens, **_min_new_tokens(loaded, given)
     )
     translator = translator_of(loaded, settings=settings, too_long="cut", max_source=len(source))
-    [[found, *_]] = translator.translate([asked.text or ""])
+    [[found, *_]] = translator.translate([given.text or ""])
     return [token for token in found.ids if token not in settings.ends]
 
 
-def _least(loaded: Loaded, asked: Asked) -> dict[str, Any]:
-    """The recipe's least length gives way to a smaller greatest one that was asked for."""
+def _min_new_tokens(loaded: Loaded, given: Inputs) -> dict[str, Any]:
+    """A smaller --max-new-tokens also lowers the recipe's minimum length."""
     least = loaded.recipe.generation.min_new_tokens
-    return {} if asked.max_new_tokens is None else {"min_new_tokens": min(least, asked.max_new_tokens)}
+    return {} if given.max_new_tokens is None else {"min_new_tokens": min(least, given.max_new_tokens)}
 
 
-def _read_twice(reading: Reading, loaded: Loaded) -> Reading:
-    """A decoder beside an encoder that labels: it reads the same text, shifted behind its start token (BART)."""
+def _shifted_for_decoder(reading: Reading, loaded: Loaded) -> Reading:
+    """Inputs of an encoder-decoder classifier (BART): the decoder reads the text shifted behind its start token."""
     ids = reading.inputs["input_ids"]
     shifted = ids.roll(1, dims=1)
     shifted[:, 0] = loaded.decoder_tokens.start
@@ -356,14 +356,14 @@ def _read_twice(reading: Reading, loaded: Loaded) -> Reading:
     )
 
 
-# --- how much --------------------------------------------------------------------------------------------------------
+# --- lengths --------------------------------------------------------------------------------------------------------
 
 
-def _room(loaded: Loaded, asked: Asked, length: int, *, what: str = "text") -> int:
-    """The most tokens to read. InputError when the text has more than the model reads, and nobody said to cut it."""
+def _room(loaded: Loaded, given: Inputs, length: int, *, what: str = "text") -> int:
+    """The largest number of tokens to read. InputError when the text is longer and --max-tokens was not given."""
     longest = loaded.model.max_seq_len
-    if asked.max_tokens is not None:
-        return min(asked.max_tokens, longest)
+    if given.max_tokens is not None:
+        return min(given.max_tokens, longest)
     if length > longest:
         raise InputError(
             f"the {what} has {length:,} tokens, but the model reads at most {longest:,}",
@@ -372,5 +372,5 @@ def _room(loaded: Loaded, asked: Asked, length: int, *, what: str = "text") -> i
     return longest
 
 
-def _cut_note(asked: Asked, length: int) -> str:
-    return f"the text has {length:,} tokens, its first {asked.max_tokens:,} are shown (--max-tokens)"
+def _cut_note(given: Inputs, length: int) -> str:
+    return f"the text has {length:,} tokens, its first {given.max_tokens:,} are shown (--max-tokens)"

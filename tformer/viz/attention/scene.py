@@ -13,7 +13,7 @@ import torch
 
 from tformer.errors import InputError
 from tformer.loading import Loaded
-from tformer.viz.attention.reading import Asked, Reading, read
+from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.weights import (
     BASIC,
     HEURISTIC,
@@ -203,7 +203,7 @@ class Scene:
 
 def make_scene(
     loaded: Loaded,
-    asked: Asked,
+    inputs: Inputs,
     chosen: Chosen,
     *,
     rollouts: bool,
@@ -222,7 +222,7 @@ def make_scene(
         InputError: what the model cannot take, or does not have; more weights than can fit.
     """
     kinds = check(loaded, chosen)
-    reading = read(loaded, asked)
+    reading = read(loaded, inputs)
     cells = sum(num_cells(loaded, reading, kind, chosen) for kind in kinds)
     if max_bytes is not None and cells * bytes_per_cell > max_bytes:
         raise too_large(max_bytes, f"{cells:,} weights")

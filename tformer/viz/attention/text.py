@@ -25,6 +25,7 @@ from tformer.viz.attention.scene import (
 )
 from tformer.viz.attention.weights import Attention, Kind
 from tformer.viz.plots import colour_at
+from tformer.viz.terminal import RESET, Colour, colour_code, shade
 
 View = Literal["head", "model", "rollout", "summary"]
 Numbered = tuple[object, object, Sequence[Sequence[float | None]]]
@@ -140,14 +141,10 @@ def _plain(value: object) -> object:
 # Shapes: T queries, S keys.
 
 
-Colour = Literal["truecolor", "256", "none"]
-
-RAMP = " .:-=+*#%@"
 GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 LABEL_WIDTH = 14
 LINES = 48  # of a matrix: beyond, its rows are drawn in blocks too
 LINKED = 24  # tokens whose links are listed
-RESET = "\x1b[0m"
 
 
 def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, width: int, colour: Colour) -> str:
@@ -212,15 +209,12 @@ def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
 
 
 def _cell(share: float | None, wide: int, colour: Colour) -> str:
+    """One cell of a matrix, `wide` columns; None: a cell that cannot be seen."""
     if share is None:
         return "·" * wide
     if colour == "none":
-        return RAMP[min(int(share * len(RAMP)), len(RAMP) - 1)] * wide
-    red, green, blue = colour_at("viridis", share)
-    if colour == "truecolor":
-        return f"\x1b[48;2;{red};{green};{blue}m{' ' * wide}{RESET}"
-    steps = [round(part / 255 * 5) for part in (red, green, blue)]
-    return f"\x1b[48;5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}m{' ' * wide}{RESET}"
+        return shade(share) * wide
+    return f"\x1b[{colour_code(colour_at('viridis', share), colour, ground=True)}m{' ' * wide}{RESET}"
 
 
 def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top_k: int, width: int) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tformer.decoding.generate import inference
+from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.nn.attention import AttentionContext, Mechanism

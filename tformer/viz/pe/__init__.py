@@ -1,9 +1,9 @@
-"""Positional encodings, seen: `tformer viz-pe`.
+"""Positional encodings as pictures, pages and numbers: `tformer viz-pe`.
 
-settings, catalogue      what to show and in which words
-absolute, relative       fixed kinds, computed by the modules of training
-tables, compare          what a run has learned; decay of several kinds side by side
-views                    from names to plots
-numbers                  plots as JSON and CSV (pictures: viz.figure, characters: viz.terminal)
-page, reference          the explorer, and the values its script is checked against
+settings     options of the command: kind, sizes, layouts; what a view is
+fixed        plots of fixed kinds, computed by the modules of training
+learned      plots of learned tables and biases
+views        the views of each kind, and several kinds compared
+selection    from a run and the name of a view to plots
+page         the HTML page, with values to check its script against
 """

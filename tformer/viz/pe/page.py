@@ -12,20 +12,23 @@ from typing import Any
 import numpy as np
 
 from tformer.errors import InputError
+from tformer.nn.positions import POSITIONS
 from tformer.nn.positions.biases import alibi_slopes
 from tformer.viz.page import render_page
-from tformer.viz.pe.absolute import fp32_error, patch_table, sinusoidal_table
-from tformer.viz.pe.compare import kinds_compared, similarity_curve
-from tformer.viz.pe.relative import bucket_of, rope_turns, rotated, shaw_index
-from tformer.viz.pe.settings import (
-    LAYOUTS,
-    VIEWS,
-    Settings,
-    view_of,
+from tformer.viz.pe.fixed import (
+    bucket_of,
+    fp32_error,
+    patch_table,
+    rope_turns,
+    rotated,
+    shaw_index,
+    sinusoidal_table,
 )
-from tformer.viz.pe.tables import RANDOM, Table
-from tformer.viz.pe.views import check_dims, needs_run, subject
-from tformer.viz.plots import Numbers
+from tformer.viz.pe.learned import RANDOM, Table
+from tformer.viz.pe.selection import all_views, check_dims, needs_run, plots_of, subject, view_of, views_of
+from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings, View
+from tformer.viz.pe.views import VIEWS, kinds_compared, similarity_curve
+from tformer.viz.plots import Heat, Numbers, Plot
 
 SAMPLES = 48  # places of each table
 ROWS = 500
@@ -91,23 +94,14 @@ BODY = """<section class="controls" id="controls" aria-label="What to show"></se
 </section>
 <p class="help" id="agreement" role="status"></p>"""
 
-ABOUT = {
-    "sinusoidal": "Sines and cosines of geometrically spaced wavelengths, added to the embeddings (arXiv 1706.03762).",
-    "learned": "A learned vector per position, added to the embeddings (GPT, BERT, BART).",
-    "rope": "Pairs of query and key coordinates turn by an angle that grows with the position (arXiv 2104.09864).",
-    "alibi": "Each head subtracts a slope times the distance from its scores (arXiv 2108.12409).",
-    "t5_bias": "A learned bias per head and bucket of relative distance, added to the scores (arXiv 1910.10683).",
-    "shaw": "A learned vector per clipped distance, on keys and values (arXiv 1803.02155).",
-    "patch2d": "Sines and cosines of a patch's column and row, for images (arXiv 2111.06377).",
-    "compare": "How much a pair of tokens keeps of its affinity as it moves apart, by position alone.",
-}
+COMPARE = "How much a pair of tokens keeps of its affinity as it moves apart, by position alone."
 
 
 def check_view(settings: Settings, view: str | None, table: Table | None) -> str:
-    """The view at which the page opens. Raises InputError where `plots_of` would, without computing anything."""
+    """The view at which the page opens. Raises InputError like `plots_of`, without computing anything."""
     kind = subject(settings)
     name = view_of(kind, view)
-    if kind != "compare" and VIEWS[kind][name].needs_run and table is None:
+    if kind != "compare" and views_of(kind)[name].needs_run and table is None:
         raise needs_run(kind, name)
     check_dims(settings)
     kinds_compared(settings, table)
@@ -121,6 +115,7 @@ def explorer(settings: Settings, view: str, table: Table | None, *, command: str
         InputError: the learned table is larger than a page should be; names what makes it smaller.
     """
     learned, blobs = (None, {}) if table is None else _learned(settings, table)
+    embedded = _embedded_plots(settings, table, blobs)
     sizes = {name: value for name, value in asdict(settings).items() if name not in ("compare", "positions", "dims")}
     data = {
         "kind": subject(settings),
@@ -128,12 +123,13 @@ def explorer(settings: Settings, view: str, table: Table | None, *, command: str
         "settings": {**sizes, "layout": settings.layout_used, "positions": settings.positions},
         "dims": settings.dims,
         "compare": kinds_compared(settings, table),
-        "views": {kind: {name: asdict(one) for name, one in views.items()} for kind, views in VIEWS.items()},
-        "about": ABOUT,
+        "views": {kind: {name: _words(found) for name, found in views.items()} for kind, views in all_views().items()},
+        "about": {**{kind: POSITIONS[kind].about for kind in ENCODINGS}, "compare": COMPARE},
         "layouts": LAYOUTS,
         "reference": reference_cases(settings),
         "fp32": {"error": fp32_error(settings, ERROR_ROWS), "rows": ERROR_ROWS},
         "learned": learned,
+        "embedded": embedded,
     }
     subtitle = "How a Transformer knows where a token stands" + (f": {table.note}" if table is not None else "")
     return render_page(
@@ -145,6 +141,36 @@ def explorer(settings: Settings, view: str, table: Table | None, *, command: str
         blobs=blobs,
         notes=(f"Command: {command}",),
     )
+
+
+def _words(view: View) -> dict[str, Any]:
+    return {"title": view.title, "caption": view.caption, "positions": view.positions, "needs_run": view.needs_run}
+
+
+def _embedded_plots(settings: Settings, table: Table | None, blobs: dict[str, bytes]) -> dict[str, Any]:
+    """{kind: {view: heat maps}} of kinds that the page's script cannot compute; their values are added to `blobs`."""
+    found: dict[str, Any] = {}
+    for kind in ENCODINGS:
+        if kind in VIEWS:
+            continue
+        own = table if table is not None and table.encoding == kind else None
+        at = settings if settings.encoding == kind else Settings(encoding=kind)
+        shown = [name for name, view in views_of(kind).items() if own is not None or not view.needs_run]
+        found[kind] = {
+            name: [_heat(f"{kind}-{name}", plot, blobs) for plot in plots_of(at, name, own)[1]] for name in shown
+        }
+    return found
+
+
+def _heat(name: str, plot: Plot, blobs: dict[str, bytes]) -> dict[str, Any]:
+    assert isinstance(plot, Heat)
+    blob = f"{name}-{len(blobs)}"
+    blobs[blob] = np.ascontiguousarray(plot.values, dtype="<f4").tobytes()
+    low, high = plot.limits
+    rows, columns = plot.values.shape
+    return {"blob": blob, "title": plot.title, "rows": rows, "columns": columns, "rowTitle": plot.row_label,
+            "colTitle": plot.column_label, "colours": plot.colours, "min": low, "max": high,
+            "barLabel": plot.value_label}  # fmt: skip
 
 
 def _learned(settings: Settings, table: Table) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -1,93 +1,284 @@
-"""From a kind and the name of a view to its plots."""
+"""The views of each kind of positional encoding: names, titles, captions and functions; several kinds compared.
+
+A kind without views in VIEWS gets generic ones from the hooks that its module overrides (`selection.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from tformer.errors import InputError
-from tformer.viz.pe import absolute, compare, relative, tables
-from tformer.viz.pe.settings import (
-    NEEDS_RUN,
-    VIEWS,
-    Settings,
-    view_of,
-)
-from tformer.viz.pe.tables import Table
-from tformer.viz.plots import Plot
+from tformer.nn.positions.biases import alibi_slopes
+from tformer.viz.pe import fixed, learned
+from tformer.viz.pe.fixed import bucket_of, distance_curve, rope_curve, sinusoidal_table
+from tformer.viz.pe.learned import Table
+from tformer.viz.pe.settings import ALL, Settings, View
+from tformer.viz.plots import Line, Lines, Numbers, Plot
 
-FIXED: Mapping[tuple[str, str], Callable[[Settings], list[Plot]]] = {
-    ("sinusoidal", "traces"): absolute.traces,
-    ("sinusoidal", "heatmap"): absolute.heatmap,
-    ("sinusoidal", "waves"): absolute.waves,
-    ("sinusoidal", "gram"): absolute.gram,
-    ("sinusoidal", "distance"): absolute.distance,
-    ("sinusoidal", "wavelengths"): absolute.wavelength,
-    ("rope", "angles"): relative.angles,
-    ("rope", "circles"): relative.circles,
-    ("rope", "decay"): relative.rope_decay,
-    ("rope", "rotation"): relative.rotation,
-    ("alibi", "slopes"): relative.slopes,
-    ("alibi", "bias"): relative.bias,
-    ("alibi", "decay"): relative.alibi_decay,
-    ("t5_bias", "buckets"): relative.buckets,
-    ("shaw", "index"): relative.index,
-    ("patch2d", "similarity"): absolute.patch_similarity,
-    ("patch2d", "heatmap"): absolute.patch_heatmap,
-}
-LEARNED: Mapping[tuple[str, str], Callable[[Settings, Table], list[Plot]]] = {
-    ("learned", "traces"): tables.traces,
-    ("learned", "heatmap"): tables.heatmap,
-    ("learned", "similarity"): tables.similarity,
-    ("learned", "norms"): tables.norms,
-    ("learned", "pca"): tables.pca,
-    ("learned", "beside"): tables.beside,
-    ("t5_bias", "bias"): tables.t5_bias,
-    ("shaw", "keys"): tables.shaw_keys,
-    ("shaw", "values"): tables.shaw_values,
-}
+# --- decay with distance of several kinds, each curve scaled to 1 at its top -----------------------------------------
+
+Curves = dict[str, Numbers]
 
 
-def subject(settings: Settings) -> str:
-    """The key of the views: the kind, or `compare`."""
-    return "compare" if settings.compare else settings.encoding
+def _sinusoidal(settings: Settings, count: int) -> Curves:
+    return {f"sinusoidal, d_model {settings.d_model}": distance_curve(sinusoidal_table(settings, count))}
 
 
-def plots_of(settings: Settings, view: str | None, table: Table | None) -> tuple[str, list[Plot]]:
-    """The view's name (its first when None) and its plots.
+def _rope(settings: Settings, count: int) -> Curves:
+    return {f"rope, head width {settings.head_dim}": rope_curve(settings, count)}
 
-    Raises:
-        InputError: no such view, one that needs a run, or dimensions out of range.
+
+def _alibi(settings: Settings, count: int) -> Curves:
+    slopes = alibi_slopes(settings.heads)
+    heads = dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads))
+    return {f"alibi, head {head}": np.exp(-slopes[head - 1] * np.arange(count)) for head in heads}
+
+
+CURVES: dict[str, Callable[[Settings, int], Curves]] = {"sinusoidal": _sinusoidal, "rope": _rope, "alibi": _alibi}
+
+
+def similarity_curve(similarity: Numbers, count: int) -> Numbers:
+    """Mean of each diagonal: similarity [n, n] -> [min(n, count)]."""
+    return np.array([np.diagonal(similarity, offset).mean() for offset in range(min(len(similarity), count))])
+
+
+def table_curves(settings: Settings, table: Table, count: int) -> Curves:
+    if table.encoding == "learned":
+        return {"learned": similarity_curve(table.similarity(min(table.rows, 1024)), count)}
+    assert table.bias is not None
+    back = -np.arange(count, dtype=float)
+    rows = bucket_of(settings, back, bidirectional=table.bidirectional).astype(int)
+    factors = np.exp(table.bias[rows])
+    return {f"t5_bias, head {head}": factors[:, head - 1] for head in range(1, factors.shape[1] + 1)}
+
+
+def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
+    """Those asked for, or all that there are. Raises InputError for one that cannot be compared."""
+    learned = () if table is None or table.encoding not in ("learned", "t5_bias") else (table.encoding,)
+    known = (*CURVES, *learned)
+    if settings.compare in ((), ALL):
+        return known
+    for kind in settings.compare:
+        if kind not in known:
+            needs = kind in ("learned", "t5_bias")
+            raise InputError(
+                f"--compare {kind}: {'its curve is learned' if needs else 'it has no curve against distance'}",
+                hint=f"name a run that has it: --run RUN (without: {', '.join(known)})" if needs else ", ".join(known),
+            )
+    return settings.compare
+
+
+def curves(view: View, settings: Settings, table: Table | None = None) -> list[Plot]:
+    """Sinusoidal and rope by their mean cosine, alibi by exp(−slope · Δ) of its first, middle and last head.
+
+    Of a run also the mean cosine similarity of a learned table's positions, and exp of T5's bias on earlier keys.
     """
-    kind = subject(settings)
-    name = view_of(kind, view)
-    check_dims(settings)
-    if kind == "compare":
-        return name, compare.curves(settings, table)
-    if not VIEWS[kind][name].needs_run:
-        return name, FIXED[kind, name](settings)
-    if table is None:
-        raise needs_run(kind, name)
-    return name, LEARNED[kind, name](settings, table)
+    count = view.rows(settings)
+    lines = []
+    for kind in kinds_compared(settings, table):
+        if kind in CURVES:
+            found = CURVES[kind](settings, count)
+        else:
+            assert table is not None
+            found = table_curves(settings, table, count)
+        for label, curve in found.items():
+            lines.append(Line(label, np.arange(len(curve), dtype=float), curve / curve.max()))
+    return [Lines(view.title, view.caption, "distance Δ", "share of the top", lines)]
 
 
-def needs_run(kind: str, view: str) -> InputError:
-    what = f"--encoding {kind}" if kind in NEEDS_RUN else f"--view {view}"
-    return InputError(f"{what} shows what a model has learned: name one", hint="--run RUN, a run or checkpoint")
+# --- names, titles and captions --------------------------------------------------------------------------------------
 
+SAME_CURVE = (
+    "The mean of cos(Δ·ω) over all frequencies: the sinusoidal Gram matrix and RoPE's product of two all-ones "
+    "vectors are this same function of the distance Δ, at equal width and base."
+)
 
-def check_dims(settings: Settings) -> None:
-    """Raises InputError for a dimension, pair or head that there is not."""
-    if settings.dims is None:
-        return
-    kind = subject(settings)
-    counts = {
-        "sinusoidal": ("dimension", 0, settings.d_model - 1),
-        "rope": ("pair", 0, settings.head_dim // 2 - 1),
-        "alibi": ("head", 1, settings.heads),
-    }
-    if kind not in counts:
-        raise InputError(f"--dims: {kind} has no view of single dimensions", hint=f"for {', '.join(counts)}")
-    word, low, high = counts[kind]
-    for dim in settings.dims:
-        if not low <= dim <= high:
-            raise InputError(f"--dims {dim}: there is no such {word}, expected {low} to {high}")
+VIEWS: dict[str, dict[str, View]] = {
+    "sinusoidal": {
+        "traces": View(
+            "Traces of the encoding, one per token",
+            "Each line is one token's vector, read along the dimension index. Low dimensions differ from token to "
+            "token; high ones hardly move: at the right all sines meet at 0, all cosines at 1.",
+            fixed.traces,
+            50,
+        ),
+        "heatmap": View(
+            "Position × dimension",
+            "Each row is a token's vector. Columns at the left change with every token, those at the right take "
+            "thousands of tokens for one period: fast and slow hands of one clock.",
+            fixed.heatmap,
+        ),
+        "waves": View(
+            "Waves of single dimensions",
+            "Each dimension is a sine or a cosine of the position; its wavelength grows geometrically with the index.",
+            fixed.waves,
+        ),
+        "gram": View(
+            "Gram matrix: products of all pairs of tokens",
+            "Every diagonal has one value (the matrix is Toeplitz): the product of two tokens' vectors depends on "
+            "their distance alone, not on where they stand.",
+            fixed.gram,
+        ),
+        "distance": View(
+            "Product of two encodings against their distance",
+            SAME_CURVE + " It falls from 1 in ripples, and is even: it cannot tell before from after.",
+            fixed.distance,
+            512,
+        ),
+        "wavelengths": View(
+            "Wavelength of each pair",
+            "From 2π tokens for the first pair towards 2π·base for the last; a straight line on this logarithmic axis.",
+            fixed.wavelength,
+        ),
+    },
+    "learned": {
+        "traces": View(
+            "Traces of the table, one per token",
+            "Each line is one position's learned vector, read along the dimension index.",
+            learned.traces,
+            50,
+            True,
+        ),
+        "heatmap": View(
+            "Position × dimension",
+            "The learned table as it is. Structure along the rows means that training found position useful; a "
+            "table of noise has not learned yet.",
+            learned.heatmap,
+            needs_run=True,
+        ),
+        "similarity": View(
+            "Cosine similarity of all pairs of positions",
+            "A bright band along the diagonal means that neighbours were given similar vectors.",
+            learned.similarity,
+            needs_run=True,
+        ),
+        "norms": View(
+            "Length of each position's vector",
+            "Positions that training seldom saw keep the length of their initialisation; the first ones often "
+            "stand out.",
+            learned.norms,
+            needs_run=True,
+        ),
+        "pca": View(
+            "The path through the two main directions",
+            "Positions along the first two principal components. A smooth curve means that order has become geometry.",
+            learned.pca,
+            needs_run=True,
+        ),
+        "beside": View(
+            "Beside the sinusoidal encoding",
+            "The learned table and sines of the same size, each on its own scale: few models rediscover sines exactly.",
+            learned.beside,
+            needs_run=True,
+        ),
+    },
+    "rope": {
+        "angles": View(
+            "Angle of each pair, modulo 2π",
+            "Pair i of a query or key at position m is turned by m·θᵢ. The colours are cyclic: the first pairs go "
+            "round every few tokens, the last hardly leave 0.",
+            fixed.angles,
+        ),
+        "circles": View(
+            "Pairs on their circles",
+            "Each ring is one pair, its points the first positions: equal steps along the circle, large for the "
+            "outer (first) pairs, small for the inner (last) ones.",
+            fixed.circles,
+            12,
+        ),
+        "decay": View(
+            "Mean cosine against distance",
+            SAME_CURVE + " A query and a key that match lose weight, in ripples, as they move apart.",
+            fixed.rope_decay,
+            512,
+        ),
+        "rotation": View(
+            "One vector, turned",
+            "A head's vector of ones as it is turned for each position, by the very module that training uses: "
+            "its length never changes, only the direction of its pairs.",
+            fixed.rotation,
+        ),
+    },
+    "alibi": {
+        "slopes": View(
+            "Slope of each head",
+            "A geometric series: the first head sees only its neighbourhood, the last nearly everything.",
+            fixed.slopes,
+        ),
+        "bias": View(
+            "Bias added to the scores",
+            "Minus the slope times the distance: nothing on the diagonal, ever more against far keys. A causal "
+            "model uses the part below the diagonal.",
+            fixed.bias,
+            32,
+        ),
+        "decay": View(
+            "What the bias does to a weight",
+            "exp(−slope·Δ), by which softmax multiplies the weight of a key at distance Δ: each head has its own "
+            "horizon.",
+            fixed.alibi_decay,
+            128,
+        ),
+    },
+    "t5_bias": {
+        "buckets": View(
+            "Bucket of each offset",
+            "Near keys have a bucket each, far ones share theirs in logarithmic steps, and beyond the maximum "
+            "distance all fall into the last. Causal attention spends all buckets on the past.",
+            fixed.buckets,
+            160,
+        ),
+        "bias": View(
+            "Learned bias, head × offset",
+            "What each head adds to the score of a key at this offset: some heads look back, some next door, some far.",
+            learned.t5_bias,
+            64,
+            True,
+        ),
+    },
+    "shaw": {
+        "index": View(
+            "Row of the table for each pair",
+            "clip(j − i, −k, k) + k: every diagonal reads one row of the table, and beyond k tokens all distances "
+            "read the same one.",
+            fixed.index,
+            48,
+        ),
+        "keys": View(
+            "Learned vectors on the keys",
+            "A row per clipped distance: what a query is compared with, beside the key itself.",
+            learned.shaw_keys,
+            needs_run=True,
+        ),
+        "values": View(
+            "Learned vectors on the values",
+            "A row per clipped distance: what is mixed in, beside the value itself.",
+            learned.shaw_values,
+            needs_run=True,
+        ),
+    },
+    "patch2d": {
+        "similarity": View(
+            "Similarity of each patch with all others",
+            "One small map per patch, at its own place: how similar every patch's vector is to this one's. Row and "
+            "column add up, so a patch stays closest to those of its own row and its own column.",
+            fixed.patch_similarity,
+        ),
+        "heatmap": View(
+            "Patch × dimension",
+            "Patches count row by row. The first half of the dimensions encodes the column and repeats with every "
+            "row of patches; the second encodes the row.",
+            fixed.patch_heatmap,
+        ),
+    },
+    "compare": {
+        "curves": View(
+            "Decay with distance, side by side",
+            "Each curve is scaled to 1 at its top: how much a pair of tokens keeps of its affinity as it moves "
+            "apart, by position alone.",
+            curves,
+        ),
+    },
+}

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tformer.checkpoint.logs import read_metrics
 from tformer.errors import InputError, did_you_mean
 from tformer.viz.plots import PALETTE, Numbers
 
@@ -84,6 +83,8 @@ def _text(name: str) -> str:
 
 
 def _tracks(path: Path) -> dict[str, Track]:
+    from tformer.checkpoint.logs import read_metrics  # imports pydantic, which pictures of other data do not need
+
     records: dict[str, dict[float, dict[str, Any]]] = {}
     for record in read_metrics(path / METRICS_FILE):
         split, step = record.get("split"), _number(record.get("step"))

@@ -187,7 +187,7 @@ class _Drawing:
             at = self._part(block, "cross", at, section, "cross-attention", kind, heads)
             self._edge(memory, f"{block.id}_cross", "K, V", "cross")
         wide = section.feedforward
-        d_ff = wide.d_ff or 4 * sizes.d_model
+        d_ff = wide.hidden_size(sizes.d_model)
         gated = "gated " if wide.gated else ""
         return self._part(block, "ff", at, section, "feed-forward",
                           f"{sizes.d_model} → {d_ff} → {sizes.d_model}", f"{gated}{wide.activation}")  # fmt: skip

@@ -262,7 +262,7 @@ def _memory(subject: Subject, parameters: int) -> MemoryEstimate:
             seq_len=subject.source_length,
             target_seq_len=subject.target_length if subject.has_both else None,
             on_cpu=subject.device == "cpu",
-            labelled_share=labelled_share(recipe, is_main=is_main),
+            labelled_share=labelled_share(recipe),
         )
 
     found = estimate(recipe.model, parameters, is_main=True)

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from tformer.model import Transformer
 from tformer.nn.attention import routes as chunked
+from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
-from tformer.nn.heads import Output, PooledHead, VocabularyHead
+from tformer.nn.heads import Output, VocabularyHead
 from tformer.workflows.inspect.symbols import check_shape
 from tformer.workflows.inspect.watch import Watch, watch_embedding, watch_head
 from tformer.workflows.inspect.watch_layers import watch_stack

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
-from tformer.checkpoint.atomic import MANIFEST
-from tformer.checkpoint.bounded_json import PICKLE_SUFFIXES
 from tformer.checkpoint.catalog import BEST, LATEST, read_pointer
+from tformer.checkpoint.files import MANIFEST, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import differences
 from tformer.checkpoint.run import CHECKPOINTS, is_run

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
-from tformer.nn.heads import PooledHead, VocabularyHead
+from tformer.nn.heads import VocabularyHead
 from tformer.nn.positions.base import Positions
 from tformer.nn.positions.fixed import TabledPositions
 

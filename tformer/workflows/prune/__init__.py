@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from tformer.workflows.prune.layers import LayerChoice, Plan
 from tformer.workflows.prune.pruning import Pruned, check_plan, prune
-from tformer.workflows.prune.quality import HeldOut, LmText, Spread
 
-__all__ = ["HeldOut", "LayerChoice", "LmText", "Plan", "Pruned", "Spread", "check_plan", "prune"]
+__all__ = ["LayerChoice", "Plan", "Pruned", "check_plan", "prune"]

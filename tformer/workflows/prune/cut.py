@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model, resolve_sizes
-from tformer.checkpoint import Checkpoint, files, find_tied, probe, write_checkpoint
+from tformer.checkpoint import Checkpoint, files, find_tied, write_checkpoint
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.run import make_folders
 from tformer.checkpoint.tensor_files import file_bytes
@@ -177,7 +177,7 @@ def write_pruned(
     generator = checkpoint.generator()
     tied = find_tied(weights)
     stored = {name: tensor for name, tensor in weights.items() if name not in tied}
-    probe.require_room(out, file_bytes(stored) + file_bytes(generator or {}))
+    files.require_room(out, file_bytes(stored) + file_bytes(generator or {}))
     with files.storage_errors(out):
         make_folders(out.absolute().parent)
     require_new(out)  # measuring took its time

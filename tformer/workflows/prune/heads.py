@@ -29,7 +29,7 @@ from tformer.evaluation.predict import Samples, default_batch_tokens, length_sor
 from tformer.model import Transformer
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.objectives.base import Objective, total_loss
-from tformer.recipe.model import PER_HEAD_POSITIONS, Model
+from tformer.recipe.model import Model
 
 
 def head_importance(
@@ -145,11 +145,10 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
     """Raises InputError, naming the field, for stacks whose heads cannot be taken out one by one."""
     for side in sides:
         section, stack = getattr(model, side), getattr(built, side)
-        kind = section.positions.kind
-        if kind in PER_HEAD_POSITIONS:
+        if section.positions.module.per_head:
             raise InputError(
-                f"--heads: model.{side}.positions.kind is {kind}, whose slopes or biases belong to heads that all "
-                "layers share",
+                f"--heads: model.{side}.positions.kind is {section.positions.kind}, whose slopes or biases belong to "
+                "heads that all layers share",
                 hint="prune layers instead",
             )
         for block in stack.layers:

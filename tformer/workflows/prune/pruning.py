@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from tformer.checkpoint import probe
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.interop.importing import open_checkpoint
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.recipe.model import Model
+from tformer.tasks.base import HeldOut
 from tformer.workflows.prune.cut import (
     cut_head_weights,
     cut_heads,
@@ -43,7 +44,7 @@ from tformer.workflows.prune.layers import (
     search_layers,
     stacks_of,
 )
-from tformer.workflows.prune.quality import HeldOut, cost, only_layers
+from tformer.workflows.prune.quality import cost, only_layers
 
 ScoreNow = Callable[[], Score]
 """The score of the model as it is at the moment, lower is better."""
@@ -205,7 +206,7 @@ class _Pruning:
     ) -> None:
         check_plan(loaded, plan)
         require_new(out)
-        probe.require_writable(out)
+        files.require_writable(out)
         self.loaded, self.plan, self.out, self.held_out = loaded, plan, out, held_out
         self.evaluate, self.progress, self.should_stop = evaluate, progress, should_stop
         self.sides = stacks_of(loaded.model, plan.stack)
@@ -249,14 +250,14 @@ class _Pruning:
 
     def _score(self) -> Score:
         assert self.held_out is not None
-        figures = self.held_out.measure(self.model)
+        figures = self.held_out.measure(self.model, self.should_stop)
         self._stop_here()
         return self.held_out.score(figures)
 
     def _measured(self) -> dict[str, Any]:
         figures: dict[str, Any] = dict(cost(self.model, self.recipe))
         if self.evaluate and self.held_out is not None:
-            figures |= self.held_out.measure(self.model)
+            figures |= self.held_out.measure(self.model, self.should_stop)
             self._stop_here()
             if not math.isfinite(figures["loss"]) and self.model is self.loaded.model:
                 raise NonFiniteLossError(f"the loss is {figures['loss']}: the weights are damaged")

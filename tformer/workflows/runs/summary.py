@@ -16,15 +16,14 @@ from typing import Any, TypeVar
 
 from tformer.build import count_parameters
 from tformer.checkpoint import Checkpoint, Entry, RunDirectory, read_checkpoint
-from tformer.checkpoint.atomic import MANIFEST
-from tformer.checkpoint.bounded_json import read_bounded
+from tformer.checkpoint.files import MANIFEST, read_bounded
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_locked
 from tformer.errors import InputError
 from tformer.loading import TARGET_TABLE, TOKEN_TABLE
+from tformer.metrics import HIGHER_IS_BETTER
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.training.loop import HIGHER_IS_BETTER
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 MAX_RECIPE_BYTES = 1 << 20

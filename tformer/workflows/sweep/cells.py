@@ -24,12 +24,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tformer.checkpoint.atomic import write_text
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+    write_text,
+)
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.formatting import finite_or_none
-from tformer.recipe.needs import data_kind
 from tformer.recipe.recipe import Recipe
 from tformer.workflows.sweep.grid import (
     Cell,
@@ -234,7 +236,8 @@ class Work:
         if given or self.recipe.model.patches is not None or "--init-from" in self.cell.variant.task.train:
             return None
         texts = data.model_dump(mode="json", include=TEXTS)
-        return json.dumps([data_kind(self.recipe), tokenizer.model_dump(mode="json"), texts], sort_keys=True)
+        kind = self.recipe.data_kind.removeprefix("masked_")
+        return json.dumps([kind, tokenizer.model_dump(mode="json"), texts], sort_keys=True)
 
 
 class Sweeper:

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer.checkpoint.atomic import remove_tree, write_text
-from tformer.checkpoint.bounded_json import parse_object, read_bounded
+from tformer.checkpoint.files import (
+    parse_object,
+    read_bounded,
+    remove_tree,
+    write_text,
+)
 from tformer.checkpoint.run import (
     LOCK_NAME,
     RunLock,

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.atomic import write_text
+from tformer.checkpoint.files import write_text
 from tformer.formatting import finite_or_none
-from tformer.training.loop import HIGHER_IS_BETTER
+from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import (
     DONE,

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from tformer.nn.attention.block_sparse.explicit import attend_blocks_explicit
 from tformer.nn.attention.block_sparse.pattern import Group, KeysAndValues, Pattern, band_of, part_masks, runs
 from tformer.nn.attention.context import MASKED_SCORE, AttentionInputs
-from tformer.nn.fused import outside_graphs
+from tformer.nn.dropout import outside_graphs
 
 SeesFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(example, query slot, key slot), index tensors -> bool."""

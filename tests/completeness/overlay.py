@@ -1,0 +1,94 @@
+"""A copy of the package with a new entry in one of its tables: one small file and one row.
+
+The tests of this folder check the promise that a variant takes one file and one table row. They add a dummy variant to
+a copy of the package and run the commands on it, so that a list of names hidden elsewhere makes them fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+PRELUDE = '''\
+import contextlib, io, json, sys
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def command(*arguments):
+    """(exit code, standard output) of a tformer command in this process."""
+    from tformer.cli.app import main
+
+    out, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(out):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+    return code, out.getvalue()
+
+
+def succeed(*arguments):
+    """Standard output of a command, which must succeed."""
+    code, out = command(*arguments)
+    assert code == 0, f"{' '.join(map(str, arguments))}: exit code {code}"
+    return out
+
+
+def report(value):
+    """The value that `Overlay.run` returns."""
+    print("REPORT " + json.dumps(value), file=sys.stderr)
+
+'''
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """root: the folder that holds the changed copy of `tformer`."""
+
+    root: Path
+
+    def run(self, script: str, *, cwd: Path) -> Any:
+        """Run a Python script on the copy, with `command`, `succeed` and `report` at hand; the value it reported."""
+        done = subprocess.run(
+            [sys.executable, "-c", PRELUDE + script],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        reports = [line for line in done.stderr.splitlines() if line.startswith("REPORT ")]
+        return json.loads(reports[-1].removeprefix("REPORT ")) if reports else None
+
+
+def overlay(tmp_path: Path, *, files: Mapping[str, str], rows: Mapping[str, Sequence[tuple[str, str]]]) -> Overlay:
+    """A copy of the package in `tmp_path` with new files, and with lines replaced in existing ones.
+
+    files: {path: text} of files that do not exist yet.
+    rows: {path: (old text, new text) pairs}; each old text must occur exactly once.
+    """
+    root = tmp_path / "package"
+    for name in ("tformer", "configs"):
+        shutil.copytree(ROOT / name, root / name)  # with the compiled files, which stay valid
+    for name, text in files.items():
+        assert not (root / name).exists(), f"{name} exists already"
+        (root / name).write_text(text, encoding="utf-8")
+    for name, changes in rows.items():
+        text = (root / name).read_text(encoding="utf-8")
+        for old, new in changes:
+            assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {name}"
+            text = text.replace(old, new)
+        (root / name).write_text(text, encoding="utf-8")
+    return Overlay(root)

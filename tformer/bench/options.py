@@ -1,0 +1,391 @@
+"""Options of every `tformer bench` command, declared once, and what can be refused before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import inf, isfinite
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from tformer.errors import InputError
+from tformer.options import command_line, flag_of, panel
+
+MODEL, WORK, PEERS = panel("Which model"), panel("What is measured"), panel("Compared with")
+HOW, RESULT = panel("How"), panel("Result")
+
+MOST_BATCH = 2**16
+MOST_SIZES = 32
+MOST_THREADS = 4096
+MOST_SEED = 2**31 - 1
+MAX_LENGTH = 2**24
+
+Threads = Annotated[
+    int | None, HOW("--threads", help="CPU threads for tformer and its peers; default: PyTorch's choice.")
+]
+Device = Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]")]
+Compile = Annotated[bool, HOW("--compile", help="tformer through torch.compile.")]
+Repeats = Annotated[int, HOW("--repeats", help="Timed rounds; quick ones are repeated for half a second.")]
+Peers = Annotated[tuple[str, ...], PEERS("--peer", metavar="NAME", help="A library at the same work; may be repeated.")]
+NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Tokens written for each text.")]
+Quantize = Annotated[
+    str, WORK("--quantize", metavar="none|int8", help="Format of tformer's matrices; none,int8 measures both.")
+]
+Report = Annotated[Path | None, RESULT("--out", metavar="FILE.md", help="Write the report to this file too.")]
+AsJson = Annotated[bool, RESULT("--json", help="One JSON document on standard output.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model whose sizes are measured, with random weights."""
+
+    arch: Annotated[str | None, MODEL("--arch", help="A family, for example gpt.")] = None
+    preset: Annotated[str | None, MODEL("--preset", help="A shipped recipe of the family.")] = None
+    config: Annotated[Path | None, MODEL("--config", metavar="FILE", help="A recipe file.")] = None
+    run: Annotated[str | None, MODEL("--run", metavar="RUN", help="The sizes of a run, not its weights.")] = None
+
+    @property
+    def is_given(self) -> bool:
+        return self != ModelOptions()
+
+
+@dataclass(frozen=True)
+class ProductOptions:
+    """Options of workloads with matrix products, which `bench tokenize` has not."""
+
+    peer_precision: Annotated[
+        str | None, PEERS("--peer-precision", metavar="P,P,...", help="Default: all that the library has here.")
+    ] = None
+    precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Of tformer.")] = "auto"
+    compile: Compile = False
+    device: Device = "auto"
+
+
+@dataclass(frozen=True)
+class SpeedOptions:
+    """Options that every speed benchmark has. Fields of a subclass are the workload's own options.
+
+    work: the name of the workload in `speed.WORKS`.
+    """
+
+    work: ClassVar[str]
+
+    model: ModelOptions = ModelOptions()
+    sets: Annotated[tuple[str, ...], MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")] = ()
+    batch_size: Annotated[
+        str | None, WORK("--batch-size", metavar="N,N,...", help="One size, or several: the best is reported.")
+    ] = None
+    peer: Peers = ()
+    repeats: Repeats = 10
+    max_seconds: Annotated[float, HOW("--max-seconds", help="Limit for each measuring process.")] = 600.0
+    threads: Threads = None
+    out: Report = None
+    as_json: AsJson = False
+
+    @property
+    def products(self) -> ProductOptions:
+        return ProductOptions(device="cpu")
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of an example; None: the workload's default."""
+        return None
+
+    @property
+    def quantize(self) -> str:
+        return "none"
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The sizes in the given order, each once; none for the workload's default."""
+        if self.batch_size is None:
+            return ()
+        sizes = whole_numbers("--batch-size", self.batch_size, least=1, most=MOST_BATCH)
+        if len(sizes) > MOST_SIZES:
+            raise InputError(f"--batch-size: found {len(sizes)} sizes, expected {MOST_SIZES} at most")
+        return sizes
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The workload's own options by name: `new_tokens`, `texts`, ..."""
+        shared = {field.name for field in fields(SpeedOptions)} | {"products", "length", "quantize"}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    @property
+    def length_flag(self) -> str:
+        return flag_of(type(self), "length")
+
+    @property
+    def command(self) -> str:
+        """The command line with these options; defaults are left out."""
+        return command_line(["tformer", "bench", self.work], self)
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        require_positive(length=self.length, repeats=self.repeats, max_seconds=self.max_seconds)
+        require_positive(**{name: value for name, value in self.own.items() if isinstance(value, int | float)})
+        require_threads(self.threads)
+        refuse_folder(self.out)
+
+
+@dataclass(frozen=True)
+class TrainOptions(SpeedOptions):
+    """The options of `tformer bench train`."""
+
+    work = "train"
+
+    length: Annotated[int | None, WORK("--length", metavar="T", help="Tokens of an example.")] = None
+    products: ProductOptions = ProductOptions()
+
+
+@dataclass(frozen=True)
+class GenerateOptions(SpeedOptions):
+    """The options of `tformer bench generate`."""
+
+    work = "generate"
+
+    length: Annotated[int, WORK("--prompt-length", metavar="T", help="Tokens of each prompt.")] = 16
+    new_tokens: NewTokens = 128
+    quantize: Quantize = "none"
+    products: ProductOptions = ProductOptions()
+
+
+@dataclass(frozen=True)
+class TranslateOptions(SpeedOptions):
+    """The options of `tformer bench translate`."""
+
+    work = "translate"
+
+    length: Annotated[int | None, WORK("--source-length", metavar="T", help="Tokens of a source.")] = None
+    new_tokens: NewTokens = 30
+    beam: Annotated[int, WORK("--beam", metavar="B", help="Hypotheses.")] = 4
+    sentences: Annotated[int, WORK("--sentences", metavar="N", help="Sources of a round.")] = 64
+    quantize: Quantize = "none"
+    products: ProductOptions = ProductOptions()
+
+
+@dataclass(frozen=True)
+class ClassifyOptions(SpeedOptions):
+    """The options of `tformer bench classify`."""
+
+    work = "classify"
+
+    texts: Annotated[int, WORK("--texts", metavar="N", help="Number of texts.")] = 10_000
+    length: Annotated[int | None, WORK("--length", metavar="T", help="Tokens of the longest text.")] = None
+    products: ProductOptions = ProductOptions()
+
+
+@dataclass(frozen=True)
+class TokenizeOptions(SpeedOptions):
+    """The options of `tformer bench tokenize`."""
+
+    work = "tokenize"
+
+    tokenizer: Annotated[
+        Path | None, WORK("--tokenizer", metavar="FILE", help="A tokenizer.json instead of one trained here.")
+    ] = None
+    data: Annotated[
+        str | None, WORK("--data", metavar="PATH", help="Default: the documentation that comes with Python.")
+    ] = None
+    megabytes: Annotated[float, WORK("--megabytes", metavar="N", help="Amount of text.")] = 4.0
+
+    @property
+    def own(self) -> dict[str, Any]:
+        return {**super().own, "tokenizer": self.model.run or super().own["tokenizer"]}
+
+    def check(self) -> None:
+        super().check()
+        if self.model.run is not None and self.tokenizer is not None:
+            raise InputError("--run and --tokenizer exclude each other", hint="a run has its own tokenizer")
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The options of `tformer bench attention`."""
+
+    model: ModelOptions = ModelOptions()
+    kinds: Annotated[
+        str | None,
+        WORK(
+            "--kinds",
+            metavar="A,B,...",
+            help="Attention kinds, and dense-masked: full attention with a T x T mask. Default: all, or the model's. "
+            "full is always measured.",
+        ),
+    ] = None
+    lengths: Annotated[
+        str | None,
+        WORK(
+            "--lengths",
+            metavar="T,T,...",
+            help="Numbers of positions. Default: 512,1024,2048,4096,8192,16384, or as far as the model reads.",
+        ),
+    ] = None
+    batch_size: Annotated[int, WORK("--batch-size", help="Sequences at once.")] = 1
+    heads: Annotated[int | None, WORK("--heads", help="Attention heads. Default: 4, or the model's.")] = None
+    head_dim: Annotated[int | None, WORK("--head-dim", help="Size of a head. Default: 64, or the model's.")] = None
+    sets: Annotated[
+        tuple[str, ...],
+        WORK(
+            "--set",
+            metavar="KIND.OPTION=VALUE",
+            help="An option of a kind, as in a recipe: sliding_window.window=256; with a model also any key of its "
+            "recipe. May be repeated.",
+        ),
+    ] = ()
+    causal: Annotated[bool, WORK("--causal", help="No position sees a later one; always so in decoders.")] = False
+    peer: Peers = ()
+    precision: Annotated[str | None, HOW("--precision", metavar="fp32|bf16|fp16", help="Default: fp32.")] = None
+    dtype: Annotated[str | None, HOW("--dtype", metavar="fp32|bf16|fp16", help="The same as --precision.")] = None
+    compile: Compile = False
+    device: Device = "auto"
+    repeats: Repeats = 10
+    max_seconds: Annotated[
+        float, HOW("--max-seconds", help="Limit for one kind at one length, starting Python included.")
+    ] = 120.0
+    out: Annotated[
+        Path | None,
+        RESULT(
+            "--out",
+            metavar="DIR",
+            help="A folder for table.md, table.csv, table.json, time.svg and memory.svg; files of these names are "
+            "replaced.",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        require_positive(
+            batch_size=self.batch_size,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            repeats=self.repeats,
+            max_seconds=self.max_seconds,
+        )
+        if self.precision is not None and self.dtype is not None:
+            raise InputError("--precision and --dtype are the same", hint="leave --dtype out")
+
+    @property
+    def lengths_given(self) -> tuple[int, ...]:
+        """The lengths in rising order, each once; none for the default."""
+        if self.lengths is None:
+            return ()
+        return tuple(sorted(whole_numbers("--lengths", self.lengths, least=1, most=MAX_LENGTH)))
+
+
+@dataclass(frozen=True)
+class QualityOptions:
+    """The options of `tformer bench quality`."""
+
+    arch: Annotated[str, MODEL("--arch", help="A family.")] = "gpt"
+    preset: Annotated[str, MODEL("--preset", help="A shipped recipe of the family.")] = "char-12s"
+    sets: Annotated[tuple[str, ...], MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")] = ()
+    data: Annotated[str | None, WORK("--data", metavar="PATH", help="Text to train on; required.")] = None
+    valid: Annotated[str | None, WORK("--valid", metavar="PATH", help="Text to validate on, all of it; required.")] = (
+        None
+    )
+    target: Annotated[
+        float | None,
+        WORK(
+            "--target",
+            metavar="LOSS",
+            help="Stop at the first validation that reaches this loss. Default: train to the end.",
+        ),
+    ] = None
+    seeds: Annotated[str, WORK("--seeds", metavar="N,N,...", help="One training for each seed.")] = "1,2,3"
+    threads: Threads = None
+    device: Device = "auto"
+    max_seconds: Annotated[float, HOW("--max-seconds", help="Limit for one training.")] = 3600.0
+    as_json: AsJson = False
+
+    @property
+    def command(self) -> str:
+        """The command line with these options; defaults are left out."""
+        return command_line(["tformer", "bench", "quality"], self)
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        return whole_numbers("--seeds", self.seeds, least=0, most=MOST_SEED)
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        require_positive(max_seconds=self.max_seconds)
+        require_threads(self.threads)
+        if self.data is None or self.valid is None:
+            missing = "--data" if self.data is None else "--valid"
+            raise InputError(
+                f"{missing}: found none, expected a file with text", hint="--data train.txt --valid val.txt"
+            )
+        if self.target is not None and not (isfinite(self.target) and self.target > 0):
+            raise InputError(f"--target: found {self.target}, expected a loss above 0")
+
+
+@dataclass(frozen=True)
+class AllOptions:
+    """The options of `tformer bench all`."""
+
+    quick: Annotated[bool, HOW("--quick", help="Fewer batch sizes, rounds and texts.")] = False
+    data: Annotated[
+        str | None,
+        WORK(
+            "--data",
+            metavar="PATH",
+            help="Text for measuring time to quality too; the targets are those of tinyshakespeare.",
+        ),
+    ] = None
+    valid: Annotated[str | None, WORK("--valid", metavar="PATH", help="Its validation text, required with --data.")] = (
+        None
+    )
+    threads: Threads = None
+    device: Device = "auto"
+    out: Annotated[Path, RESULT("--out", metavar="FILE.md", help="File of the report.")] = Path("report.md")
+    as_json: AsJson = False
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        require_threads(self.threads)
+        refuse_folder(self.out)
+        if (self.data is None) != (self.valid is None):
+            given, missing = ("--data", "--valid") if self.valid is None else ("--valid", "--data")
+            raise InputError(f"{given}: found without {missing}", hint="time to quality needs both")
+
+
+def words_of(flag: str, text: str) -> tuple[str, ...]:
+    """Words between commas, each once. Raises InputError where there is none."""
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found:
+        raise InputError(f"{flag}: found '{text}', expected a word, or several separated by commas")
+    return found
+
+
+def whole_numbers(flag: str, text: str, *, least: int, most: int) -> tuple[int, ...]:
+    """Whole numbers between commas in the given order, each once. Raises InputError for anything else."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError(f"{flag}: found none, expected whole numbers separated by commas")
+    for word in words:
+        if not word.isdecimal() or not least <= int(word) <= most:
+            raise InputError(f"{flag}: found '{word}', expected whole numbers from {least} to {most:,}")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def require_positive(**values: float | None) -> None:
+    """Raise InputError for a number that is not above 0, or infinite; None was not given."""
+    for name, value in values.items():
+        if value is not None and not 0 < value < inf:
+            expected = "a finite number" if value == inf else "more than 0"
+            raise InputError(f"--{name.replace('_', '-')}: found {value}, expected {expected}")
+
+
+def require_threads(threads: int | None) -> None:
+    """Raise InputError for a number of threads that no machine has; None was not given."""
+    require_positive(threads=threads)
+    if threads is not None and threads > MOST_THREADS:
+        raise InputError(f"--threads: found {threads}, expected {MOST_THREADS:,} at most")
+
+
+def refuse_folder(out: Path | None) -> None:
+    """Raise InputError for a report that would replace a folder."""
+    if out is not None and out.is_dir():
+        raise InputError(f"--out: {out} is a folder, expected a file")

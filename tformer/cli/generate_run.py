@@ -1,0 +1,492 @@
+"""What `tformer generate` does after its options are checked: load the models, answer the prompt or every line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tformer.cli.generate import GenerateOptions, Use
+from tformer.cli.process import StopFlag
+from tformer.cli.report import DataOutput, console, show_notes
+from tformer.decoding.continuer import Continuer
+from tformer.decoding.fill_mask import Candidate, fill_mask
+from tformer.decoding.generate import generate
+from tformer.decoding.inference import inference_dtype, prepare_decoding
+from tformer.decoding.lines import (
+    STANDARD_INPUT,
+    LineWindow,
+    line_blocks,
+    name_of,
+    prompt_window,
+    prompt_windows,
+    source_windows,
+)
+from tformer.decoding.loaded import require_same_vocabularies, translator_of
+from tformer.decoding.output import generated_document, translation_document, translation_lines
+from tformer.decoding.prompts import encode_prompt, suppressed_tokens, task_prefix
+from tformer.decoding.sentences import LINES, SentenceReader
+from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
+from tformer.decoding.translate import Translation
+from tformer.device import resolve_device
+from tformer.errors import InputError
+from tformer.formatting import as_one_line
+from tformer.loading import Loaded, load
+from tformer.tokenizer import Tokenizer
+
+HEADS = {"lm", "masked_lm"}
+SAMPLE_SEPARATOR = "---------------"
+MASK_CANDIDATES = 5
+
+
+def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+    """Answer with what the kind of model and the options ask for: filled masks, samples or searched texts."""
+    models = load_models(options)
+    first = models[0]
+    if fills_masks(first):
+        MaskFiller(first, options, flag, output).run()
+        return
+    if first.model.decoder is None:
+        raise InputError(f"{first.path}: generation needs a model with a decoder")
+    translates, generation = is_encoder_decoder(first), first.recipe.generation
+    if not translates:
+        options.check_decoder_only(first.path)
+    ends = {
+        "eos_id": first.decoder_tokens.eos if translates else first.text_tokenizer.special.eos,
+        "forced_eos": first.recipe.tokenizer.special_ids.forced_eos,
+    }
+    settings: BeamSettings | GenerationSettings
+    if options.engine(generation, encoder_decoder=translates) == "sample":
+        settings = options.sampling_settings(generation, encoder_decoder=translates, **ends)
+        how = "" if settings.greedy else f", seed {options.seed}"
+    else:
+        settings = options.beam_settings(generation, **ends)
+        how = f", beam {settings.beam_size}"
+    paths = ", ".join(str(loaded.path) for loaded in models)
+    notes = [note for loaded in models for note in loaded.notes]
+    show_notes([f"generating with {paths}{how}", *notes], dim=True)
+    session: SamplingSession | SearchSession
+    if translates:
+        session = translation_session(options, models, settings, flag, output)
+    elif isinstance(settings, BeamSettings):
+        session = continuation_session(options, models, settings, flag, output)
+    else:
+        session = SamplingSession(first, settings, options, flag, output)
+    if options.input_path is not None:
+        session.answer_lines(options.input_path)
+    elif options.prompt is not None or not translates:
+        session.answer_prompt(options.prompt or "")
+    elif sys.stdin.isatty():
+        raise InputError(
+            "nothing to translate", hint="give --prompt TEXT or --input FILE, or pipe one text a line into the command"
+        )
+    else:
+        session.answer_lines(STANDARD_INPUT)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def load_models(options: GenerateOptions) -> list[Loaded]:
+    """The models to use, each once, ready for decoding. Raises InputError for models that do not go together."""
+    device = resolve_device(options.device)
+    models: dict[Path, Loaded] = {}
+    for name in names_of_models(options.arguments, options.ensemble):
+        loaded = load(name, device=device, which=options.checkpoint, kinds=HEADS)
+        if options.special_tokens:
+            loaded.tokenizer = loaded.text_tokenizer.reading_special()
+        models.setdefault(loaded.path.resolve(), loaded)
+    chosen = list(models.values())
+    if len(chosen) > 1:
+        require_same_vocabularies(chosen)
+    for loaded in chosen:
+        note = prepare_decoding(
+            loaded.model,
+            inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=device),
+            compile=options.compile,
+            quantize=options.quantize,
+            rows=options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder(loaded)),
+            steps=partial(decoding_steps, options, loaded),
+        )
+        if note is not None:
+            loaded.notes.append(note)
+    return chosen
+
+
+def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[str | None]:
+    """The models to load, in order; None is the newest run.
+
+    Typer gives only the first word after `--ensemble` to the option and the others to RUN, so all belong to the
+    ensemble. A word with commas is several names, unless there is a folder of that name.
+    """
+    if not ensemble:
+        if len(arguments) > 1:
+            raise InputError(
+                f"unexpected argument '{arguments[1]}'",
+                hint="a text needs --prompt or --input; several models need --ensemble",
+            )
+        return list(arguments) or [None]
+    words = [part for word in ensemble for part in ([word] if Path(word).exists() else word.split(","))]
+    return [word for word in dict.fromkeys([*words, *arguments]) if word]
+
+
+def decoding_steps(options: GenerateOptions, loaded: Loaded) -> int:
+    """About how many decoding steps the command will take: batches of lines times the longest completion."""
+    longest = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
+    texts = options.texts_at_once(encoder_decoder=loaded.model.encoder is not None)
+    return longest * -(-count_lines(options.input_path) // texts)
+
+
+def count_lines(path: str | None) -> int:
+    """The lines of a file; 1 where the number is not known ahead: a prompt, standard input, a missing file."""
+    if path is None or not Path(path).is_file():
+        return 1
+    with Path(path).open("rb") as file:
+        return max(1, sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")))
+
+
+def is_encoder_decoder(loaded: Loaded) -> bool:
+    return loaded.model.encoder is not None and loaded.model.decoder is not None
+
+
+def fills_masks(loaded: Loaded) -> bool:
+    return loaded.model.decoder is None and "masked_lm" in loaded.model.heads
+
+
+# --- samples of a decoder alone ---------------------------------------------------------------------------------------
+
+
+class SamplingSession:
+    """Continues texts by sampling: prompts in, completions out, streamed on a terminal."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        settings: GenerationSettings,
+        options: GenerateOptions,
+        flag: StopFlag,
+        output: DataOutput,
+    ) -> None:
+        self.loaded, self.settings, self.options, self.flag, self.output = loaded, settings, options, flag, output
+
+    def answer_prompt(self, prompt: str) -> None:
+        """One prompt: the prompt and its continuation, samples with a line of dashes between them."""
+        stream = self.output.on_terminal and not self.options.as_json and self.settings.num_samples == 1
+        streamed = 0
+        if stream:
+            self.output.text(prompt)
+
+        def show_piece(row: int, sample: int, token: int, piece: str) -> None:
+            nonlocal streamed
+            streamed += len(piece)
+            self.output.text(piece)
+
+        [completions] = self._generate([prompt], first_row=0, on_token=show_piece if stream else None)
+        if self.options.as_json:
+            self.output.documents([generated_document(0, prompt, completions)])
+        elif stream:
+            self.output.text(_text(completions[0])[streamed:] + "\n")
+        else:
+            texts = [prompt + _text(completion) for completion in completions]
+            self.output.text(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
+        self._show_logprobs(completions)
+        if self.flag.should_stop():
+            raise self.flag.interrupted("interrupted: the text ends where generation was")
+
+    def answer_lines(self, path: str) -> None:
+        """Each line of a file or of standard input: one line of output."""
+        size = self.options.texts_at_once(encoder_decoder=False)
+        for window in prompt_windows(path, errors=self.options.errors, batch_size=size):
+            results = self._generate(window.sources, first_row=window.first)
+            if self.flag.should_stop():
+                raise self.flag.interrupted(f"interrupted after {window.first} prompts")
+            for row, (prompt, completions) in enumerate(zip(window.lines, results, strict=True), start=window.first):
+                if self.options.as_json:
+                    self.output.documents([generated_document(row, prompt, completions)])
+                else:
+                    self.output.text(as_one_line(_text(completions[0])) + "\n")
+                self._show_logprobs(completions)
+
+    def _generate(
+        self, prompts: Sequence[str], *, first_row: int, on_token: Callable[[int, int, int, str], None] | None = None
+    ) -> list[list[Generated]]:
+        tokenizer, settings = self.loaded.text_tokenizer, self.settings
+        ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+        limit = self.loaded.model.max_seq_len
+        for number, prompt_ids in enumerate(ids, start=first_row + 1):
+            if len(prompt_ids) > limit and settings.context == "slide":
+                show_cut_prompt(number, len(prompt_ids), limit)
+        return generate(
+            self.loaded.model,
+            ids,
+            settings,
+            tokenizer=tokenizer,
+            suppressed=suppressed_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens),
+            on_token=on_token,
+            should_stop=self.flag.should_stop,
+            first_row=first_row,
+        )
+
+    def _show_logprobs(self, completions: Sequence[Generated]) -> None:
+        if not self.options.as_json:
+            for completion in completions:
+                if completion.logprobs:
+                    show_logprob(sum(completion.logprobs), len(completion.logprobs))
+
+
+def _text(completion: Generated) -> str:
+    assert completion.text is not None
+    return completion.text
+
+
+def show_cut_prompt(number: int, length: int, limit: int) -> None:
+    """Write that the beginning of a prompt is not read."""
+    console.print(
+        f"prompt {number} has {length} tokens, the model's context holds {limit}: "
+        f"only the last {max(1, limit // 2)} are read",
+        markup=False,
+    )
+
+
+def show_logprob(total: float, count: int) -> None:
+    console.print(f"log-probability {total:.3f} of {count} tokens, {total / max(1, count):.3f} a token", style="dim")
+
+
+# --- translations, and beam search of a decoder alone -----------------------------------------------------------------
+
+
+class SearchSession:
+    """Answers texts with translations or searched continuations, best first.
+
+    Args:
+        search: the answers to each line of a window, best first.
+        reader: of sources and target prefixes; None: the texts are prompts of a decoder alone, and are shown before
+            their continuation as in sampling.
+        task_prefix: written before each source.
+        tokenizers: of source and target.
+        batch_size: lines at a time.
+    """
+
+    def __init__(
+        self,
+        search: Callable[[LineWindow], list[list[Translation]]],
+        options: GenerateOptions,
+        flag: StopFlag,
+        output: DataOutput,
+        *,
+        reader: SentenceReader | None,
+        task_prefix: str = "",
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        batch_size: int,
+    ) -> None:
+        self.search, self.options, self.flag, self.output = search, options, flag, output
+        self.reader, self.task_prefix = reader, task_prefix
+        self.tokenizers, self.batch_size = tokenizers, batch_size
+        self.done = 0
+
+    def answer_prompt(self, text: str) -> None:
+        """One text: its best answer, or with `--n-best` a line for each; samples with lines of dashes between them."""
+        options = self.options
+        window = prompt_window(text, task_prefix=self.task_prefix, prefix=options.target_prefix)
+        [answers] = self.search(window)
+        if options.as_json or options.n_best is not None or options.alignments:
+            self._write(window, 0, answers)
+        else:
+            before = text if self.reader is None else ""
+            shown = answers if options.num_samples > 1 else answers[:1]
+            self.output.text(f"\n{SAMPLE_SEPARATOR}\n".join(before + answer.text for answer in shown) + "\n")
+            self._show_logprobs(answers)
+        self._show_cut()
+        if self.flag.should_stop():
+            raise self.flag.interrupted("interrupted: the text ends where the search was")
+
+    def answer_lines(self, path: str) -> None:
+        """Each line of a file or of standard input, in order. An interrupt keeps the lines that were done."""
+        for window in self._windows(path):
+            results = self.search(window)
+            stopped = self.flag.should_stop()
+            for index, answers in enumerate(results):
+                if stopped and (not answers or any(answer.finish_reason == "interrupted" for answer in answers)):
+                    break
+                self._write(window, index, answers)
+            if stopped:
+                raise self.flag.interrupted(f"interrupted after {self.done:,} lines")
+        self._show_cut()
+
+    def _windows(self, path: str) -> Iterator[LineWindow]:
+        options = self.options
+        if self.reader is None:
+            return prompt_windows(path, errors=options.errors, batch_size=self.batch_size)
+        return source_windows(
+            path,
+            errors=options.errors,
+            batch_size=self.batch_size,
+            reader=self.reader,
+            task_prefix=self.task_prefix,
+            prefix=options.target_prefix,
+            prefix_file=options.target_prefix_file,
+        )
+
+    def _write(self, window: LineWindow, index: int, answers: list[Translation]) -> None:
+        options = self.options
+        if options.as_json:
+            document = translation_document(
+                self.done,
+                window.lines[index],
+                answers,
+                source=window.sources[index],
+                target_prefix=None if window.prefixes is None else window.prefixes[index],
+                tokenizers=self.tokenizers if options.alignments else None,
+            )
+            self.output.documents([document])
+        else:
+            several = options.n_best is not None
+            self.output.text(translation_lines(self.done, answers, n_best=several, alignments=options.alignments))
+            self._show_logprobs(answers)
+        self.done += 1
+
+    def _show_logprobs(self, answers: Sequence[Translation]) -> None:
+        if self.options.logprobs:
+            several = self.options.n_best is not None or self.options.num_samples > 1
+            for answer in answers if several else answers[:1]:
+                show_logprob(answer.logprob, answer.num_scored)
+
+    def _show_cut(self) -> None:
+        if self.reader is not None and self.reader.cut:
+            console.print(f"sources that are longer than the model reads and were cut: {self.reader.cut:,}")
+
+
+def translation_session(
+    options: GenerateOptions,
+    models: Sequence[Loaded],
+    settings: BeamSettings | GenerationSettings,
+    flag: StopFlag,
+    output: DataOutput,
+) -> SearchSession:
+    """A session of encoder-decoders, which turn sources into targets."""
+    first, batch_size = models[0], options.texts_at_once(encoder_decoder=True)
+    translator = translator_of(
+        *models,
+        settings=settings,
+        length_margin=options.length_margin,
+        coverage_penalty=options.coverage_penalty,
+        alignments=options.alignments,
+        too_long=options.too_long,
+    )
+    prefix, note = task_prefix(first.recipe, options.prefix)
+    show_notes([] if note is None else [note], dim=True)
+
+    def search(window: LineWindow) -> list[list[Translation]]:
+        return translator.translate(
+            window.sources,
+            target_prefixes=window.prefixes,
+            batch_size=batch_size,
+            should_stop=flag.should_stop,
+            first_row=window.first,
+            places=window.places or LINES,
+        )
+
+    tokenizers = (first.text_tokenizer, first.target_tokenizer)
+    return SearchSession(
+        search,
+        options,
+        flag,
+        output,
+        reader=translator.reader,
+        task_prefix=prefix,
+        tokenizers=tokenizers,
+        batch_size=batch_size,
+    )
+
+
+def continuation_session(
+    options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings, flag: StopFlag, output: DataOutput
+) -> SearchSession:
+    """A session of decoders alone, which continue prompts by beam search."""
+    tokenizer, batch_size = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False)
+    continuer = Continuer(
+        [loaded.model for loaded in models], tokenizer, settings, context=options.context, on_cut=show_cut_prompt
+    )
+
+    def search(window: LineWindow) -> list[list[Translation]]:
+        return continuer.continue_texts(
+            window.sources, batch_size=batch_size, should_stop=flag.should_stop, first_row=window.first
+        )
+
+    return SearchSession(
+        search, options, flag, output, reader=None, tokenizers=(tokenizer, tokenizer), batch_size=batch_size
+    )
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+class MaskFiller:
+    """Writes the most probable tokens for each mask of a prompt, or of every line."""
+
+    def __init__(self, loaded: Loaded, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+        """Raises InputError for an option that has no meaning for masks, and for neither prompt nor input."""
+        refused = [name for name in options.given(*Use) if name != "--top-k"]
+        refused += ["--compile"] if options.compile == "on" else []
+        if refused:
+            raise InputError(
+                f"{refused[0]} is for models that continue a text; this one fills masks",
+                hint="--top-k N chooses how many tokens are shown for each mask",
+            )
+        if options.top_k is not None and options.top_k < 1:
+            raise InputError(f"--top-k must be at least 1 to fill masks, found {options.top_k}")
+        if options.prompt is None and options.input_path is None:
+            raise InputError(
+                f"{loaded.path} fills masks, and there is none to fill", hint='for example --prompt "The [MASK] sat."'
+            )
+        self.loaded, self.options, self.flag, self.output = loaded, options, flag, output
+
+    def run(self) -> None:
+        """Answer the prompt, or each line of the input on a line of its own. InputError for a text without a mask."""
+        show_notes([f"filling masks with {self.loaded.path}", *self.loaded.notes], dim=True)
+        if self.options.prompt is not None:
+            self._write(0, self.options.prompt, self._candidates(self.options.prompt), form=candidate_table)
+            return
+        path = self.options.input_path
+        assert path is not None
+        lines = (line for block in line_blocks(path, errors=self.options.errors, size=1) for line in block)
+        for index, line in enumerate(lines):
+            try:
+                masks = self._candidates(line)
+            except InputError as error:
+                raise InputError(f"{name_of(path)}:{index + 1}: {error.message}", hint=error.hint) from error
+            if self.flag.should_stop():
+                raise self.flag.interrupted(f"interrupted after {index} prompts")
+            self._write(index, line, masks, form=candidate_line)
+
+    def _candidates(self, text: str) -> list[list[Candidate]]:
+        top = self.options.top_k or MASK_CANDIDATES
+        return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=top)
+
+    def _write(
+        self, index: int, prompt: str, masks: list[list[Candidate]], *, form: Callable[[list[list[Candidate]]], str]
+    ) -> None:
+        if not self.options.as_json:
+            self.output.text(form(masks))
+            return
+        answers: list[list[dict[str, Any]]] = [
+            [{"token": c.token, "id": c.id, "probability": c.probability, "text": c.text} for c in candidates]
+            for candidates in masks
+        ]
+        self.output.documents([{"index": index, "prompt": prompt, "masks": answers}])
+
+
+def candidate_table(masks: list[list[Candidate]]) -> str:
+    """A line per candidate: token, probability and text, with tabs between; masks with an empty line between them."""
+    return "\n".join(
+        "".join(f"{as_one_line(c.token)}\t{c.probability:.4f}\t{as_one_line(c.text)}\n" for c in candidates)
+        for candidates in masks
+    )
+
+
+def candidate_line(masks: list[list[Candidate]]) -> str:
+    """The tokens and probabilities of all masks on one line, with tabs between, and `|` between masks."""
+    cells = ("\t".join(f"{as_one_line(c.token)}\t{c.probability:.4f}" for c in candidates) for candidates in masks)
+    return "\t|\t".join(cells) + "\n"

@@ -1,0 +1,409 @@
+"""Token files: documents are cut into chunks, encoded, written once and memory-mapped for reading.
+
+A token cache is a folder of files with a checked header and one array each:
+
+    header (128 bytes, little-endian)
+        magic "TFTOKENS", version, item size in bytes, tokenizer's sha256, text's sha256, number of the file,
+        items in this file, tokens of the corpus, utf-8 bytes of the corpus, tokens per shard, vocabulary size,
+        crc32 of the array, crc32 of the header before this field
+    array
+        tokens-00000.bin ...  ids, uint16 if the vocabulary fits, else uint32; every file but the last is full
+        documents.bin         int64: where each document begins, then the number of tokens
+        marks.bin             int64 pairs: (tokens, bytes) before a point, every few kilobytes of text
+
+The header of documents.bin, which is written last, holds the figures of the whole corpus; in the others they are 0.
+
+Long documents are cut where a tokenizer would cut anyway, so that the chunks have the ids of the whole document. A
+chunk ends after a newline between two characters that are no white space ("x\\n|y"). There the pre-tokenizers of
+byte-level BPE (GPT-2 and its successors), WordPiece, word and char models start a new word, and no normaliser joins the
+sides. (A pre-tokenizer that marks the start of a text, as SentencePiece's does, marks every chunk's.) A document that
+has no such place within `CHUNK_LIMIT` characters is cut before a single space, and without one at the limit, where a
+word may be split. Cuts depend on the document alone, never on the sizes of its pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_stopped
+from tformer.data.sources.text import TextSource
+from tformer.errors import InputError, StorageError, cannot_write
+
+BATCH_CHARACTERS = 1 << 20  # encoded at once, over the tokenizer's threads
+MARK_BYTES = 4096  # at least this much text between two marks
+DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
+MAGIC = b"TFTOKENS"
+VERSION = 1
+SHARD_BYTES = 128 << 20
+VERIFY_BYTES = 64 << 20  # caches up to this size are read through when opened; larger ones only measured
+
+_FIELDS = struct.Struct("<8sII32s32sIQQQQII")
+HEADER_BYTES = 128
+CHUNK_CHARACTERS = 1 << 16
+CHUNK_LIMIT = 1 << 20
+
+_LINE_START = re.compile(r"(?<=\S)\n(?=\S)")
+_WORD_START = re.compile(r"(?<=\S) (?=\S)")
+
+Item = TypeVar("Item")
+
+
+# -- shard files -------------------------------------------------------------------------------------------------------
+
+
+class DamagedShardError(Exception):
+    """A cached file is not what was written: it will be rebuilt from the text."""
+
+
+@dataclass(frozen=True)
+class ShardHeader:
+    item_bytes: int
+    tokenizer: bytes  # sha256, 32 bytes
+    text: bytes = bytes(32)
+    number: int = 0
+    count: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    shard_tokens: int = 0
+    vocab_size: int = 0
+    checksum: int = 0
+
+    def pack(self) -> bytes:
+        fields = (
+            MAGIC,
+            VERSION,
+            self.item_bytes,
+            self.tokenizer,
+            self.text,
+            self.number,
+            self.count,
+            self.tokens,
+            self.num_bytes,
+            self.shard_tokens,
+            self.vocab_size,
+            self.checksum,
+        )
+        data = _FIELDS.pack(*fields)
+        return (data + struct.pack("<I", zlib.crc32(data))).ljust(HEADER_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ShardHeader:
+        size = _FIELDS.size
+        if len(data) < HEADER_BYTES or struct.unpack("<I", data[size : size + 4])[0] != zlib.crc32(data[:size]):
+            raise DamagedShardError("header")
+        magic, version, *values = _FIELDS.unpack(data[:size])
+        if magic != MAGIC or version != VERSION:
+            raise DamagedShardError(f"magic {magic!r}, version {version}")
+        return cls(*values)
+
+
+def token_dtype(vocab_size: int, *, requested: str | None = None) -> np.dtype[Any]:
+    """The smallest of uint16 and uint32 that holds every id; InputError when the requested one does not."""
+    for name in (requested,) if requested else ("uint16", "uint32"):
+        dtype = np.dtype(name)
+        if vocab_size - 1 <= np.iinfo(dtype).max:
+            return dtype
+    raise InputError(
+        f"a vocabulary of {vocab_size:,} tokens does not fit {dtype.name}, which ends at {np.iinfo(dtype).max + 1:,}",
+        hint="train a tokenizer with a smaller --vocab-size",
+    )
+
+
+class ArrayWriter:
+    """Appends to one file; the header is filled in, and everything forced to disk, by `finish`."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype = path, dtype
+        self.count, self._checksum = 0, 0
+        try:
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        self._write(bytes(HEADER_BYTES))
+
+    def append(self, values: np.ndarray) -> None:
+        data = np.ascontiguousarray(values, dtype=self.dtype).tobytes()
+        self._checksum = zlib.crc32(data, self._checksum)
+        self._write(data)
+        self.count += len(values)
+
+    def finish(self, *, tokenizer: bytes, **facts: Any) -> None:
+        header = ShardHeader(
+            item_bytes=self.dtype.itemsize, tokenizer=tokenizer, count=self.count, checksum=self._checksum, **facts
+        )
+        try:
+            self._file.seek(0)
+            self._write(header.pack())
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        finally:
+            self._file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            needed = HEADER_BYTES + self.count * self.dtype.itemsize + len(data)
+            raise storage_error(self.path, error, needed=needed) from error
+
+
+def storage_error(path: Path, error: OSError, *, needed: int | None = None) -> StorageError:
+    hint = "free some space, or set TFORMER_CACHE to a folder with more"
+    return cannot_write(path, error, bytes_needed=needed, hint=hint)
+
+
+def map_array(path: Path, dtype: np.dtype[Any], *, tokenizer: bytes) -> tuple[np.ndarray, ShardHeader]:
+    """The file's array, memory-mapped read-only, and its header; DamagedShardError when anything does not fit."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            header = ShardHeader.unpack(file.read(HEADER_BYTES))
+    except OSError as error:
+        raise DamagedShardError(f"{path.name}: {error}") from error
+    if header.tokenizer != tokenizer or header.item_bytes != dtype.itemsize:
+        raise DamagedShardError(f"{path.name}: written for another tokenizer")
+    if header.count < 1 or size != HEADER_BYTES + header.count * dtype.itemsize:
+        raise DamagedShardError(f"{path.name}: {size} bytes, expected {header.count} items")
+    return np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,)), header
+
+
+def verify_array(array: np.ndarray, header: ShardHeader) -> None:
+    if zlib.crc32(array.data) != header.checksum:
+        raise DamagedShardError("checksum")
+
+
+# -- chunks ------------------------------------------------------------------------------------------------------------
+
+
+def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same documents in chunks of `CHUNK_CHARACTERS` or less where safe places are that close."""
+    parts: list[str] = []
+    length = 0
+    for piece in pieces:
+        parts.append(piece.text)
+        length += len(piece.text)
+        if length <= CHUNK_LIMIT and not piece.ends_document:
+            continue
+        buffer, start = "".join(parts), 0
+        while len(buffer) - start > (CHUNK_CHARACTERS if piece.ends_document else CHUNK_LIMIT):
+            cut = _find_cut(buffer, start)
+            if cut == len(buffer):
+                break
+            yield Piece(buffer[start:cut], False)
+            start = cut
+        rest = buffer[start:]
+        if piece.ends_document:
+            yield Piece(rest, True)
+            rest = ""
+        parts, length = [rest], len(rest)
+
+
+def _find_cut(text: str, start: int) -> int:
+    """Where the chunk that begins at `start` ends: the end of the text, or at most `CHUNK_LIMIT` further."""
+    end, limit = start + CHUNK_CHARACTERS, min(start + CHUNK_LIMIT, len(text))
+    newline = _last(_LINE_START, "\n", text, start + 1, end)
+    if newline < 0 and (later := _LINE_START.search(text, end, limit)):
+        newline = later.start()
+    if newline >= 0:
+        return newline + 1
+    space = -1 if limit == len(text) else _last(_WORD_START, " ", text, start + 1, limit)
+    return limit if space < 0 else space
+
+
+def _last(pattern: re.Pattern[str], character: str, text: str, start: int, end: int) -> int:
+    """The last place in [start, end) where the pattern, which begins with `character`, matches; -1 when none does."""
+    place = text.rfind(character, start, end)
+    while place >= 0 and not pattern.match(text, place):
+        place = text.rfind(character, start, place)
+    return place
+
+
+def in_batches(
+    items: Iterable[Item],
+    characters: Callable[[Item], int],
+    *,
+    task: str,
+    should_stop: ShouldStop | None,
+) -> Iterator[list[Item]]:
+    """The items in batches of about `BATCH_CHARACTERS`, counted by `characters` (at least 1: a batch of any must end).
+
+    Raises Interrupted, with the name of the task, before a batch if `should_stop` returns true.
+    """
+
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += characters(item)
+        if size >= BATCH_CHARACTERS:
+            raise_if_stopped(should_stop, task)
+            yield batch
+            batch, size = [], 0
+    if batch:
+        raise_if_stopped(should_stop, task)
+        yield batch
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+class Special(Protocol):
+    @property
+    def eos(self) -> int | None: ...
+
+
+class Encoder(Protocol):
+    """A tokenizer, as far as it is used here."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def special(self) -> Special: ...
+    @property
+    def opening(self) -> tuple[int, ...]: ...
+    @property
+    def sha256(self) -> str: ...
+    def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
+    def decode(self, ids: list[int], /) -> str: ...
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    return folder / f"tokens-{number:05d}.bin"
+
+
+def write_entry(
+    folder: Path,
+    source: TextSource,
+    tokenizer: Encoder,
+    *,
+    progress: Progress | None,
+    should_stop: ShouldStop | None,
+) -> None:
+    """Fills `folder`, which the caller removes if this raises InputError, StorageError or Interrupted."""
+    total = source.size_bytes()
+    entry = _EntryWriter(folder, source.name, tokenizer)
+    try:
+        chunks = safe_chunks(source.documents())
+        task = f"tokenising {source.name}"
+        for batch in in_batches(chunks, lambda chunk: len(chunk.text) + 1, task=task, should_stop=should_stop):
+            entry.add(batch, tokenizer.encode_batch([chunk.text for chunk in batch]))
+            if progress is not None:
+                progress(entry.num_bytes, total)
+        entry.finish()
+    finally:
+        entry.close()
+
+
+class _EntryWriter:
+    """The open files of a cache entry, and the figures so far."""
+
+    def __init__(self, folder: Path, name: str, tokenizer: Encoder) -> None:
+        self.folder, self.name, self.tokenizer = folder, name, tokenizer
+        self.dtype = token_dtype(tokenizer.vocab_size)
+        self.shard_tokens = SHARD_BYTES // self.dtype.itemsize
+        self.digest = bytes.fromhex(tokenizer.sha256)
+        self.num_tokens = self.num_bytes = self.num_documents = self.num_shards = 0
+        self._text = hashlib.sha256()
+        self._in_document = False  # the current document has tokens
+        self._mark = (0, 0)  # the latest, not yet written
+        self._shard: ArrayWriter | None = None
+        self._documents = ArrayWriter(folder / "documents.bin", np.dtype("int64"))
+        self._marks = ArrayWriter(folder / "marks.bin", np.dtype("int64"))
+
+    def add(self, chunks: list[Piece], encoded: list[list[int]]) -> None:
+        ids: list[int] = []
+        starts: list[int] = []
+        for chunk, chunk_ids in zip(chunks, encoded, strict=True):
+            if chunk_ids and not self._in_document:
+                if self.num_documents:
+                    self._end_document(ids)
+                self.num_documents, self._in_document = self.num_documents + 1, True
+                starts.append(self.num_tokens + len(ids))
+                ids += self.tokenizer.opening
+            ids += chunk_ids
+            data = chunk.text.encode("utf-8")
+            self._text.update(data)
+            self.num_bytes += len(data)
+            self._add_mark(self.num_tokens + len(ids), MARK_BYTES)
+            if chunk.ends_document:
+                self._text.update(DOCUMENT_END)
+                self._in_document = False
+        self._write_ids(ids)
+        self._documents.append(np.array(starts, dtype=np.int64))
+
+    def finish(self) -> None:
+        if self.num_documents > 1:
+            ids: list[int] = []
+            self._end_document(ids)
+            self._write_ids(ids)
+        if self.num_tokens == 0:
+            raise InputError(f"{self.name}: the tokenizer makes no tokens of this text")
+        self._finish_shard()
+        self._add_mark(self.num_tokens, 0)
+        self._marks.append(np.array(self._mark, dtype=np.int64))
+        self._marks.finish(tokenizer=self.digest)
+        self._documents.append(np.array([self.num_tokens], dtype=np.int64))
+        self._documents.finish(
+            tokenizer=self.digest,
+            text=self._text.digest(),
+            tokens=self.num_tokens,
+            num_bytes=self.num_bytes,
+            shard_tokens=self.shard_tokens,
+            vocab_size=self.tokenizer.vocab_size,
+        )
+
+    def close(self) -> None:
+        for writer in (self._shard, self._documents, self._marks):
+            if writer is not None:
+                writer.close()
+
+    def _end_document(self, ids: list[int]) -> None:
+        if self.tokenizer.special.eos is not None:
+            ids.append(self.tokenizer.special.eos)
+
+    def _add_mark(self, tokens: int, min_bytes: int) -> None:
+        last_tokens, last_bytes = self._mark
+        if self.num_bytes - last_bytes < min_bytes:
+            return
+        if tokens > last_tokens:  # else the text since gave no tokens: it belongs to the same place
+            self._marks.append(np.array(self._mark, dtype=np.int64))
+        self._mark = (tokens, self.num_bytes)
+
+    def _write_ids(self, ids: list[int]) -> None:
+        values = np.array(ids, dtype=np.int64)
+        if len(values) and not 0 <= values.min() <= values.max() < self.tokenizer.vocab_size:
+            raise InputError(
+                f"the tokenizer gives ids from {values.min()} to {values.max()}, "
+                f"its vocabulary has {self.tokenizer.vocab_size} tokens"
+            )
+        while len(values):
+            if self._shard is None:
+                self._shard = ArrayWriter(shard_path(self.folder, self.num_shards), self.dtype)
+            room = self.shard_tokens - self._shard.count
+            self._shard.append(values[:room])
+            self.num_tokens += len(values[:room])
+            values = values[room:]
+            if self._shard.count == self.shard_tokens:
+                self._finish_shard()
+
+    def _finish_shard(self) -> None:
+        if self._shard is not None:
+            self._shard.finish(tokenizer=self.digest, number=self.num_shards)
+            self._shard = None
+            self.num_shards += 1

@@ -1,0 +1,417 @@
+"""Columns of a table and their roles: text, second text and label of an example; source and target of a pair.
+
+A column is named by its name, by its number from 0, or (sides of pairs) as several columns joined by commas, with texts
+that are joined by one space: "lemma,features". A column that really has such a name goes first.
+
+A role without a named column is guessed: from known column names, then from what is left over. `Layout` is what a table
+is read for; it also decides whether the first row holds names or data.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn
+
+from tformer.errors import InputError, did_you_mean
+from tformer.formatting import shortened
+
+Column = str | int | None
+
+ROLES = {"text": "text", "text2": "second text", "label": "label", "source": "source", "target": "target"}  # in words
+PAIRS = (
+    ("text_a", "text_b"),
+    ("text", "text2"),
+    ("text1", "text2"),
+    ("text_1", "text_2"),
+    ("sentence_a", "sentence_b"),
+    ("sentence1", "sentence2"),
+    ("sentence_1", "sentence_2"),
+    ("question1", "question2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("query", "passage"),
+    ("query", "document"),
+    ("#1_string", "#2_string"),
+)
+TEXTS = (
+    *("text", "sentence", "text_a", "text1", "sentence1", "question", "premise", "content", "review", "document"),
+    *("comment", "comment_text", "tweet", "message", "query", "utterance", "passage", "article", "body", "abstract"),
+    *("description", "headline", "title", "input"),
+)
+CLASSES = (
+    *("label", "labels", "class", "classes", "category", "categories", "target", "sentiment", "gold_label", "intent"),
+    *("topic", "emotion", "tag", "tags", "is_duplicate", "quality", "entailment_judgment", "output"),
+)
+SCORES = ("score", "relatedness", "relatedness_score", "similarity", "rating", "stars")
+ROW_NUMBERS = ("", "id", "idx", "index", "uid", "guid", "pair_id", "pairid", "#1_id", "#2_id", "unnamed:_0")
+TEXT_NAMES = frozenset(TEXTS) | {name for pair in PAIRS for name in pair}
+SOURCES = (
+    *("source", "src", "source_text", "src_text", "input", "inputs", "input_text", "question", "prompt", "instruction"),
+    *("query", "document", "article", "dialogue", "text", "sentence", "context", "command"),
+)
+TARGETS = (
+    *("target", "tgt", "trg", "target_text", "tgt_text", "output", "outputs", "targets", "output_text", "answer"),
+    *("translation", "completion", "response", "reply", "summary", "highlights", "headline", "title", "label"),
+)
+LANGUAGE_CODES = """
+    ar bg bn ca cs cy da de el en es et eu fa fi fr ga gl gu he hi hr hu hy id is it ja ka kk km kn ko lt lv mk ml mn
+    mr ms mt my nb ne nl nn no pa pl ps pt ro ru si sk sl so sq sr sv sw ta te th tl tr uk ur uz vi xh zh zu
+"""
+LANGUAGES = frozenset(LANGUAGE_CODES.split())
+UNMISTAKABLE_SIDES = frozenset(("source", "target", "src", "tgt", "trg", "source_text", "target_text"))
+MIN_ROWS_OF_NUMBERS = 3  # below a word that then counts as a column name
+SHOWN_CHARACTERS = 60  # of a first row, in a hint
+
+Chosen = dict[str, tuple[int, ...]]
+"""Column numbers by role."""
+
+
+def parse_column(text: str | None) -> Column:
+    """The value of a column option: a number from 0, or a name."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def column_hint(role: str) -> str:
+    return f"name the column with --{role}-column (data.columns.{role})"
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def require_single(names: Sequence[str], column: str, *, name: str) -> None:
+    """Raise InputError if several columns have this name."""
+    count = names.count(column)
+    if count > 1:
+        raise InputError(
+            f"{name}: {count} columns are called '{column}'",
+            hint="rename the others, or (in csv and tsv) give its number from 0",
+        )
+
+
+def describe_columns(names: Sequence[str] | None, width: int) -> str:
+    """The columns of a table, for messages."""
+    if names is not None:
+        return f"columns: {', '.join(names)}"
+    return f"there are {width} columns, numbered from 0" if width > 1 else "there is one column, number 0"
+
+
+class Layout(ABC):
+    """What a table is read for: its roles, and how their columns are found."""
+
+    roles: ClassVar[tuple[str, ...]]
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Roles that every row must have."""
+        return self.roles
+
+    def named(self, columns: object) -> dict[str, str | int]:
+        """Columns that the user named, by role. `columns` has one attribute per role."""
+        return {role: column for role in self.roles if (column := getattr(columns, role, None)) is not None}
+
+    def has_names(self, rows: Sequence[Sequence[str]], named: Mapping[str, str | int]) -> bool:
+        """Whether the first of these rows holds the names of the columns."""
+        if any(isinstance(column, str) and not _are_numbers(column) for column in named.values()):
+            return True  # a name that is missing is reported when columns are chosen
+        return self._looks_like_names(rows[0], rows[1:])
+
+    @abstractmethod
+    def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+        """Whether a first row without a named column holds names."""
+
+    @abstractmethod
+    def choose(
+        self,
+        names: Sequence[str] | None,
+        rows: Sequence[Sequence[str]],
+        named: Mapping[str, str | int],
+        *,
+        name: str,
+    ) -> Chosen:
+        """The columns of each role.
+
+        Args:
+            names: column names; None for a table without a row of names.
+            rows: the first rows of data, as text, all of one width.
+            named: what the user named, see `named`.
+            name: of the file, for messages.
+
+        Raises InputError for a column that is missing, ambiguous or used twice.
+        """
+
+    def accepts_plain_text(self, named: Mapping[str, str | int]) -> bool:
+        """Whether lines of plain text are rows."""
+        return False
+
+    @abstractmethod
+    def plain_text_error(self, name: str, *, empty: bool) -> InputError:
+        """The error for plain text where a table is needed."""
+
+
+@dataclass(frozen=True)
+class LabelledLayout(Layout):
+    """Examples with a text, perhaps a second text, and a label.
+
+    Attributes:
+        needs_label: False: rows may have no label, also if its column was named, and lines of plain text are rows.
+        numeric_label: the label is a score: columns with a score's name, or with numbers, are preferred.
+    """
+
+    needs_label: bool = True
+    numeric_label: bool = False
+
+    roles: ClassVar[tuple[str, ...]] = ("text", "text2", "label")
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return self.roles if self.needs_label else ("text", "text2")
+
+    def accepts_plain_text(self, named: Mapping[str, str | int]) -> bool:
+        return not self.needs_label and not named
+
+    def plain_text_error(self, name: str, *, empty: bool) -> InputError:
+        missing = "labels" if self.needs_label else "columns"
+        hint = "labels stand in files that end in .csv, .tsv, .jsonl or .parquet"
+        return InputError(f"{name}: plain text has no {missing}", hint=hint)
+
+    def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+        """A known name of a text column that occurs once; or a word above a column of numbers."""
+        for column, cell in enumerate(first):
+            values = [row[column] for row in below if column < len(row)]
+            if _normalised(cell) in TEXT_NAMES and cell not in values:
+                return True
+            numbers = len(values) >= MIN_ROWS_OF_NUMBERS and all(map(is_number, values))
+            if numbers and cell.strip() and not is_number(cell):
+                return True
+        return False
+
+    def choose(
+        self,
+        names: Sequence[str] | None,
+        rows: Sequence[Sequence[str]],
+        named: Mapping[str, str | int],
+        *,
+        name: str,
+    ) -> Chosen:
+        width = len(names) if names is not None else len(rows[0])
+        chosen: dict[str, int] = {}
+        for role, column in named.items():
+            if role in self.required or _exists(column, names, width):
+                chosen[role] = _find_column(column, names, width, role=role, name=name)
+        _require_different(chosen, names, name=name)
+        if names is not None:
+            self._choose_by_name([_normalised(each) for each in names], chosen)
+        self._choose_by_content(names, rows, width, chosen)
+        for role in ("text", "label") if self.needs_label else ("text",):
+            if role not in chosen:
+                raise InputError(
+                    f"{name}: cannot tell which column holds the {ROLES[role]}; {describe_columns(names, width)}",
+                    hint=column_hint(role),
+                )
+        for role, number in chosen.items():
+            if names is not None and not isinstance(named.get(role), int):
+                require_single(names, names[number], name=name)
+        return {role: (chosen[role],) for role in self.roles if role in chosen}
+
+    def _choose_by_name(self, names: list[str], chosen: dict[str, int]) -> None:
+        """Known names: pairs of texts first. A table of which only the text was named has one text a row."""
+        if "text" not in chosen:
+            for first, second in PAIRS:
+                if "text2" in chosen:
+                    fits = names[chosen["text2"]] == second and first in names
+                else:
+                    fits = first in names and second in names
+                others = {column for role, column in chosen.items() if role != "text2"}
+                if fits and not {names.index(first), names.index(second)} & others:
+                    chosen["text"] = names.index(first)
+                    chosen.setdefault("text2", names.index(second))
+                    break
+            else:
+                _choose_first_known("text", TEXTS, names, chosen)
+        if "label" not in chosen:
+            known = (*SCORES, *CLASSES) if self.numeric_label else (*CLASSES, *SCORES)
+            _choose_first_known("label", known, names, chosen)
+
+    def _choose_by_content(
+        self, names: Sequence[str] | None, rows: Sequence[Sequence[str]], width: int, chosen: dict[str, int]
+    ) -> None:
+        """As many columns as missing roles: of two, the label is the one with fewer different values."""
+        free = _free_columns(names, width, chosen.values())
+        missing = [role for role in ("text", "label") if role not in chosen]
+        if not self.needs_label and len(free) < len(missing):
+            missing = ["text"] if "text" in missing else []
+        if not missing or len(free) != len(missing):
+            return
+
+        def unlike_labels(column: int) -> tuple[bool, int, int]:
+            values = [row[column] for row in rows]
+            words = self.numeric_label and not all(map(is_number, values))
+            return words, len(set(values)), sum(map(len, values))
+
+        if "label" in missing and len(free) > 1:
+            free.sort(key=unlike_labels, reverse=True)
+        if self.needs_label or "text" in missing:  # a column beside a known text need not be a label
+            chosen.update(zip(missing, free, strict=True))
+
+
+@dataclass(frozen=True)
+class PairLayout(Layout):
+    """Pairs of a source and a target text, of one or several columns each."""
+
+    roles: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    def plain_text_error(self, name: str, *, empty: bool) -> InputError:
+        if empty:
+            return InputError(f"{name}: no rows")
+        return InputError(
+            f"{name}: plain text is one side of pairs, found no other",
+            hint="give the file with the other side (target_path), or one that ends in .tsv, .csv, .jsonl or .parquet",
+        )
+
+    def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+        """Known names of both sides, or one that means nothing else."""
+        names = [
+            "" if cell in (row[column] for row in below if column < len(row)) else _normalised(cell)
+            for column, cell in enumerate(first)
+        ]
+        chosen: Chosen = {}
+        self._choose_by_name(names, chosen)
+        return len(chosen) == len(self.roles) or not UNMISTAKABLE_SIDES.isdisjoint(names)
+
+    def choose(
+        self,
+        names: Sequence[str] | None,
+        rows: Sequence[Sequence[str]],
+        named: Mapping[str, str | int],
+        *,
+        name: str,
+    ) -> Chosen:
+        first = rows[0] if names is None else names
+        width = len(first)
+        chosen = {role: _find_columns(column, names, width, role=role, name=name) for role, column in named.items()}
+        if names is not None:
+            self._choose_by_name([_normalised(each) for each in names], chosen)
+        free = _free_columns(names, width, _flat(chosen))
+        missing = [role for role in self.roles if role not in chosen]
+        if len(free) == len(missing):  # of two columns the first is the source
+            chosen.update((role, (column,)) for role, column in zip(missing, free, strict=True))
+        for role in self.roles:
+            if role not in chosen:
+                row = "" if names is not None else f"; the first row: {shortened(', '.join(first), SHOWN_CHARACTERS)}"
+                raise InputError(
+                    f"{name}: cannot tell which column holds the {role}; {describe_columns(names, width)}",
+                    hint=f"{column_hint(role)}{row}",
+                )
+        if both := set(chosen["source"]) & set(chosen["target"]):
+            _same_column("source", "target", min(both), names, name=name)
+        return {role: chosen[role] for role in self.roles}
+
+    def _choose_by_name(self, names: list[str], chosen: Chosen) -> None:
+        """Known names; two columns named after languages are source and target, in their order."""
+        used = _flat(chosen)
+        for role, known in (("source", SOURCES), ("target", TARGETS)):
+            found = [names.index(name) for name in known if name in names and names.index(name) not in used]
+            if role not in chosen and found:
+                chosen[role] = (found[0],)
+                used.add(found[0])
+        languages = [column for column, name in enumerate(names) if re.split("[_@]", name)[0] in LANGUAGES]
+        languages = [column for column in languages if column not in used]
+        missing = [role for role in self.roles if role not in chosen]
+        if missing and len(languages) == len(missing):
+            chosen.update((role, (column,)) for role, column in zip(missing, languages, strict=True))
+
+
+def column_name(columns: Sequence[int], names: Sequence[str] | None) -> str | int:
+    """How a user can name these columns: names joined by commas, or numbers where names are missing or ambiguous."""
+    if names is None or any(names.count(names[column]) > 1 for column in columns):
+        return columns[0] if len(columns) == 1 else ",".join(map(str, columns))
+    return ",".join(names[column] for column in columns)
+
+
+def is_present(column: str | int, first: Sequence[str], *, has_names: bool) -> bool:
+    """Whether a table with this first row has a column. Where columns have names, a number is not enough."""
+    if column in first:
+        return True
+    parts = [part.strip() for part in str(column).split(",")]
+    if all(part.isdecimal() for part in parts):
+        return not has_names and all(int(part) < len(first) for part in parts)
+    return all(part in first for part in parts)
+
+
+def _are_numbers(column: str) -> bool:
+    return all(part.strip().isdecimal() for part in column.split(","))
+
+
+def _exists(column: str | int, names: Sequence[str] | None, width: int) -> bool:
+    return column < width if isinstance(column, int) else column in (names or ())
+
+
+def _find_columns(
+    column: str | int, names: Sequence[str] | None, width: int, *, role: str, name: str
+) -> tuple[int, ...]:
+    parts: list[str | int] = [column]
+    if isinstance(column, str) and column not in (names or ()) and "," in column:
+        parts = [part.strip() for part in column.split(",")]
+    return tuple(_find_column(part, names, width, role=role, name=name) for part in parts)
+
+
+def _find_column(column: str | int, names: Sequence[str] | None, width: int, *, role: str, name: str) -> int:
+    if isinstance(column, str) and column in (names or ()):
+        require_single(names or (), column, name=name)
+        return list(names or ()).index(column)
+    number = int(column) if isinstance(column, int) or column.isdecimal() else None
+    if number is None:
+        raise InputError(
+            f"{name}: no column '{column}'; {did_you_mean(str(column), names or ())}", hint=column_hint(role)
+        )
+    if number >= width:
+        raise InputError(f"{name}: no column {number}; {describe_columns(None, width)}", hint=column_hint(role))
+    return number
+
+
+def _free_columns(names: Sequence[str] | None, width: int, used: Iterable[int]) -> list[int]:
+    """Columns without a role that do not number the rows."""
+    taken = set(used)
+    return [
+        column
+        for column in range(width)
+        if column not in taken and (names is None or _normalised(names[column]) not in ROW_NUMBERS)
+    ]
+
+
+def _flat(chosen: Chosen) -> set[int]:
+    return {column for columns in chosen.values() for column in columns}
+
+
+def _require_different(chosen: dict[str, int], names: Sequence[str] | None, *, name: str) -> None:
+    roles: dict[int, str] = {}
+    for role, column in chosen.items():
+        other = roles.setdefault(column, role)
+        if other != role:
+            _same_column(other, role, column, names, name=name)
+
+
+def _same_column(first: str, second: str, column: int, names: Sequence[str] | None, *, name: str) -> NoReturn:
+    shown = column if names is None else f"'{names[column]}'"
+    raise InputError(
+        f"{name}: {ROLES[first]} and {ROLES[second]} are the same column {shown}", hint=column_hint(second)
+    )
+
+
+def _choose_first_known(role: str, known: Sequence[str], names: list[str], chosen: dict[str, int]) -> None:
+    free = [name for name in known if name in names and names.index(name) not in chosen.values()]
+    if free:
+        chosen[role] = names.index(free[0])
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", name.strip().lower())

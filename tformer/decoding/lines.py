@@ -1,0 +1,250 @@
+"""Input line by line: blocks of lines, texts and prompts from files, tables and standard input, in order.
+
+Plain text is one input a line, empty lines included. Standard input is answered as it arrives: a block ends when it is
+full, or when no further input is waiting. Files come in larger windows, which are sorted by length inside.
+
+A file of sources is read once before the work begins, so that an error on line 90,000 is found at once. What can be
+read only once (standard input, a pipe) is checked as it arrives.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from tformer.data.sources.files import (
+    MAX_ROW_CHARACTERS,
+    Errors,
+    decode_text,
+    read_bytes,
+)
+from tformer.data.sources.labelled import open_labelled
+from tformer.data.sources.pairs import with_prefix
+from tformer.data.sources.tables import table_format
+from tformer.decoding.sentences import Places, SentenceReader
+from tformer.errors import InputError
+from tformer.recipe.sections import (
+    Columns,
+    SourceSpec,
+)
+
+BLOCK_LINES = 4096
+CHECKED_LINES = 1024  # lines that are checked at a time
+WINDOW_BATCHES = 16  # batches in a window of a file
+CHUNK_BYTES = 1 << 16
+STANDARD_INPUT = "-"
+
+Text = tuple[str, str | None]
+"""A text and None, or a pair of texts."""
+Item = TypeVar("Item")
+
+
+def name_of(path: str) -> str:
+    """The name of an input in messages."""
+    return "standard input" if path == STANDARD_INPUT else path
+
+
+def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
+    """Up to `size` lines at a time, without their ends, of a file or of standard input (`-`)."""
+    name, from_stdin = name_of(path), path == STANDARD_INPUT
+    chunks = _stdin_chunks() if from_stdin else read_bytes(Path(path))
+    lines: list[str] = []
+    unfinished: list[str] = []  # parts of a line that has no end yet
+    done = 0
+    for text in decode_text(chunks, name=name, errors=errors):
+        first, *others = text.split("\n")
+        unfinished.append(first)
+        if others:
+            lines += ["".join(unfinished), *others[:-1]]
+            unfinished = [others[-1]]
+        elif sum(map(len, unfinished)) > MAX_ROW_CHARACTERS:
+            raise InputError(f"{name}:{done + len(lines) + 1}: a line of more than {MAX_ROW_CHARACTERS:,} characters")
+        while len(lines) >= size or (lines and from_stdin and not _more_is_waiting()):
+            yield lines[:size]
+            done += len(lines[:size])
+            del lines[:size]
+    if any(unfinished):
+        lines.append("".join(unfinished))
+    yield from blocks(iter(lines), size)
+
+
+def blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items; the last may be shorter."""
+    while block := list(islice(items, size)):
+        yield block
+
+
+def _stdin_chunks() -> Iterator[bytes]:
+    """The bytes that have arrived, without waiting for a whole chunk."""
+    return iter(lambda: os.read(sys.stdin.fileno(), CHUNK_BYTES), b"")
+
+
+def _more_is_waiting() -> bool:
+    ready, _, _ = select.select([sys.stdin.fileno()], [], [], 0)
+    return bool(ready)
+
+
+# --- texts and pairs to classify --------------------------------------------------------------------------------------
+
+
+def text_blocks(
+    path: str,
+    *,
+    pairs: bool | None,
+    columns: Columns,
+    by_column: bool,
+    errors: Errors,
+    on_note: Callable[[str], None],
+) -> Iterator[list[Text]]:
+    """The texts, or pairs of texts, of a file or of standard input (`-`).
+
+    Args:
+        pairs: each input is two texts, in plain text with a tab between them. None: as many as the table has.
+        columns: of tables.
+        by_column: the columns were named on the command line, so standard input is a table too.
+        on_note: called with each note of a table.
+
+    Raises:
+        InputError: a file that cannot be read, invalid UTF-8 when strict, one text where two are needed or two where
+            one is (file and line).
+    """
+    if by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None):
+        rows = _table_texts(path, pairs=pairs, columns=columns, errors=errors, on_note=on_note)
+        yield from blocks(rows, BLOCK_LINES)
+        return
+    name, number = name_of(path), 0
+    for lines in line_blocks(path, errors=errors, size=BLOCK_LINES):
+        if pairs:
+            yield [_pair(line, place=f"{name}:{number + index}") for index, line in enumerate(lines, start=1)]
+        else:
+            yield [(line, None) for line in lines]
+        number += len(lines)
+
+
+def _table_texts(
+    path: str, *, pairs: bool | None, columns: Columns, errors: Errors, on_note: Callable[[str], None]
+) -> Iterator[Text]:
+    for source in open_labelled((SourceSpec(path=path),), columns=columns, errors=errors, needs_label=False):
+        for note in source.notes:
+            on_note(note)
+        if pairs is not None and source.has_text2 != pairs:
+            found, trained = ("one text", "pairs") if pairs else ("two texts", "single texts")
+            raise InputError(
+                f"{source.name} has {found} a row, the model was trained on {trained}",
+                hint="name the second one with --text2-column" if pairs else "--text-column NAME reads one alone",
+            )
+        for row in source.rows():
+            yield row.text, row.text2 if source.has_text2 else None
+
+
+def _pair(line: str, *, place: str) -> Text:
+    texts = line.split("\t") if line else ["", ""]
+    if len(texts) != 2:
+        raise InputError(
+            f"{place}: expected two texts with a tab between them, found {len(texts)}",
+            hint="the model was trained on pairs; columns of csv, tsv and jsonl files are named by --text-column and "
+            "--text2-column",
+        )
+    return texts[0], texts[1]
+
+
+# --- prompts, and sources with the beginning of their target ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LineWindow:
+    """Consecutive lines of an input.
+
+    Attributes:
+        first: number of the first line, from 0.
+        lines: as they were read.
+        sources: the text that the model reads: with the prefix of its task.
+        prefixes: the beginning of each target; None: none is forced.
+        places: names of the rows in messages; None: their numbers.
+    """
+
+    first: int
+    lines: list[str]
+    sources: list[str]
+    prefixes: list[str] | None = None
+    places: Places | None = None
+
+
+def prompt_window(text: str, *, task_prefix: str = "", prefix: str | None = None) -> LineWindow:
+    """The one source of `--prompt`, with the beginning of its target."""
+    places = Places(lambda row: "--prompt", lambda row: "--target-prefix")
+    return LineWindow(0, [text], [with_prefix(task_prefix, text)], None if prefix is None else [prefix], places)
+
+
+def prompt_windows(path: str, *, errors: Errors, batch_size: int) -> Iterator[LineWindow]:
+    """Prompts of a decoder-only model: a batch of lines at a time, unchecked."""
+    done = 0
+    for prompts in line_blocks(path, errors=errors, size=batch_size):
+        yield LineWindow(done, prompts, prompts)
+        done += len(prompts)
+
+
+def source_windows(
+    path: str,
+    *,
+    errors: Errors,
+    batch_size: int,
+    reader: SentenceReader,
+    task_prefix: str = "",
+    prefix: str | None = None,
+    prefix_file: str | None = None,
+) -> Iterator[LineWindow]:
+    """Sources of an encoder-decoder, each with the beginning of its target.
+
+    Args:
+        prefix: the beginning of every target; prefix_file: a file with one a line.
+
+    Raises:
+        InputError: a file that cannot be read, a line of a file that `reader` refuses (file and line), a prefix file
+            that has not one line for each source.
+    """
+    places = _places(path, prefix_file)
+    prefixes = None
+    if prefix_file is not None:
+        prefixes = [line for block in line_blocks(prefix_file, errors=errors, size=CHECKED_LINES) for line in block]
+    reader.check_prefixes(prefixes or [prefix or ""], places=places)
+    if path != STANDARD_INPUT and Path(path).is_file():
+        counted = 0
+        for lines in line_blocks(path, errors=errors, size=CHECKED_LINES):
+            sources = [with_prefix(task_prefix, line) for line in lines]
+            reader.check_sources(sources, first_row=counted, places=places)
+            counted += len(lines)
+        _require_one_each(path, counted, prefix_file, prefixes)
+    size = batch_size if path == STANDARD_INPUT else batch_size * WINDOW_BATCHES
+    done = 0
+    for lines in line_blocks(path, errors=errors, size=size):
+        end = done + len(lines)
+        if prefixes is not None and end > len(prefixes):
+            raise InputError(
+                f"{name_of(path)} has more than the {len(prefixes):,} lines of {prefix_file}: expected one for each"
+            )
+        forced = [prefix] * len(lines) if prefix is not None else prefixes and prefixes[done:end]
+        yield LineWindow(done, lines, [with_prefix(task_prefix, line) for line in lines], forced, places)
+        done = end
+    _require_one_each(path, done, prefix_file, prefixes)
+
+
+def _places(path: str, prefix_file: str | None) -> Places:
+    name = name_of(path)
+    return Places(
+        lambda row: f"{name}:{row + 1}",
+        lambda row: "--target-prefix" if prefix_file is None else f"{prefix_file}:{row + 1}",
+    )
+
+
+def _require_one_each(path: str, counted: int, prefix_file: str | None, prefixes: list[str] | None) -> None:
+    if prefixes is not None and len(prefixes) != counted:
+        raise InputError(
+            f"{name_of(path)} has {counted:,} lines, {prefix_file} {len(prefixes):,}: expected one for each"
+        )

@@ -1,0 +1,237 @@
+"""Options of an evaluation: which data is read, what is measured, and on which machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, get_type_hints
+
+from tformer.errors import InputError
+from tformer.options import (
+    DATA,
+    Checkpoint,
+    Device,
+    Errors,
+    LabelColumn,
+    Option,
+    Precision,
+    Quantize,
+    Text2Column,
+    TextColumn,
+    argument,
+    check_quantize,
+    panel,
+)
+from tformer.output_files import refuse_to_replace, require_writable
+
+PAIRS, MEASURE = panel("Pairs of texts"), panel("What is measured")
+ENDINGS = (".tsv", ".jsonl")  # of the file of mistakes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The data that a model is measured on; None: not given."""
+
+    data: Annotated[
+        str | None,
+        DATA(
+            "--data",
+            metavar="PATH",
+            help="File, folder, glob, builtin:NAME or - (standard input); default: the run's validation data.",
+        ),
+    ] = None
+    text_column: TextColumn = None
+    text2_column: Text2Column = None
+    label_column: LabelColumn = None
+    invalid_utf8: Annotated[
+        Errors | None,
+        DATA(
+            "--invalid-utf8",
+            help="An error or replaced; default: strict, for the run's own data as in training.",
+        ),
+    ] = None
+    source: Annotated[
+        str | None, PAIRS("--source", metavar="FILE", help="One source a line; its references are --target.")
+    ] = None
+    target: Annotated[
+        str | None, PAIRS("--target", metavar="FILE", help="One reference a line, as many as sources.")
+    ] = None
+    source_column: Annotated[
+        str | None, PAIRS("--source-column", metavar="C", help="Of the table in --data: name or number.")
+    ] = None
+    target_column: Annotated[str | None, PAIRS("--target-column", metavar="C", help="The reference.")] = None
+    prefix: Annotated[
+        str | None,
+        PAIRS(
+            "--prefix",
+            metavar="TEXT",
+            help="Prefix of every source that does not begin with it; default: the one that all tasks of the run "
+            "share.",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        MEASURE("--batch-size", help="Windows or examples at a time; the masks of a masked model depend on it."),
+    ] = None
+
+    def given(self) -> Iterator[str]:
+        """The names of the options that differ from their defaults."""
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                yield field.name
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        _require_positive("--batch-size", self.batch_size)
+        if (self.source is None) != (self.target is None):
+            given, missing = ("--source", "--target") if self.target is None else ("--target", "--source")
+            raise InputError(f"{given} without {missing}", hint="two aligned files: --source FILE --target FILE")
+        if self.source is not None and self.data is not None:
+            raise InputError("--data and --source exclude each other", hint="--data is one table with both sides")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(DataOptions):
+    """The options of `tformer evaluate`."""
+
+    run: Annotated[
+        str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
+    ] = None
+    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1 is greedy; default: the run's.")] = None
+    max_new_tokens: Annotated[
+        int | None,
+        PAIRS(
+            "--max-new-tokens",
+            metavar="N",
+            help="Maximum number of output tokens; default: as the recipe says, and no fewer than --seq-len.",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None, PAIRS("--length-penalty", metavar="A", help="Above 0 favours long texts.")
+    ] = None
+    length_penalty_type: Annotated[
+        str | None,
+        PAIRS(
+            "--length-penalty-type",
+            metavar="gnmt|avg|none",
+            help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1.",
+        ),
+    ] = None
+    bleu_tokenize: Annotated[
+        str | None,
+        PAIRS(
+            "--bleu-tokenize",
+            metavar="13a|intl|zh|ja-mecab|char|none|moses[:LANG]",
+            help="Tokenization of BLEU; moses: the older measure on normalised tokens (pip install sacremoses).",
+        ),
+    ] = None
+    lowercase: Annotated[bool, PAIRS("--lowercase", help="Ignore case in BLEU, chrF and exact matches.")] = False
+    no_decode: Annotated[bool, PAIRS("--no-decode", help="Loss, perplexity and token accuracy alone.")] = False
+    score: Annotated[
+        bool,
+        PAIRS(
+            "--score",
+            help="Decode nothing: print the log-probability of each target, one a line. Decoder-only models: of "
+            "targets as continuations of the sources.",
+        ),
+    ] = False
+    errors_file: Annotated[
+        Path | None,
+        MEASURE(
+            "--errors",
+            metavar="FILE.tsv|.jsonl",
+            help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
+        ),
+    ] = None
+    seq_len: Annotated[
+        int | None,
+        MEASURE(
+            "--seq-len",
+            metavar="N",
+            help="Windows, examples or each side of pairs of up to N tokens, also longer than in training where the "
+            "positions reach that far (rope, alibi, t5_bias, shaw, sinusoidal, none). Default: as in training.",
+        ),
+    ] = None
+    stride: Annotated[
+        int | None,
+        MEASURE(
+            "--stride",
+            metavar="S",
+            help="Causal models: windows overlap and move on by S tokens, for more context, slower. Default: they do "
+            "not overlap.",
+        ),
+    ] = None
+    pseudo_perplexity: Annotated[
+        bool,
+        MEASURE("--pseudo-perplexity", help="Masked models: also mask every token alone, one forward pass each."),
+    ] = False
+    max_tokens: Annotated[
+        int | None, MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.")
+    ] = None
+    as_json: Annotated[bool, MEASURE("--json", help="One JSON document on standard output.")] = False
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+    precision: Precision = "auto"
+    quantize: Quantize = "none"
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is loaded."""
+        super().check()
+        _require_positive("--seq-len", self.seq_len)
+        if self.max_tokens is not None and not self.pseudo_perplexity:
+            raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
+        _require_positive("--max-tokens", self.max_tokens)
+        if self.score and self.no_decode:
+            raise InputError("--score and --no-decode exclude each other")
+        without = "--score" if self.score else "--no-decode" if self.no_decode else None
+        for name in self.given():
+            if without is not None and name in DECODING:
+                raise InputError(f"{flag_of(name)} has no meaning with {without}")
+        if self.bleu_tokenize is not None:
+            from tformer.metrics.text import require_tokenizer
+
+            require_tokenizer(self.bleu_tokenize)
+        if self.errors_file is not None:
+            self._check_errors_file(self.errors_file)
+        check_quantize(self.quantize, self.precision)
+
+    def _check_errors_file(self, path: Path) -> None:
+        if path.suffix.lower() not in ENDINGS:
+            invalid = str(path) in ("strict", "replace")
+            raise InputError(
+                f"--errors writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'",
+                hint="invalid UTF-8 is accepted with --invalid-utf8 replace" if invalid else None,
+            )
+        require_writable(path, option="--errors")
+        named = [name for name in (self.data, self.source, self.target) if name is not None]
+        refuse_to_replace(path, named, option="--errors")
+
+
+COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "precision", "quantize"})
+"""Options that apply to every kind of data."""
+
+DECODING = frozenset(
+    (
+        "beam_size",
+        "max_new_tokens",
+        "length_penalty",
+        "length_penalty_type",
+        "bleu_tokenize",
+        "lowercase",
+        "errors_file",
+    )
+)
+"""Options that apply only where the model decodes outputs of its own."""
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option on the command line."""
+    declared = get_type_hints(EvaluationOptions, include_extras=True)[name].__metadata__
+    [option] = [fact for fact in declared if isinstance(fact, Option)]
+    return option.flags[0]
+
+
+def _require_positive(flag: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise InputError(f"{flag} must be at least 1, found {value}")

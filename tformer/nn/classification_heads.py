@@ -1,0 +1,175 @@
+"""Heads that classify or score sequences and tokens: classifier, regression, next sentence, replaced token.
+
+    classifier       project(dropout(act(dense(pool(x)))))         regression: one number
+    next_sentence    project(tanh(dense(x_cls)))
+    replaced_token   project(act(dense(x))), one number per token, ELECTRA (arXiv 2003.10555)
+
+Each options dataclass states facts about its head:
+    over_vocabulary  it predicts tokens
+    pools            it reads one vector per sequence
+    label_kind       kind of the label of an example: "classes" (one of L), "labels" (any of L), "score"; None: no label
+
+Shape legend: B batch, T positions, D d_model, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tformer.nn.dropout import dropout
+from tformer.nn.feedforward import ACTIVATIONS
+from tformer.nn.linear import Linear
+from tformer.nn.norm import NormOptions
+
+HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
+Pooling = Literal["cls", "mean", "eos"]
+LabelKind = Literal["classes", "labels", "score"]
+
+HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: ACTIVATIONS[name] for name in ("relu", "gelu", "gelu_tanh", "silu")},
+    "tanh": torch.tanh,
+    "none": lambda x: x,
+}
+
+
+@dataclass(frozen=True)
+class HeadContext:
+    """The model that a head is built for: sizes, norm, dropout, and the embedding table that the output may share."""
+
+    d_model: int
+    vocab_size: int | None
+    norm: NormOptions
+    dropout: float = 0.0
+    num_labels: int | None = None
+    tied: nn.Parameter | None = None  # the embedding table, when output and embeddings share it
+    fixnorm: bool = False
+
+
+def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
+    """One vector per sequence, [B, D]: the first real position, the last one, or the mean of the real ones."""
+    if mask_BT is None:
+        return {"cls": hidden_BTD[:, 0], "eos": hidden_BTD[:, -1]}[how] if how != "mean" else hidden_BTD.mean(dim=1)
+    mask_BT = mask_BT.bool()
+    if how == "mean":
+        weights_BT1 = mask_BT.unsqueeze(-1).float()
+        total_BD = (hidden_BTD.float() * weights_BT1).sum(dim=1)
+        return (total_BD / weights_BT1.sum(dim=1).clamp(min=1.0)).to(hidden_BTD.dtype)
+    slots_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    if how == "cls":  # with left padding the first token may stand anywhere
+        index_B = mask_BT.long().argmax(dim=1)
+    else:
+        index_B = torch.where(mask_BT, slots_T, 0).amax(dim=1)
+    return hidden_BTD[torch.arange(len(index_B), device=index_B.device), index_B]
+
+
+class PooledHead(nn.Module):
+    """One prediction per sequence: pool → (dense → activation) → dropout → project."""
+
+    def __init__(
+        self, d_model: int, num_labels: int, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
+    ) -> None:
+        super().__init__()
+        self.pooling, self.dropout = pooling, dropout
+        self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
+        self.activation = HEAD_ACTIVATIONS[activation]
+        self.project = Linear(d_model, num_labels, bias=True)
+
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """fp32 scores [B, L] of hidden states [B, T, D]; `mask_BT` is False on padding."""
+        x_BD = pool(hidden, mask_BT, self.pooling)
+        if self.pooler is not None:
+            x_BD = self.activation(self.pooler(x_BD))
+        return self.project(dropout(x_BD, self.dropout, self.training)).float()
+
+
+class ReplacedTokenHead(nn.Module):
+    """One logit per token: whether it was replaced."""
+
+    def __init__(self, d_model: int, *, activation: str) -> None:
+        super().__init__()
+        self.dense = Linear(d_model, d_model, bias=True)
+        self.activation = HEAD_ACTIVATIONS[activation]
+        self.project = Linear(d_model, 1, bias=True)
+
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """fp32 logits [B, T] of hidden states [B, T, D]."""
+        return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
+
+
+@dataclass(frozen=True)
+class ClassifierHeadOptions:
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+    kind: Literal["classifier"] = "classifier"
+    num_labels: int | None = None  # null: taken from the data's labels
+    pooling: Pooling = "cls"
+    pooler: bool = True  # dense -> activation before the projection
+    activation: HeadActivation = "tanh"
+    dropout: float | None = None  # null: the stack's dropout
+    multi_label: bool = False
+
+    @property
+    def label_kind(self) -> LabelKind | None:
+        return "labels" if self.multi_label else "classes"
+
+    def build(self, context: HeadContext) -> nn.Module:
+        num_labels = context.num_labels if self.num_labels is None else self.num_labels
+        if num_labels is None:
+            raise ValueError("a classifier head needs num_labels")
+        return _pooled_head(self, context, num_labels)
+
+
+@dataclass(frozen=True)
+class RegressionHeadOptions:
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+    label_kind: ClassVar[LabelKind | None] = "score"
+    kind: Literal["regression"] = "regression"
+    pooling: Pooling = "cls"
+    pooler: bool = True
+    activation: HeadActivation = "tanh"
+    dropout: float | None = None
+
+    def build(self, context: HeadContext) -> nn.Module:
+        return _pooled_head(self, context, 1)
+
+
+@dataclass(frozen=True)
+class NextSentenceHeadOptions:
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["next_sentence"] = "next_sentence"
+
+    def build(self, context: HeadContext) -> nn.Module:
+        return PooledHead(context.d_model, 2, pooling="cls", pooler=True, activation="tanh", dropout=0.0)
+
+
+@dataclass(frozen=True)
+class ReplacedTokenHeadOptions:
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["replaced_token"] = "replaced_token"
+    activation: HeadActivation = "gelu"
+
+    def build(self, context: HeadContext) -> nn.Module:
+        return ReplacedTokenHead(context.d_model, activation=self.activation)
+
+
+def _pooled_head(
+    options: ClassifierHeadOptions | RegressionHeadOptions, context: HeadContext, outputs: int
+) -> nn.Module:
+    return PooledHead(
+        context.d_model,
+        outputs,
+        pooling=options.pooling,
+        pooler=options.pooler,
+        activation=options.activation,
+        dropout=context.dropout if options.dropout is None else options.dropout,
+    )

@@ -1,0 +1,119 @@
+"""Options of commands, declared once as fields of a frozen dataclass; and the options that several commands share.
+
+    BEAMS = panel("Beam search")
+
+    @dataclass(frozen=True)
+    class GenerateOptions:
+        run: Annotated[str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder.")] = None
+        beam_size: Annotated[int | None, BEAMS("--beam-size", metavar="B", help="Hypotheses kept.")] = None
+        device: Device = "auto"
+
+`tformer.cli.command.takes_options` makes a command of a function that takes such a dataclass. The declaration needs no
+command-line library, so the dataclass may stand in the package that does the work.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, get_type_hints
+
+from tformer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is given on the command line.
+
+    Attributes:
+        flags: `--name`; none: an argument without a flag.
+        help: one line for `--help`.
+        metavar: name of the value in `--help`; None: its type, or the choices of a `Literal`.
+        panel: title of the group of options that `--help` shows it in.
+        show_default: whether `--help` shows the default.
+    """
+
+    flags: tuple[str, ...]
+    help: str = ""
+    metavar: str | None = None
+    panel: str | None = None
+    show_default: bool = True
+
+
+def option(
+    *flags: str, help: str = "", metavar: str | None = None, panel: str | None = None, show_default: bool = True
+) -> Option:
+    """Metadata of a field that is given by a flag."""
+    return Option(flags, help, metavar, panel, show_default)
+
+
+def argument(metavar: str, *, help: str = "", panel: str | None = None, show_default: bool = True) -> Option:
+    """Metadata of a field that is given without a flag."""
+    return Option((), help, metavar, panel, show_default)
+
+
+def panel(title: str) -> Callable[..., Option]:
+    """`option` for the options that `--help` shows under this title."""
+    return partial(option, panel=title)
+
+
+def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
+    """Raise InputError when more than one of these (flag, value) was given: is not None."""
+    given = [flag for flag, value in options if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other")
+
+
+def flag_of(options_type: type[Any], name: str) -> str:
+    """The flag of a field."""
+    metadata = get_type_hints(options_type, include_extras=True)[name].__metadata__
+    [declared] = [fact for fact in metadata if isinstance(fact, Option)]
+    return declared.flags[0]
+
+
+def command_line(words: Sequence[str], options: Any) -> str:
+    """The command line `words` with the flags of these options; defaults are left out."""
+    return shlex.join([*words, *_flag_words(options)])
+
+
+def _flag_words(options: Any) -> Iterator[str]:
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if is_dataclass(value):
+            yield from _flag_words(value)
+        elif value != field.default:
+            flag = flag_of(type(options), field.name)
+            for item in value if isinstance(value, tuple) else (value,):
+                yield from (flag,) if item is True else (flag, f"{item:g}" if isinstance(item, float) else str(item))
+
+
+# --- shared options ---------------------------------------------------------------------------------------------------
+
+DATA, MACHINE = panel("Data"), panel("Model and machine")
+
+Errors = Literal["strict", "replace"]
+"""What happens at invalid UTF-8: an error, or U+FFFD in its place."""
+
+Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")]
+Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]")]
+Precision = Annotated[str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16")]
+Quantize = Annotated[
+    Literal["none", "int8"],
+    MACHINE(
+        "--quantize",
+        help="int8: 8-bit weights and inputs of every product on a CPU; weights on disk stay as trained.",
+    ),
+]
+TextColumn = Annotated[
+    str | None, DATA("--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet: name or number.")
+]
+Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="The second text.")]
+LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="The label.")]
+
+
+def check_quantize(quantize: str, precision: str) -> None:
+    """Raise InputError for a `--quantize` that contradicts `--precision`, before anything is loaded."""
+    if quantize == "int8" and precision == "fp16":
+        raise InputError("--quantize int8 and --precision fp16 exclude each other", hint="beside 8 bits: bf16 or fp32")

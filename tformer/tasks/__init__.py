@@ -1,0 +1,40 @@
+"""Tasks: one file per kind of data, and the table of them.
+
+    text           running text for causal language models
+    masked_text    running text for models that restore it (masked LM, ELECTRA, T5, BART)
+    sentences      documents split into sentences (masked LM + next sentence)
+    labelled       labelled texts and pairs of texts
+    images         labelled images
+    pairs          sources and targets
+    continuations  prompts and given continuations (`evaluate --score`)
+
+A new kind of data is one file with a subclass of `Task` and one row of `TASKS`. The key of the row is the `data` of the
+objectives that read it.
+"""
+
+from __future__ import annotations
+
+from tformer.recipe.recipe import Recipe
+from tformer.tasks.base import Task
+from tformer.tasks.continuations import Continuations
+from tformer.tasks.images import Images
+from tformer.tasks.labelled import Labelled
+from tformer.tasks.masked_text import MaskedText
+from tformer.tasks.pairs import Pairs
+from tformer.tasks.sentences import Sentences
+from tformer.tasks.text import Text
+
+TASKS: dict[str, Task] = {
+    "text": Text(),
+    "masked_text": MaskedText(),
+    "sentences": Sentences(),
+    "labelled": Labelled(),
+    "images": Images(),
+    "pairs": Pairs(),
+    "continuations": Continuations(),
+}
+
+
+def task_of(recipe: Recipe) -> Task:
+    """The task of a recipe's data: images for models of patches, else what its objectives read."""
+    return TASKS["images" if recipe.model.patches is not None else recipe.data_kind]

@@ -1,0 +1,308 @@
+"""The interface of a task: everything about one kind of data, for training, evaluation and pruning alike.
+
+A task opens, tokenises and splits the data of a run, makes the context of its objective, validates during training and
+writes the full evaluation report. As the same methods read the data for every command, they agree on what is held out.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tformer.checkpoint.read import Checkpoint
+from tformer.data.sources.columns import parse_column
+from tformer.data.sources.files import STANDARD_INPUT, Errors
+from tformer.decoding.prompts import task_prefix
+from tformer.errors import InputError, Interrupted, NonFiniteLossError
+from tformer.evaluation.options import DataOptions, EvaluationOptions
+from tformer.evaluation.predict import Samples, evaluate_objective
+from tformer.loading import Loaded
+from tformer.metrics import HIGHER_IS_BETTER
+from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe import recipe_from_yaml
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import (
+    Columns,
+    SourceSpec,
+)
+from tformer.tokenizer import Tokenizer
+
+COLUMNS = ("text", "text2", "label", "source", "target")
+"""Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
+
+Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
+ShouldStop = Callable[[], bool]
+
+Validate = Callable[[Any, Objective, ShouldStop], dict[str, Any]]
+"""(model, objective, should_stop) -> metrics of a validation, `loss` among them; without meaning once should_stop()."""
+
+WriteSample = Callable[[Any, ShouldStop], str | None]
+"""(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Callbacks of long work.
+
+    Attributes:
+        progress: `with progress(description, total=None) as report: report(done, total)`.
+        should_stop: polled between batches; True after an interruption.
+        note: shows one message to the user.
+        cache_dir: of token files and translations; None: the default cache directory.
+    """
+
+    progress: Progress
+    should_stop: ShouldStop
+    note: Callable[[str], None]
+    cache_dir: Path | None = None
+
+    def note_all(self, *holders: Any) -> None:
+        """Show the `notes` of sources and token sets, each text once."""
+        for note in dict.fromkeys(note for holder in holders for note in holder.notes):
+            self.note(note)
+
+    def require_finished(self, doing: str) -> None:
+        """Raise Interrupted when work on the data was interrupted: its results are incomplete."""
+        if self.should_stop():
+            raise Interrupted(f"interrupted {doing}", signal_number=signal.SIGINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStart:
+    """What a training starts from: its recipe, a checkpoint and a teacher.
+
+    Attributes:
+        resumed: checkpoint of the run that is continued.
+        weights: checkpoint whose weights a new run starts from.
+        tokenizer_file: tokenizer.json of a run that stopped before its first checkpoint.
+        teacher: distillation teacher.
+        dry_run: nothing is trained, and a sequence teacher translates nothing.
+    """
+
+    recipe: Recipe
+    tokenizer_file: Path | None = None
+    resumed: Checkpoint | None = None
+    weights: Checkpoint | None = None
+    teacher: Loaded | None = None
+    dry_run: bool = False
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that the tokenizer comes from."""
+        return self.resumed or self.weights
+
+    @property
+    def stored_labels(self) -> tuple[str, ...]:
+        """Label names of `weights` or of the teacher, in the order of their classifier; () without any."""
+        if self.weights is not None:
+            return recipe_of(self.weights).data.labels
+        return () if self.teacher is None else self.teacher.recipe.data.labels
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint was trained with."""
+    return recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Samples to train on, with what the data decided and how a model is validated on the held-out part.
+
+    Attributes:
+        recipe: with label names, columns and image statistics filled in.
+        tokenizer: None for images.
+        samples: to train on; `packed` when all are windows of one length, which `samples.windows` cuts at once.
+        validate: measures a model on the held-out part.
+        context: of the objective.
+        fingerprint: of all data that is trained and validated on.
+        target_tokenizer: of the target side, where it has its own vocabulary.
+        label_mean: mean of the training scores, the initial bias of a regression head.
+        sample: writes sample output of the model; None: no samples.
+        tokens_per_sample: largest number of positions that the model computes for one sample.
+    """
+
+    recipe: Recipe
+    tokenizer: Tokenizer | None
+    samples: Samples
+    validate: Validate
+    context: ObjectiveContext
+    fingerprint: str
+    packed: bool = False
+    label_mean: float | None = None
+    target_tokenizer: Tokenizer | None = None
+    sample: WriteSample | None = None
+    tokens_per_sample: int = 1
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out samples and the objective that measures a model on them.
+
+    Attributes:
+        name: what the samples are, for messages.
+        batch_size: samples per batch; None: as many as fit by length.
+    """
+
+    name: str
+    samples: Any
+    objective: Objective
+    recipe: Recipe
+    batch_size: int | None = None
+
+    def measure(self, model: Any, should_stop: ShouldStop) -> dict[str, Any]:
+        """Loss and metrics of a validation; without meaning once should_stop()."""
+        return evaluate_objective(
+            model,
+            self.objective,
+            self.samples,
+            batch_size=self.batch_size,
+            seed=self.recipe.seed,
+            should_stop=should_stop,
+        )
+
+    def validate(self, model: Any, objective: Objective, should_stop: ShouldStop) -> dict[str, Any]:
+        """`measure` by the objective of a training, which may have a generator beside the model."""
+        return replace(self, objective=objective).measure(model, should_stop)
+
+    def metric(self, metrics: dict[str, float]) -> str:
+        """The name of the metric that `score` compares: the run's best_metric where it was measured."""
+        name = self.recipe.training.best_metric
+        return name if name in metrics else "loss"
+
+    def score(self, metrics: dict[str, float]) -> tuple[float, float]:
+        """(metric, loss) of a model, signed so that lower is better."""
+        name = self.metric(metrics)
+        return -metrics[name] if name in HIGHER_IS_BETTER else metrics[name], metrics["loss"]
+
+    def at_most(self, max_examples: int) -> HeldOut:
+        """Up to `max_examples` of the samples, evenly spread."""
+        total = len(self.samples)
+        if total <= max_examples:
+            return self
+        name = f"{max_examples:,} of {total:,} examples of {self.name}"
+        return replace(self, name=name, samples=EvenlySpread(self.samples, max_examples))
+
+
+class EvenlySpread:
+    """`count` of some samples, evenly spread over them."""
+
+    def __init__(self, samples: Any, count: int) -> None:
+        self._samples = samples
+        self._indices = np.arange(count) * len(samples) // count
+        self.seq_len: int = samples.seq_len
+        self.lengths: np.ndarray | None = None if samples.lengths is None else samples.lengths[self._indices]
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.asarray(self._samples.labels)[self._indices]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> Sequence[Any]:
+        """The chosen samples with these numbers."""
+        found: Sequence[Any] = self._samples.examples(epoch, self._indices[np.asarray(indices, dtype=np.int64)])
+        return found
+
+
+@dataclass(frozen=True)
+class ChosenData:
+    """The data that an evaluation reads, and how.
+
+    Attributes:
+        columns: of the run, under those given on the command line.
+        given: columns given on the command line for data that was named there; None: the run's own data is read.
+        held_out: it is the training data of a run without validation data: only its held-out part is evaluated.
+    """
+
+    specs: tuple[SourceSpec, ...]
+    columns: Columns
+    given: Columns | None
+    errors: Errors
+    held_out: bool
+
+
+def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
+    """The data that was named, else the run's validation data, else the held-out part of its training data.
+
+    Raises InputError for a model without data of its own, a run that was trained on standard input, and a prefix that
+    would change which pairs are held out.
+    """
+    data, named = loaded.recipe.data, options.data is not None or options.source is not None
+    given = Columns(**{name: parse_column(getattr(options, f"{name}_column")) for name in COLUMNS})
+    updates = {name: column for name in COLUMNS if (column := getattr(given, name)) is not None}
+    columns = data.columns.model_copy(update=updates)
+    errors = options.invalid_utf8 or ("strict" if named else data.errors)
+    prefix, _ = task_prefix(loaded.recipe, options.prefix)
+    if named:
+        path = options.data or options.source
+        assert path is not None
+        spec = SourceSpec(path=path, target_path=options.target, prefix=prefix)
+        return ChosenData((spec,), columns, given, errors, held_out=False)
+    if loaded.imported:
+        raise InputError(
+            f"{loaded.path} was imported: it has no data of its own",
+            hint="name what to evaluate on with --data, or --source and --target",
+        )
+    specs = data.valid or data.train
+    if any(spec.path == STANDARD_INPUT for spec in specs):
+        raise InputError(
+            f"{loaded.path} was trained on standard input, which cannot be read again",
+            hint="name what to evaluate on with --data",
+        )
+    held_out = not data.valid
+    prefixed = []
+    for spec in specs:
+        chosen = prefix if options.prefix is not None else spec.prefix or prefix
+        if chosen != spec.prefix and held_out:
+            raise InputError(
+                f"--prefix '{chosen}' would change which pairs of {spec.path} are held out: they were split with the "
+                f"prefix '{spec.prefix}'",
+                hint="name what to evaluate on with --data or --source",
+            )
+        prefixed.append(spec.model_copy(update={"prefix": chosen}))
+    return ChosenData(tuple(prefixed), columns, None, errors, held_out)
+
+
+class Task(ABC):
+    """One kind of data.
+
+    Attributes:
+        description: of its models, for error messages.
+        options: names of the fields of `EvaluationOptions` that it accepts.
+        tokenizer_texts: equal for tasks that train a tokenizer on the same texts.
+    """
+
+    description: ClassVar[str]
+    options: ClassVar[frozenset[str]]
+    tokenizer_texts: ClassVar[str]
+
+    @abstractmethod
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Read the data of a training, and hold out a part of it where the recipe names no validation data."""
+
+    @abstractmethod
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        """The chosen data as samples with the objective that measures the model on them."""
+
+    @abstractmethod
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """Metrics of the full evaluation report."""
+
+    @abstractmethod
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """The report as lines of text."""
+
+
+def require_finite(loss: float) -> None:
+    """Raise NonFiniteLossError (exit code 4) for a loss that is no number."""
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(f"the loss is {loss}", hint="the weights are damaged, or --precision fp32 is needed")

@@ -1,0 +1,87 @@
+"""Continuations of prompts, scored by causal language models (`tformer evaluate --score`).
+
+The sources are prompts, read as `generate` reads them, the targets their continuations. A continuation need not be the
+end of its text, so no end of sequence is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tformer.data.sources.pairs import open_pairs
+from tformer.decoding.prompts import encode_continuation, encode_prompt
+from tformer.decoding.score import TargetScore, score_continuations
+from tformer.errors import InputError
+from tformer.evaluation.options import EvaluationOptions
+from tformer.loading import Loaded
+from tformer.metrics import perplexity
+from tformer.tasks.base import ChosenData, Work, require_finite
+from tformer.tasks.text import Text
+
+PAIR_OPTIONS = frozenset({"score", "source", "target", "source_column", "target_column", "invalid_utf8", "seq_len"})
+BATCH_TOKENS = 4096
+
+
+class Continuations(Text):
+    """Prompts with given continuations. Training data and held-out text are those of running text."""
+
+    description = "a causal language model, and --score reads continuations"
+    options = PAIR_OPTIONS
+
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """The log-probability of each continuation, their sum and perplexity."""
+        if data.given is None:
+            raise InputError(
+                "--score needs prompts and their continuations",
+                hint="name them: --source prompts.txt --target continuations.txt, or a table of both with --data",
+            )
+        tokenizer, limit = loaded.text_tokenizer, loaded.model.max_seq_len
+        sources = open_pairs(data.specs, columns=data.columns, errors=data.errors)
+        rows = [row for source in sources for row in source.rows()]
+        work.note_all(*sources)
+        prompts = [encode_prompt(tokenizer, row.source) for row in rows]
+        targets = [encode_continuation(tokenizer, row.source, row.target) for row in rows]
+        for row, prompt, target in zip(rows, prompts, targets, strict=True):
+            if len(prompt) + len(target) - 1 > limit:  # the last token is only predicted
+                raise InputError(
+                    f"{row.place}: prompt and continuation have {len(prompt) + len(target):,} tokens, the model's "
+                    f"context has room for {limit + 1:,}"
+                )
+        name = ", ".join(source.name for source in sources)
+        if not any(targets):
+            raise InputError(f"{name}: no continuation has a token")
+        with work.progress("scoring") as progress:
+            scores = score_continuations(
+                loaded.model,
+                prompts,
+                targets,
+                vocab_size=tokenizer.vocab_size,
+                batch_tokens=BATCH_TOKENS,
+                should_stop=work.should_stop,
+                progress=progress,
+            )
+        work.require_finished("before every continuation was read")
+        return {"data": name, **score_report(scores)}
+
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """One log-probability per line."""
+        return score_lines(report)
+
+
+def score_report(scores: Sequence[TargetScore]) -> dict[str, Any]:
+    """The log-probability of each target, their sum and perplexity."""
+    total, tokens = sum(score.logprob for score in scores), sum(len(score.logprobs) for score in scores)
+    require_finite(-total)
+    return {
+        "scores": [{"logprob": score.logprob, "tokens": len(score.logprobs)} for score in scores],
+        "logprob": total,
+        "tokens": tokens,
+        "perplexity": perplexity(-total / tokens),
+    }
+
+
+def score_lines(report: dict[str, Any]) -> Iterator[str]:
+    """One log-probability per line."""
+    for score in report["scores"]:
+        yield f"{score['logprob']:.6f}"

@@ -1,0 +1,135 @@
+"""The work of `tformer evaluate`: load a model, choose the task of its data, and make the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tformer.decoding.inference import inference_dtype, prepare_inference
+from tformer.decoding.prompts import task_prefix
+from tformer.device import resolve_device
+from tformer.errors import InputError
+from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
+from tformer.loading import Loaded, load
+from tformer.nn.positions.base import Positions
+from tformer.objectives import OBJECTIVES
+from tformer.output_files import refuse_to_replace
+from tformer.recipe.model import layer_sections
+from tformer.tasks import TASKS, task_of
+from tformer.tasks.base import ChosenData, HeldOut, Task, Work, choose_data
+
+HEADS = {objective.head.kind for objective in OBJECTIVES.values()}
+
+
+def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
+    """The task of the model's data and the evaluation report: run, step, data and the task's metrics.
+
+    Raises InputError for a model or data that cannot be evaluated, and for options that do not apply to them.
+    """
+    device = resolve_device(options.device)
+    loaded = load(options.run, device=device, which=options.checkpoint, kinds=HEADS)
+    # As in validation: activations in this format, weights in fp32 and cast on use.
+    trained_in = loaded.recipe.training.precision
+    loaded.model.compute_dtype = inference_dtype(options.precision, trained_in=trained_in, device=device)
+    work.note_all(loaded)
+    task = evaluation_task(loaded, options)
+    if options.seq_len is not None:
+        if task is TASKS["pairs"] and options.data is None and options.source is None and not loaded.recipe.data.valid:
+            raise InputError(
+                f"--seq-len {options.seq_len} would change which pairs are held out: they were split at "
+                f"{loaded.recipe.seq_len} tokens",
+                hint="name what to evaluate on with --data or --source",
+            )
+        loaded = at_length(loaded, options.seq_len)
+    if options.quantize != "none":
+        prepare_inference(loaded.model, loaded.model.compute_dtype, quantize=options.quantize)
+    data = choose_data(loaded, options)
+    _note_prefix(loaded, data, options, work)
+    read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
+    refuse_to_replace(options.errors_file, read, option="--errors")
+    try:
+        report = task.evaluate(loaded, data, options, work)
+    except InputError as error:  # readers of text name the option of the other commands
+        error.hint = error.hint and error.hint.replace("--errors replace", "--invalid-utf8 replace")
+        raise
+    return task, {"run": str(loaded.path), "step": loaded.step, **report}
+
+
+def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examples: int | None) -> HeldOut:
+    """The data that the options name, else the run's held-out data, as samples with their objective.
+
+    max_examples: use at most as many of them, evenly spread. Raises InputError for options that do not apply to the
+    model, and for data that cannot be read or has no examples.
+    """
+    task = evaluation_task(loaded, options)
+    data = choose_data(loaded, options)
+    _note_prefix(loaded, data, options, work)
+    held_out = task.held_out(loaded, data, work)
+    work.require_finished("while reading the data, nothing written")
+    if not len(held_out.samples):
+        raise InputError(f"{held_out.name}: no examples to measure on")
+    held_out = replace(held_out, batch_size=options.batch_size or held_out.batch_size)
+    return held_out if max_examples is None else held_out.at_most(max_examples)
+
+
+def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:
+    """The task of the model's data. Raises InputError for an option that does not apply to it."""
+    task, continuations = task_of(loaded.recipe), TASKS["continuations"]
+    if task is TASKS["text"] and getattr(options, "score", False):
+        task = continuations
+    for name in options.given():
+        if name not in task.options | COMMON:
+            reads_continuations = task is TASKS["text"] and name in continuations.options
+            raise InputError(
+                f"{flag_of(name)} has no meaning here: {loaded.path} is {task.description}",
+                hint="--score reads continuations" if reads_continuations else None,
+            )
+    return task
+
+
+def _note_prefix(loaded: Loaded, data: ChosenData, options: DataOptions, work: Work) -> None:
+    """Say which prefix sources get. The run's own data has the prefixes of its tasks."""
+    prefix, note = task_prefix(loaded.recipe, options.prefix)
+    if note is not None and (prefix or data.given is not None):
+        work.note(note)
+
+
+def at_length(loaded: Loaded, seq_len: int) -> Loaded:
+    """The model for sequences (of pairs: each side) of up to `seq_len` tokens, special tokens included.
+
+    Computed positions (sinusoidal, rope, alibi, t5_bias, shaw, none) reach as far as wanted; how well a model
+    extrapolates with them is what is measured then (arXiv 2108.12409). The model itself is changed where it reads
+    further than in training; data is cut at `seq_len` either way.
+
+    Raises InputError for a table of learned positions that is shorter, and for Linformer's projections, which have a
+    fixed length.
+    """
+    if seq_len > loaded.model.max_seq_len:
+        _require_reach(loaded, seq_len)
+        loaded.model.max_seq_len = seq_len
+    recipe = loaded.recipe
+    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": seq_len if both else None})
+    model = recipe.model.model_copy(update={"max_seq_len": loaded.model.max_seq_len})
+    return replace(loaded, recipe=recipe.model_copy(update={"data": data, "model": model}))
+
+
+def _require_reach(loaded: Loaded, seq_len: int) -> None:
+    positions = [module for module in loaded.model.modules() if isinstance(module, Positions)]
+    learned = [module.max_positions for module in positions if module.max_positions is not None]
+    generator = loaded.recipe.generator  # which replaces tokens of the same sequences
+    if generator is not None and generator.encoder is not None and generator.encoder.positions.kind == "learned":
+        learned.append(generator.max_seq_len)
+    if learned and seq_len > min(learned):
+        raise InputError(
+            f"--seq-len: found {seq_len:,}, the model has {min(learned):,} learned positions",
+            hint="computed positions read further: rope, alibi, t5_bias, shaw, sinusoidal or none",
+        )
+    model = loaded.recipe.model
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        sections = () if stack is None else layer_sections(stack, path=f"model.{side}")
+        for kind in (section.attention.kind for section in sections if section.attention.mechanism.fixed_length):
+            raise InputError(
+                f"--seq-len: found {seq_len:,}, the {kind} attention of model.{side} was made for "
+                f"{loaded.model.max_seq_len:,} tokens"
+            )

@@ -1,0 +1,97 @@
+"""Labelled images: a folder or zip with one folder per class, or IDX files."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from tformer.data.sources.images import (
+    ImageSet,
+    channel_statistics,
+    open_images,
+)
+from tformer.errors import InputError
+from tformer.loading import Loaded
+from tformer.objectives import build_objective
+from tformer.objectives.base import ImageContext, ObjectiveContext
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import SourceSpec
+from tformer.tasks.base import ChosenData, TrainingData, TrainingStart, Work
+from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, split_labelled
+from tformer.tokenizer.special import SpecialIds
+
+
+class Images(Labelled):
+    """Labelled images. Evaluation is that of labelled texts."""
+
+    description = "a model of images"
+    options = frozenset({"errors_file"})
+    tokenizer_texts = "none"
+
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Read the images. Errors: no data given, a file that is no image, an unknown label, one class only."""
+        recipe = start.recipe
+        data = recipe.data
+        if not data.train:
+            raise InputError(
+                "a model of images needs images",
+                hint="give --data FOLDER (a folder per class), FILE.zip of such folders, or train-images-idx3-ubyte.gz",
+            )
+        train = _read(recipe, data.train, data.labels, work)
+        if data.valid:
+            valid = _read(recipe, data.valid, train.label_names, work)
+        else:
+            train, valid = split_labelled(train, data)
+        mean, std = data.image_mean, data.image_std
+        if not mean or not std:
+            mean, std = channel_statistics(train)
+        updates = {"labels": train.label_names, "image_mean": mean, "image_std": std}
+        recipe = recipe.model_copy(update={"data": data.model_copy(update=updates)})
+        assert train.labels is not None
+        context = ObjectiveContext(
+            special_ids=SpecialIds(),
+            seq_len=train.seq_len,
+            label_counts=np.bincount(train.labels, minlength=len(train.label_names)),
+            images=ImageContext(mean=mean, std=std, augment=data.augment),
+        )
+        work.note_all(train, valid)
+        work.note(
+            f"data: {len(train):,} training images, {len(valid):,} validation images, {len(train.label_names)} classes"
+        )
+        held_out = LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe)
+        return TrainingData(
+            recipe=recipe,
+            tokenizer=None,
+            samples=train,
+            validate=held_out.validate,
+            context=context,
+            fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
+            tokens_per_sample=train.seq_len,
+        )
+
+    def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
+        """The images of an evaluation, and their name."""
+        images = _read(loaded.recipe, data.specs, loaded.recipe.data.labels, work)
+        work.note_all(images)
+        return chosen_part(images, data, loaded.recipe)
+
+
+def _read(recipe: Recipe, specs: tuple[SourceSpec, ...], labels: tuple[str, ...], work: Work) -> ImageSet:
+    """The one set of images that the specs name, as the model reads it. `labels`: its classes; () for those found."""
+    if len(specs) != 1:
+        raise InputError(f"--data: {len(specs)} sets of images, expected one", hint="put them into one folder")
+    patches, path = recipe.model.patches, specs[0].path
+    assert patches is not None
+    with work.progress(f"reading {path}") as report:
+        images = open_images(
+            path,
+            size=patches.image_size,
+            channels=patches.channels,
+            label_names=labels,
+            progress=report,
+            should_stop=work.should_stop,
+        )
+    images.seq_len = recipe.seq_len
+    return images

@@ -1,0 +1,252 @@
+"""Labelled texts and pairs of texts: classes, several labels per example, or a score.
+
+`Labelled.evaluate` and the lines of its report serve images as well (`tformer.tasks.images`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tformer.data.shards.labelled_tokens import (
+    LabelledTokens,
+    tokenise_labelled,
+)
+from tformer.data.sources.files import Errors
+from tformer.data.sources.labelled import (
+    LabelIndex,
+    LabelledSource,
+    collect_labels,
+    open_labelled,
+)
+from tformer.errors import InputError
+from tformer.evaluation.classifier import Classifier, plain_objective
+from tformer.evaluation.mistakes import write_mistakes
+from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.reports import REPORTS, evaluate_labelled, label_kind_of, report_lines
+from tformer.loading import Loaded, decoder_tokens_of
+from tformer.objectives import build_objective
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import (
+    Columns,
+    Data,
+    SourceSpec,
+)
+from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.text import TEXT_OPTIONS
+from tformer.tasks.tokenizers import obtain_tokenizer, text_context
+from tformer.tokenizer import Tokenizer
+
+MAX_LISTED_LABELS = 20
+
+
+@dataclass(frozen=True)
+class LabelledHeldOut(HeldOut):
+    """Held-out labelled examples: the metrics are those of their report."""
+
+    def measure(self, model: Any, should_stop: ShouldStop) -> dict[str, Any]:
+        return evaluate_labelled(model, self.objective, self.samples, self.recipe, should_stop=should_stop)
+
+
+def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
+    """(training part, held-out part) of labelled texts or images: a share of every label, or the last examples."""
+    parts: tuple[Any, Any] = samples.split(fraction=data.valid_fraction, how=data.valid_split)
+    return parts
+
+
+class Labelled(Task):
+    """Labelled texts and pairs of texts."""
+
+    description = "a model of labelled examples"
+    options = TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"}
+    tokenizer_texts = "labelled"
+
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Read and tokenise the rows. Errors: a file without labels, an unknown label, one class only."""
+        recipe = start.recipe
+        data, options = recipe.data, recipe.objectives[0]
+        sources = _open(recipe, data.train, data.columns, data.errors)
+        valid_sources = _open(recipe, data.valid, data.columns, data.errors) if data.valid else []
+        with_pairs = _reads_pairs([*sources, *valid_sources])
+        if getattr(options, "swap_pairs", False) and not (with_pairs and recipe.model.embedding.token_types > 1):
+            raise InputError(
+                "objectives.0.swap_pairs: needs pairs of texts and a model that distinguishes them "
+                "(embedding.token_types: 2)"
+            )
+        tokenizer = obtain_tokenizer(start, work, lambda: _texts(sources))
+        index = None
+        if label_kind_of(recipe) != "score":
+            names = data.labels or _label_names(recipe, sources, start.stored_labels)
+            index = _index(recipe, names)
+        rows = _tokenise(recipe, sources, tokenizer, index, work)
+        if valid_sources:
+            valid = _tokenise(recipe, valid_sources, tokenizer, index, work)
+        else:
+            rows, valid = split_labelled(rows, data)
+        recipe = _resolved(recipe, index, sources[0], with_pairs=with_pairs)
+        work.note_all(*sources, *valid_sources, rows, valid)
+        if not data.train:
+            work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
+        work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
+        if index is not None:
+            work.note(f"labels: {_listing(index.names)}")
+        assert rows.labels is not None
+        counts = (
+            np.bincount(rows.labels, minlength=len(index.names))
+            if index and label_kind_of(recipe) == "classes"
+            else None
+        )
+        context = text_context(
+            recipe,
+            tokenizer,
+            label_counts=counts,
+            target=None if recipe.model.decoder is None else decoder_tokens_of(recipe, tokenizer),
+        )
+        held_out = LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe)
+        return TrainingData(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            samples=rows,
+            validate=held_out.validate,
+            context=context,
+            fingerprint=hashlib.sha256(f"{rows.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
+            label_mean=float(np.mean(rows.labels)) if index is None else None,
+            tokens_per_sample=recipe.seq_len,
+        )
+
+    def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
+        """The examples of an evaluation, and their name."""
+        recipe = loaded.recipe
+        sources = _open(recipe, data.specs, data.columns, data.errors)
+        work.note_all(*sources)
+        trained_on_pairs = recipe.data.columns.text2 is not None
+        for source in sources:
+            if not loaded.imported and source.has_text2 != trained_on_pairs:
+                found, trained = ("two texts", "single texts") if source.has_text2 else ("one text", "pairs of texts")
+                raise InputError(
+                    f"{source.name} has {found} a row, {loaded.path} was trained on {trained}",
+                    hint="name the columns with --text-column and --text2-column",
+                )
+        index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
+        tokens = _tokenise(recipe, sources, loaded.text_tokenizer, index, work)
+        work.note_all(tokens)
+        return chosen_part(tokens, data, recipe)
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        samples, name = self.read(loaded, data, work)
+        return LabelledHeldOut(name, samples, plain_objective(loaded), loaded.recipe)
+
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """The report of the model's kind of labels on every example, and the file of mistakes if wanted."""
+        classifier = Classifier(loaded, batch_size=options.batch_size, should_stop=work.should_stop)
+        samples, name = self.read(loaded, data, work)
+        if not len(samples):
+            raise InputError(f"{name}: no examples to evaluate")
+        began = time.perf_counter()
+        with work.progress(f"evaluating {name}") as progress:
+            scores_NL = classifier.scores(samples, progress=progress)
+        work.require_finished("before every example was read")
+        seconds = time.perf_counter() - began
+        report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
+        require_finite(report["loss"])
+        if options.errors_file is not None:
+            written = write_mistakes(options.errors_file, classifier, samples, scores_NL)
+            work.note(f"{options.errors_file}: {written:,} examples")
+        return {"data": name, **report, "examples_per_second": len(samples) / seconds}
+
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """The metrics, a table of the classes and the confusion matrix."""
+        return report_lines(report)
+
+
+def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, str]:
+    """The held-out part where the run's training data was read, and what the examples are called."""
+    if not data.held_out:
+        return samples, samples.name
+    return split_labelled(samples, recipe.data)[1], f"{recipe.data.valid_fraction:.0%} of {samples.name}, held out"
+
+
+def _open(recipe: Recipe, specs: Sequence[SourceSpec], columns: Columns, errors: Errors) -> list[LabelledSource]:
+    return open_labelled(
+        specs,
+        columns=columns,
+        errors=errors,
+        needs_label=True,
+        numeric_label=label_kind_of(recipe) == "score",
+        multi_label=label_kind_of(recipe) == "labels",
+        separator=recipe.data.label_separator,
+    )
+
+
+def _texts(sources: Sequence[LabelledSource]) -> Iterator[str]:
+    for source in sources:
+        for row in source.rows():
+            yield row.text
+            if row.text2 is not None:
+                yield row.text2
+
+
+def _reads_pairs(sources: Sequence[LabelledSource]) -> bool:
+    """Whether the rows are pairs of texts. Raises InputError when only some are."""
+    found = {source.has_text2 for source in sources}
+    if len(found) > 1:
+        pair = next(source.name for source in sources if source.has_text2)
+        single = next(source.name for source in sources if not source.has_text2)
+        raise InputError(
+            f"{single} has one text a row, {pair} has two",
+            hint="name the columns with --text-column and --text2-column",
+        )
+    return found.pop()
+
+
+def _label_names(recipe: Recipe, sources: Sequence[LabelledSource], stored: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels of the data. `stored` labels that are the same keep their order, and so their head."""
+    labels = (row.label or "" for source in sources for row in source.rows())
+    names = collect_labels(labels, multi=label_kind_of(recipe) == "labels", separator=recipe.data.label_separator)
+    return stored if set(stored) == set(names) else names
+
+
+def _index(recipe: Recipe, names: tuple[str, ...]) -> LabelIndex:
+    return LabelIndex(names, multi=label_kind_of(recipe) == "labels", separator=recipe.data.label_separator)
+
+
+def _tokenise(
+    recipe: Recipe, sources: Sequence[LabelledSource], tokenizer: Tokenizer, index: LabelIndex | None, work: Work
+) -> LabelledTokens:
+    name = ", ".join(dict.fromkeys(source.name for source in sources))
+    with work.progress(f"tokenising {name}") as report:
+        return tokenise_labelled(
+            sources,
+            tokenizer,
+            seq_len=recipe.seq_len,
+            index=index,
+            numeric=index is None,
+            truncation=recipe.data.truncation,
+            token_types=recipe.model.embedding.token_types > 1,
+            progress=report,
+            should_stop=work.should_stop,
+        )
+
+
+def _resolved(recipe: Recipe, index: LabelIndex | None, first: LabelledSource, *, with_pairs: bool) -> Recipe:
+    """The recipe with label names in order and the columns that were found."""
+    columns = recipe.data.columns.model_copy(
+        update={
+            "text": first.text_column,
+            "text2": first.text2_column if with_pairs else None,
+            "label": first.label_column,
+        }
+    )
+    labels = () if index is None else index.names
+    data = recipe.data.model_copy(update={"labels": labels, "columns": columns})
+    return recipe.model_copy(update={"data": data})
+
+
+def _listing(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_LISTED_LABELS} more" if len(names) > MAX_LISTED_LABELS else ""
+    return f"{len(names)}: {', '.join(names[:MAX_LISTED_LABELS])}{more}"

@@ -1,0 +1,209 @@
+"""Running text for models that restore it: masked LM, replaced-token detection, span corruption, denoising.
+
+The objective corrupts windows of bare text or windows inside the tokenizer's template. Validation and evaluation use
+the same batches and keys, so that every model is measured on the same corruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tformer.build import build_model
+from tformer.data.batching.windows import MaskedWindows
+from tformer.data.shards.corpus import Example, TokenCorpus
+from tformer.data.shards.template import single_template
+from tformer.errors import InputError
+from tformer.evaluation.lm import pseudo_perplexity
+from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.predict import Samples, evaluate_objective
+from tformer.interop.importing import open_checkpoint
+from tformer.loading import Loaded, load_generator
+from tformer.model import Transformer
+from tformer.nn.init import tie_embeddings
+from tformer.objectives import build_objective
+from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
+from tformer.recipe.recipe import Recipe
+from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Work, require_finite
+from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
+from tformer.tasks.tokenizers import decoder_context, text_context
+from tformer.tokenizer import Tokenizer
+
+MAX_PSEUDO_TOKENS = 10_000
+"""Default of --max-tokens: each token is a sequence of its own."""
+
+
+def corruption_context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
+    """The context of an objective that corrupts text. Errors: a tokenizer without the special tokens that it needs."""
+    for options in recipe.objectives:
+        require_special_tokens(options, tokenizer.special)
+    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    return decoder_context(recipe, tokenizer) if both else text_context(recipe, tokenizer)
+
+
+def loaded_objective(loaded: Loaded) -> Objective:
+    """The objective of a loaded model, with its generator where it has one.
+
+    Raises InputError for a model trained with replaced tokens that comes without its generator.
+    """
+    recipe, generator = loaded.recipe, None
+    context = corruption_context(recipe, loaded.text_tokenizer)
+    if any(options.objective.needs_generator for options in recipe.objectives):
+        if recipe.generator is None:
+            raise InputError(
+                f"{loaded.path} is a discriminator without its generator, which replaces the tokens to be detected",
+                hint="its body can be fine-tuned: tformer train --init-from ... --objective classification --data FILE",
+            )
+        generator = _load_generator(loaded)
+    return build_objective(recipe.objectives, replace(context, generator=generator))
+
+
+def _load_generator(loaded: Loaded) -> Transformer:
+    """ELECTRA's generator, with the embedding of the loaded model (averaged where the run averages weights)."""
+    assert loaded.recipe.generator is not None
+    device = next(loaded.model.parameters()).device
+    generator = build_model(loaded.recipe.generator, vocab_size=loaded.text_tokenizer.vocab_size, device=device)
+    load_generator(generator, open_checkpoint(loaded.path))
+    tie_embeddings(generator, loaded.model)
+    generator.compute_dtype = loaded.model.compute_dtype
+    return generator.eval()
+
+
+class MaskedText(CorpusTask):
+    """Running text that an objective corrupts and a model restores."""
+
+    description = "a masked language model, or one that restores corrupted text"
+    options = TEXT_OPTIONS | {"pseudo_perplexity", "max_tokens"}
+
+    def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
+        return corruption_context(recipe, tokenizer)
+
+    def windows(
+        self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
+    ) -> Sequence[Samples]:
+        room = build_objective(recipe.objectives, context).room
+        return corrupted_windows(recipe, corpora, tokenizer, room=room)
+
+    def validate(
+        self,
+        recipe: Recipe,
+        corpora: Sequence[TokenCorpus],
+        tokenizer: Tokenizer,
+        model: Transformer,
+        objective: Objective,
+        should_stop: ShouldStop,
+    ) -> dict[str, Any]:
+        return _held_out(recipe, corpora, tokenizer, objective).measure(model, should_stop)
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        objective = loaded_objective(loaded)
+        corpora, name = self.read(loaded, data, work)
+        return replace(_held_out(loaded.recipe, corpora, loaded.text_tokenizer, objective), name=name)
+
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """Loss and metrics of the objective (of each where there are several), and the pseudo-perplexity if wanted."""
+        if options.pseudo_perplexity and all(head.kind != "masked_lm" for head in loaded.recipe.model.heads):
+            raise InputError(f"--pseudo-perplexity: {loaded.path} has no head that predicts masked tokens")
+        held_out = self.held_out(loaded, data, work)
+        with work.progress(f"evaluating {held_out.name}") as progress:
+            metrics = evaluate_objective(
+                loaded.model,
+                held_out.objective,
+                held_out.samples,
+                batch_size=options.batch_size or held_out.batch_size,
+                seed=loaded.recipe.seed,
+                should_stop=work.should_stop,
+                progress=progress,
+            )
+        work.require_finished("before the whole text was read")
+        require_finite(metrics["loss"])
+        report = {"data": held_out.name, **metrics}
+        if options.pseudo_perplexity:
+            report |= self._pseudo_perplexity(loaded, held_out.samples, options, work)
+        return report
+
+    def _pseudo_perplexity(
+        self, loaded: Loaded, samples: Samples, options: EvaluationOptions, work: Work
+    ) -> dict[str, Any]:
+        max_tokens = options.max_tokens or MAX_PSEUDO_TOKENS
+        with work.progress("masking every token alone") as progress:
+            metrics = pseudo_perplexity(
+                loaded.model,
+                _single_sequences(samples, count=min(len(samples), max_tokens)),
+                loaded.text_tokenizer.special,
+                max_tokens=max_tokens,
+                should_stop=work.should_stop,
+                progress=progress,
+            )
+        work.require_finished("before the whole text was read")
+        return {
+            "pseudo_perplexity": metrics["pseudo_perplexity"],
+            "pseudo_loss": metrics["loss"],
+            "pseudo_tokens": metrics["tokens"],
+        }
+
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """One metric per line."""
+        for name, value in report.items():
+            if name not in ("run", "step", "data"):
+                yield f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+
+
+def corrupted_windows(
+    recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, *, room: int | None
+) -> list[MaskedWindows]:
+    """Windows of each corpus. Raises InputError when the template leaves no room for text.
+
+    room: tokens of bare text, which an objective of an encoder-decoder puts into its template once it is corrupted;
+    None: windows inside the template's special tokens.
+    """
+    template, data = single_template(tokenizer), recipe.data
+    prefix, suffix = (template.prefix, template.suffix) if room is None else ((), ())
+    return [
+        MaskedWindows(
+            corpus,
+            recipe.seq_len if room is None else room,
+            packing=data.packing,
+            seed=recipe.seed,
+            prefix=prefix,
+            suffix=suffix,
+            document_mask=data.document_mask,
+        )
+        for corpus in corpora
+    ]
+
+
+def _held_out(recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, objective: Objective) -> HeldOut:
+    samples = Joined(corrupted_windows(recipe, corpora, tokenizer, room=objective.room))
+    return HeldOut("", samples, objective, recipe, validation_batch(recipe.seq_len))
+
+
+def _single_sequences(samples: Samples, *, count: int) -> list[np.ndarray]:
+    """The ids of `count` samples, evenly spread; of a pair of texts those of the first text."""
+    examples: Sequence[Any] = samples.examples(0, np.arange(count) * len(samples) // count)
+    return [
+        example.ids if example.token_type_ids is None else example.ids[example.token_type_ids == 0]
+        for example in examples
+    ]
+
+
+class Joined:
+    """Several sets of windows, one after the other."""
+
+    def __init__(self, parts: Sequence[MaskedWindows]) -> None:
+        self.parts, self.seq_len = parts, parts[0].seq_len
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        lengths = [np.full(len(part), part.seq_len) if part.lengths is None else part.lengths for part in parts]
+        self.lengths: np.ndarray | None = np.concatenate(lengths)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
+        """The samples at these indices, counted through all parts."""
+        part_of = np.searchsorted(self._starts, np.asarray(indices), side="right") - 1
+        pairs = zip(indices, part_of, strict=True)
+        return [self.parts[part].examples(epoch, [int(index - self._starts[part])])[0] for index, part in pairs]

@@ -1,0 +1,404 @@
+"""Pairs of texts: one or several text-to-text tasks, one tokenizer for both sides or one for each."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tformer.data.batching.mixture import MixedPairs
+from tformer.data.shards.pair_tokens import (
+    PairTokens,
+    RowSource,
+    join_pairs,
+    tokenise_pairs,
+)
+from tformer.data.sources.pairs import (
+    PairSource,
+    open_pairs,
+    shared_columns,
+)
+from tformer.decoding.inference import prepare_inference
+from tformer.decoding.loaded import (
+    make_translator,
+    translator_of,
+)
+from tformer.decoding.settings import (
+    BeamSettings,
+    fitting_beam_settings,
+)
+from tformer.decoding.translate import Translator
+from tformer.device import resolve_device
+from tformer.errors import InputError
+from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.predict import Samples
+from tformer.evaluation.translation import (
+    evaluate_pairs,
+    evaluate_translation,
+    output_metrics,
+    score_pairs,
+    translate_pairs,
+    write_wrong_outputs,
+)
+from tformer.loading import Loaded, decoder_tokens_of
+from tformer.metrics.text import tokenised_note
+from tformer.model import Transformer
+from tformer.objectives import build_objective
+from tformer.objectives.base import Objective
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import (
+    Columns,
+    SourceSpec,
+)
+from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
+from tformer.tasks.sequence_teacher import translate_sources, weights_digest
+from tformer.tasks.tokenizers import decoder_context, obtain_tokenizers
+from tformer.tokenizer import Tokenizer
+
+BATCH_TOKENS = 4096  # of the longer side, for the loss
+BATCH_SENTENCES = 32  # decoded at a time
+SAMPLE_PAIRS = 2  # shown after each validation
+SIGNED = ("bleu", "chrf")
+
+
+class Pairs(Task):
+    """Pairs of a source and a target text."""
+
+    description = "a model of pairs"
+    options = PAIR_OPTIONS | {
+        *("prefix", "errors_file", "no_decode", "beam_size", "length_penalty", "length_penalty_type"),
+        *("max_new_tokens", "bleu_tokenize", "lowercase"),
+    }
+    tokenizer_texts = "pairs"
+
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Read, tokenise and filter the pairs.
+
+        Errors: files of different length, a missing column, no pair left, invalid decoding settings.
+        """
+        recipe = _with_shared_prefix(start.recipe)
+        data = recipe.data
+        sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
+        valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
+        recipe = _with_columns(recipe, [*sources, *valid_sources])
+        tokenizer, own_target = obtain_tokenizers(start, work, _texts(sources, "source"), _texts(sources, "target"))
+        tokenizers = (tokenizer, own_target or tokenizer)
+        validation = PairValidation.plan(recipe, tokenizers)
+        tasks = tuple(source.task for source in sources)
+        parts = [_tokenise(recipe, source, tokenizers, work, tasks=tasks) for source in sources]
+        if valid_sources:
+            valid = [
+                _tokenise(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources
+            ]
+        else:
+            parts, valid = hold_out(parts, recipe)
+        held_out = join_pairs(valid)
+        if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
+            parts = _translated(start, parts, tokenizers, work)
+        samples, mixture = _mixed(parts, data.train, seed=recipe.seed)
+        work.note_all(*sources, *valid_sources, *parts, held_out)
+        if not data.train:
+            work.note("no --data: learning to read dates as people write them (builtin:dates)")
+        if mixture:
+            work.note(mixture)
+        work.note(f"data: {sum(map(len, parts)):,} training pairs, {len(held_out):,} validation pairs")
+        if own_target is not None:
+            work.note(f"target tokenizer: {own_target.kind}, {own_target.vocab_size:,} ids")
+        fingerprints = " ".join(part.fingerprint for part in (*parts, held_out))
+        return TrainingData(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            target_tokenizer=own_target,
+            samples=samples,
+            validate=lambda *arguments: validation.validate(held_out, *arguments),
+            context=decoder_context(recipe, tokenizer, own_target),
+            fingerprint=hashlib.sha256(fingerprints.encode()).hexdigest(),
+            sample=lambda *arguments: validation.sample(held_out, *arguments),
+            tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
+        )
+
+    def read(self, loaded: Loaded, data: ChosenData, work: Work, *, whole: bool = False) -> tuple[PairTokens, str]:
+        """The pairs of an evaluation, and their name. `whole`: no target is cut; InputError for one too long."""
+        recipe, given = loaded.recipe, data.given
+        if given is None:
+            sources = open_pairs(data.specs, columns=data.columns, errors=data.errors)
+        else:  # the run's columns only where a table has them
+            asked = Columns(source=given.source, target=given.target)
+            sources = open_pairs(data.specs, columns=asked, preferred=data.columns, errors=data.errors)
+        tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
+        # What is held out depends on which pairs training kept.
+        parts = [
+            _tokenise(recipe, source, tokenizers, work, keep_all=not data.held_out, whole=whole) for source in sources
+        ]
+        work.note_all(*sources, *parts)
+        name = ", ".join(source.name for source in sources)
+        if data.held_out:
+            _, parts = hold_out(parts, recipe)
+            name = f"{recipe.data.valid_fraction:.0%} of {name}, held out"
+        return join_pairs(parts), name
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        pairs, name = self.read(loaded, data, work)
+        return HeldOut(name, pairs, _objective(loaded), loaded.recipe)
+
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """Loss and metrics on the targets and of the model's own outputs; with `score` the log-probability of each."""
+        decodes = not (options.score or options.no_decode)
+        translator = _translator(loaded, options) if decodes else None  # before the data is read: it checks settings
+        pairs, name = self.read(loaded, data, work, whole=options.score)
+        if not len(pairs):
+            raise InputError(f"{name}: no pairs to evaluate")
+        if options.score:
+            with work.progress("scoring") as progress:
+                scores = score_pairs(
+                    loaded.model,
+                    pairs,
+                    start_ids=loaded.decoder_tokens.prefix,
+                    vocab_size=loaded.target_tokenizer.vocab_size,
+                    batch_tokens=BATCH_TOKENS,
+                    should_stop=work.should_stop,
+                    progress=progress,
+                )
+            work.require_finished("before every pair was read")
+            return {"data": name, **score_report(scores)}
+        with work.progress("reading the pairs") as progress:
+            metrics: dict[str, Any] = evaluate_pairs(
+                loaded.model,
+                _objective(loaded),
+                pairs,
+                batch_tokens=BATCH_TOKENS,
+                batch_size=options.batch_size,
+                seed=loaded.recipe.seed,
+                should_stop=work.should_stop,
+                progress=progress,
+            )
+        work.require_finished("before every pair was read")
+        require_finite(metrics["loss"])
+        if translator is not None:
+            metrics |= _decoded(loaded, translator, pairs, options, work)
+        return {"data": name, **metrics}
+
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """One metric per line, BLEU and chrF with their signatures; with `score` one log-probability per line."""
+        if "scores" in report:
+            yield from score_lines(report)
+            return
+        for name in ("loss", "perplexity", "accuracy", "sequence_accuracy", "bleu", "chrf"):
+            if name in report:
+                yield f"{name} {report[name]:.4f}" + (f" {report[f'{name}_signature']}" if name in SIGNED else "")
+            for task in (key for key in report if key.startswith(f"{name}.")):  # of several tasks
+                yield f"{task} {report[task]:.4f}"
+        yield f"examples {report['examples']}"
+
+
+def hold_out(parts: Sequence[PairTokens], recipe: Recipe) -> tuple[list[PairTokens], list[PairTokens]]:
+    """(training parts, held-out parts): a share of every set; equal sources are on one side."""
+    cuts = [part.split(fraction=recipe.data.valid_fraction) for part in parts]
+    return [train for train, _ in cuts], [valid for _, valid in cuts]
+
+
+@dataclass(frozen=True)
+class PairValidation:
+    """Validation during training: loss on the targets, and metrics of decoded outputs.
+
+    Attributes:
+        tokenizers: of source and target.
+        beam: of validation; None: validation does not decode. sample_beam: of sample output.
+    """
+
+    recipe: Recipe
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    beam: BeamSettings | None
+    sample_beam: BeamSettings
+
+    @classmethod
+    def plan(cls, recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer]) -> PairValidation:
+        """Made before training begins, so that a wrong setting is an error then and not at the first validation.
+
+        Raises InputError for a `generation` section that contradicts itself, also where only a later command would
+        read it, and for a beam larger than the vocabulary.
+        """
+        generation, target, size = recipe.generation, tokenizers[1], recipe.training.valid_beam_size
+        eos = decoder_tokens_of(recipe, target).eos
+        BeamSettings.from_recipe(generation, eos_id=eos)
+        for key, beam_size in (("generation.beam_size", generation.beam_size), ("training.valid_beam_size", size)):
+            if beam_size > target.vocab_size:
+                raise InputError(
+                    f"{key}: found {beam_size}, expected at most the target's {target.vocab_size} token ids"
+                )
+        beam = fitting_beam_settings(generation, eos_id=eos, beam_size=size) if size else None
+        return cls(recipe, tokenizers, beam, fitting_beam_settings(generation, eos_id=eos, beam_size=1))
+
+    def validate(
+        self, held_out: PairTokens, model: Transformer, objective: Objective, should_stop: ShouldStop
+    ) -> dict[str, Any]:
+        """The loss on the targets, and BLEU, chrF and exact matches of the model's own outputs."""
+        metrics: dict[str, Any] = evaluate_pairs(
+            model,
+            objective,
+            held_out,
+            batch_tokens=BATCH_TOKENS,
+            seed=self.recipe.seed,
+            should_stop=should_stop,
+        )
+        if self.beam is not None and not should_stop():
+            count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
+            numbers = np.arange(count)  # the first pairs; of several tasks a share of each
+            decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
+            metrics |= evaluate_translation(self._translator(model, self.beam), decoded, should_stop=should_stop)
+        return metrics
+
+    def sample(self, held_out: PairTokens, model: Transformer, should_stop: ShouldStop) -> str | None:
+        """The first held-out sources and the model's outputs. None: interrupted."""
+        sources = [held_out.texts(index)[0] for index in range(min(SAMPLE_PAIRS, len(held_out)))]
+        translator = self._translator(model, self.sample_beam)
+        outputs = translator.translate(sources, should_stop=should_stop, too_long="cut")
+        if should_stop():
+            return None
+        return "\n".join(f"{source} -> {best[0].text}" for source, best in zip(sources, outputs, strict=True))
+
+    def _translator(self, model: Transformer, settings: BeamSettings) -> Translator:
+        return make_translator(self.recipe, [model], self.tokenizers, settings=settings)
+
+
+def _with_shared_prefix(recipe: Recipe) -> Recipe:
+    """The recipe with the one prefix of all its training data before validation data that has none of its own."""
+    data, prefixes = recipe.data, {spec.prefix for spec in recipe.data.train}
+    if len(prefixes) != 1:
+        return recipe
+    [prefix] = prefixes
+    valid = tuple(spec.model_copy(update={"prefix": spec.prefix or prefix}) for spec in data.valid)
+    return recipe.model_copy(update={"data": data.model_copy(update={"valid": valid})})
+
+
+def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
+    """The recipe with the columns that all tables share, by name; unchanged where the tables have different ones."""
+    shared = shared_columns(sources)
+    if shared is None:
+        return recipe
+    columns = recipe.data.columns.model_copy(update={"source": shared[0], "target": shared[1]})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": columns})})
+
+
+def _texts(sources: Sequence[PairSource], side: str) -> Callable[[], Iterator[str]]:
+    """The texts of one side, read anew by every call."""
+    return lambda: (getattr(row, side) for source in sources for row in source.rows())
+
+
+def _tokenise(
+    recipe: Recipe,
+    source: RowSource,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    work: Work,
+    *,
+    keep_all: bool = False,
+    whole: bool = False,
+    tasks: Sequence[str] = (),
+) -> PairTokens:
+    """The pairs of one source, filtered and cut as the recipe says.
+
+    Args:
+        tokenizers: of source and target.
+        keep_all: for evaluation: no pair is left out; too long ones are cut.
+        whole: nothing is cut: both sides may be as long as the model reads, and a longer pair that stays is an error.
+    """
+    target, longest = decoder_tokens_of(recipe, tokenizers[1]), recipe.model.max_seq_len
+    drops_overlong = recipe.data.overlong == "drop" and not keep_all  # then nothing is ever cut
+    refuses = whole and not drops_overlong
+    seq_len, target_seq_len = (longest, longest) if refuses else (recipe.seq_len, recipe.target_seq_len)
+    with work.progress(f"tokenising {source.name}") as report:
+        return tokenise_pairs(
+            [source],
+            *tokenizers,
+            seq_len=seq_len,
+            target_seq_len=target_seq_len - (target.forced_bos is not None),  # which the decoder reads too
+            eos=target.eos,
+            overlong="refuse" if refuses else recipe.data.overlong,
+            max_length_ratio=recipe.data.max_length_ratio,
+            keep_all=keep_all,
+            tasks=tasks,
+            progress=report,
+            should_stop=work.should_stop,
+        )
+
+
+def _translated(
+    start: TrainingStart, parts: Sequence[PairTokens], tokenizers: tuple[Tokenizer, Tokenizer], work: Work
+) -> list[PairTokens]:
+    """The training pairs with the targets of a sequence teacher in place of the references."""
+    teacher = start.teacher
+    assert teacher is not None
+    if start.dry_run:
+        work.note("dry run: the teacher translates nothing, the references stand in for it")
+        return list(parts)
+    device, weights = resolve_device(start.recipe.training.device), weights_digest(teacher.model)
+    translated = [translate_sources(part, teacher, weights=weights, device=device, work=work) for part in parts]
+    work.note_all(*parts, *translated)
+    return [_tokenise(start.recipe, pairs, tokenizers, work, tasks=parts[0].tasks) for pairs in translated]
+
+
+def _mixed(parts: Sequence[PairTokens], specs: Sequence[SourceSpec], *, seed: int) -> tuple[Samples, str]:
+    """Training samples and a note: all pairs, or sets in the shares of their weights where any has one."""
+    if all(spec.weight is None for spec in specs):
+        return join_pairs(parts), ""
+    weights = [1.0 if spec.weight is None else spec.weight for spec in specs]
+    shares = [f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(parts, weights, strict=True)]
+    return MixedPairs(parts, weights, seed=seed), f"mixture: {', '.join(shares)}"
+
+
+def _objective(loaded: Loaded) -> Objective:
+    context = decoder_context(loaded.recipe, loaded.text_tokenizer, loaded.own_target_tokenizer)
+    return build_objective(loaded.recipe.objectives, context)
+
+
+def _translator(loaded: Loaded, options: EvaluationOptions) -> Translator:
+    generation, max_new_tokens = loaded.recipe.generation, options.max_new_tokens
+    if max_new_tokens is None and options.seq_len is not None:  # of targets of another length than in training
+        max_new_tokens = max(options.seq_len, generation.max_new_tokens)
+    settings = fitting_beam_settings(
+        generation,
+        beam_size=options.beam_size,
+        max_new_tokens=max_new_tokens,
+        length_penalty=options.length_penalty,
+        length_penalty_type=options.length_penalty_type,
+        eos_id=loaded.decoder_tokens.eos,
+    )
+    return translator_of(loaded, settings=settings)
+
+
+def _decoded(
+    loaded: Loaded, translator: Translator, pairs: PairTokens, options: EvaluationOptions, work: Work
+) -> dict[str, Any]:
+    """Metrics of the model's own outputs."""
+    if options.quantize == "none":  # else it was prepared when it was quantised
+        prepare_inference(loaded.model, loaded.model.compute_dtype)
+    began = time.perf_counter()
+    with work.progress("decoding") as progress:
+        outputs = translate_pairs(
+            translator,
+            pairs,
+            batch_size=options.batch_size or BATCH_SENTENCES,
+            should_stop=work.should_stop,
+            progress=progress,
+        )
+    work.require_finished("before every pair was read")
+    seconds = time.perf_counter() - began
+    if translator.cut:
+        work.note(
+            f"{translator.cut:,} sources are longer than the model reads and were cut; --seq-len N reads further where "
+            "the positions allow it"
+        )
+    tokenize = options.bleu_tokenize or "13a"
+    note = tokenised_note(outputs.texts, outputs.references)
+    if note is not None and tokenize != "none":
+        work.note(note)
+    metrics = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=options.lowercase)
+    if options.errors_file is not None:
+        written = write_wrong_outputs(options.errors_file, outputs, lowercase=options.lowercase)
+        work.note(f"{options.errors_file}: {written:,} pairs")
+    return {**metrics, "sentences_per_second": len(pairs) / seconds}

@@ -1,0 +1,86 @@
+"""Documents split into sentences: pairs of segments for masked LM + next sentence (BERT, arXiv 1810.04805)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tformer.data.batching.sentences import (
+    SentenceCorpus,
+    SentencePairs,
+    prepare_sentences,
+)
+from tformer.data.sources.text import (
+    TextSource,
+    open_sources,
+)
+from tformer.loading import Loaded
+from tformer.objectives import build_objective
+from tformer.recipe.recipe import Recipe
+from tformer.tasks.base import ChosenData, HeldOut, TrainingData, TrainingStart, Work
+from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective
+from tformer.tasks.text import NO_DATA, documents_of, open_text
+from tformer.tasks.tokenizers import obtain_tokenizer
+from tformer.tokenizer import Tokenizer
+
+VALIDATION_PAIRS = 64  # of a batch
+
+
+class Sentences(MaskedText):
+    """Documents split into sentences. Evaluation is that of masked text, on pairs of sentences."""
+
+    tokenizer_texts = "sentences"
+
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Split, tokenise and pair the sentences. Errors: fewer than two documents, or no document of two sentences."""
+        recipe = start.recipe
+        data = recipe.data
+        sources = open_text(data.train, data)
+        valid_sources = open_text(data.valid, data) if data.valid else []
+        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources))
+        context = corruption_context(recipe, tokenizer)
+        train = _read_sentences(sources, tokenizer, work)
+        if valid_sources:
+            valid = _read_sentences(valid_sources, tokenizer, work)
+        else:
+            train, valid = train.split(fraction=data.valid_fraction)
+        pairs, valid_pairs = (_pairs(recipe, part, tokenizer) for part in (train, valid))
+        work.note_all(*sources, *valid_sources)
+        if not data.train:
+            work.note(NO_DATA)
+        work.note(f"data: {len(pairs):,} pairs of sentences to train on, {len(valid_pairs):,} to validate on")
+        held_out = HeldOut("", valid_pairs, build_objective(recipe.objectives, context), recipe, VALIDATION_PAIRS)
+        return TrainingData(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            samples=pairs,
+            validate=held_out.validate,
+            context=context,
+            fingerprint=f"{train.fingerprint}-{valid.fingerprint}",
+            tokens_per_sample=recipe.seq_len,
+        )
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        recipe, tokenizer = loaded.recipe, loaded.text_tokenizer
+        sources = open_sources(data.specs, columns=data.columns, errors=data.errors)
+        work.note_all(*sources)
+        name = ", ".join(source.name for source in sources)
+        sentences = _read_sentences(sources, tokenizer, work)
+        if data.held_out:
+            _, sentences = sentences.split(fraction=recipe.data.valid_fraction)
+            name = f"the last {recipe.data.valid_fraction:.0%} of {name}"
+        return HeldOut(name, _pairs(recipe, sentences, tokenizer), loaded_objective(loaded), recipe, VALIDATION_PAIRS)
+
+
+def _read_sentences(sources: Sequence[TextSource], tokenizer: Tokenizer, work: Work) -> SentenceCorpus:
+    with work.progress(f"splitting {', '.join(source.name for source in sources)} into sentences") as report:
+        return prepare_sentences(sources, tokenizer, progress=report, should_stop=work.should_stop)
+
+
+def _pairs(recipe: Recipe, sentences: SentenceCorpus, tokenizer: Tokenizer) -> SentencePairs:
+    return SentencePairs(
+        sentences,
+        tokenizer,
+        seq_len=recipe.seq_len,
+        seed=recipe.seed,
+        token_types=recipe.model.embedding.token_types > 1,
+    )

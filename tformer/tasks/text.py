@@ -1,0 +1,304 @@
+"""Running text for causal language models: token corpora, cut into windows.
+
+`CorpusTask` is what this task and `tformer.tasks.masked_text` share: text is tokenised into one corpus per source, and
+without validation data the last part of every corpus is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tformer.data.batching.mixture import MixedWindows
+from tformer.data.batching.windows import LmWindows, document_ids
+from tformer.data.shards.corpus import (
+    Example,
+    TokenCorpus,
+    token_corpus,
+)
+from tformer.data.sources.text import (
+    TextSource,
+    open_sources,
+)
+from tformer.decoding.generate import generate
+from tformer.decoding.prompts import encode_prompt
+from tformer.decoding.settings import GenerationSettings
+from tformer.errors import InputError
+from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows
+from tformer.evaluation.options import EvaluationOptions
+from tformer.evaluation.predict import Samples
+from tformer.loading import Loaded
+from tformer.model import Transformer
+from tformer.objectives import build_objective
+from tformer.objectives.base import Objective, ObjectiveContext
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import (
+    Data,
+    SourceSpec,
+)
+from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.tokenizers import obtain_tokenizer, text_context
+from tformer.tokenizer import Tokenizer
+
+TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
+NO_DATA = "no --data: training on the documentation that comes with Python (builtin:python-docs)"
+
+VALIDATION_TOKENS = 16384  # of a batch
+MAX_VALIDATION_WINDOWS = 64  # of a batch
+EVALUATION_WINDOWS = 32  # of a batch
+MAX_SAMPLE_TOKENS = 120
+
+
+def validation_batch(seq_len: int) -> int:
+    """Windows per batch of a validation. The corruption of a text depends on it, so an evaluation uses the same."""
+    return max(1, min(MAX_VALIDATION_WINDOWS, VALIDATION_TOKENS // seq_len))
+
+
+def open_text(specs: Sequence[SourceSpec], data: Data) -> list[TextSource]:
+    """The sources of a training; without any, the built-in text."""
+    return open_sources(specs, columns=data.columns, errors=data.errors)
+
+
+def documents_of(sources: Sequence[TextSource]) -> Iterator[str]:
+    """The documents of all sources, in order."""
+    for source in sources:
+        for piece in source.documents():
+            yield piece.text
+
+
+class CorpusTask(Task):
+    """Running text as token corpora; a subclass says what the windows are and how they are measured."""
+
+    tokenizer_texts = "text"
+
+    @abstractmethod
+    def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
+        """The context of the objective. Errors: a tokenizer without the special tokens that the objective needs."""
+
+    @abstractmethod
+    def windows(
+        self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
+    ) -> Sequence[Samples]:
+        """Training windows of each corpus. Errors: a corpus shorter than one window."""
+
+    @abstractmethod
+    def validate(
+        self,
+        recipe: Recipe,
+        corpora: Sequence[TokenCorpus],
+        tokenizer: Tokenizer,
+        model: Transformer,
+        objective: Objective,
+        should_stop: ShouldStop,
+    ) -> dict[str, Any]:
+        """Metrics of a model in training on the validation corpora."""
+
+    def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
+        """Sample output during training; "": this kind of model writes none. None: interrupted."""
+        return ""
+
+    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+        """Tokenise the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
+        recipe = start.recipe
+        data = recipe.data
+        sources = open_text(data.train, data)
+        valid_sources = open_text(data.valid, data) if data.valid else []
+        sizes = [source.size_bytes() for source in sources]
+        size = None if None in sizes else sum(size for size in sizes if size is not None)
+        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources), size_bytes=size)
+        context = self.context(recipe, tokenizer)
+        train = [read_corpus(source, tokenizer, work) for source in sources]
+        valid = [read_corpus(source, tokenizer, work) for source in valid_sources]
+        if not valid:
+            train, valid = hold_out(train, data)
+        weights = _weights(data.train, train)
+        windows = self.windows(recipe, train, tokenizer, context)
+        for corpus in valid:
+            if len(corpus) < 2:
+                raise InputError(
+                    f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed"
+                )
+        work.note_all(*sources, *train, *valid)
+        if not data.train:
+            work.note(NO_DATA)
+        if len(train) > 1:
+            shares = (f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(train, weights, strict=True))
+            work.note(f"mixture: {', '.join(shares)}")
+        tokens, held_out = (sum(map(len, part)) for part in (train, valid))
+        work.note(f"data: {tokens:,} training tokens, {held_out:,} validation tokens")
+        return TrainingData(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            samples=windows[0] if len(windows) == 1 else MixedWindows(windows, weights, seed=recipe.seed),
+            validate=partial(self.validate, recipe, valid, tokenizer),
+            context=context,
+            fingerprint=_fingerprint([*train, *valid]),
+            packed=data.packing == "concat" and not data.document_mask,
+            sample=partial(self.sample, recipe, tokenizer),
+            tokens_per_sample=recipe.seq_len,
+        )
+
+    def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[list[TokenCorpus], str]:
+        """The corpora of an evaluation, and their name."""
+        sources = open_sources(data.specs, columns=data.columns, errors=data.errors)
+        corpora = [read_corpus(source, loaded.text_tokenizer, work) for source in sources]
+        work.note_all(*sources, *corpora)
+        name = ", ".join(source.name for source in sources)
+        if data.held_out:
+            _, corpora = hold_out(corpora, loaded.recipe.data)
+            last = f"the last {loaded.recipe.data.valid_fraction:.0%} of "
+            name = ", ".join(last + source.name for source in sources)
+        return corpora, name
+
+
+def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
+    """The tokens of a source, from the cache or made now."""
+    with work.progress(f"tokenising {source.name}", total=source.size_bytes()) as report:
+        return token_corpus(source, tokenizer, cache_dir=work.cache_dir, progress=report, should_stop=work.should_stop)
+
+
+def hold_out(corpora: Sequence[TokenCorpus], data: Data) -> tuple[list[TokenCorpus], list[TokenCorpus]]:
+    """(training parts, held-out parts): the last `data.valid_fraction` of every corpus is held out."""
+    parts = [corpus.split(fraction=data.valid_fraction) for corpus in corpora]
+    return [train for train, _ in parts], [valid for _, valid in parts]
+
+
+class Text(CorpusTask):
+    """Running text for causal language models."""
+
+    description = "a causal language model"
+    options = TEXT_OPTIONS | {"stride"}
+
+    def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
+        return text_context(recipe, tokenizer)
+
+    def windows(
+        self, recipe: Recipe, corpora: Sequence[TokenCorpus], tokenizer: Tokenizer, context: ObjectiveContext
+    ) -> Sequence[Samples]:
+        data = recipe.data
+        return [
+            LmWindows(corpus, recipe.seq_len, packing=data.packing, seed=recipe.seed, document_mask=data.document_mask)
+            for corpus in corpora
+        ]
+
+    def validate(
+        self,
+        recipe: Recipe,
+        corpora: Sequence[TokenCorpus],
+        tokenizer: Tokenizer,
+        model: Transformer,
+        objective: Objective,
+        should_stop: ShouldStop,
+    ) -> dict[str, Any]:
+        parts = [
+            evaluate_lm(
+                model,
+                corpus,
+                seq_len=recipe.seq_len,
+                batch_size=validation_batch(recipe.seq_len),
+                document_mask=isolates_documents(recipe.data),
+                should_stop=should_stop,
+            )
+            for corpus in corpora
+        ]
+        metrics = combine_validation(parts)
+        del metrics["tokens_per_second"]
+        return metrics
+
+    def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
+        """The recipe's prompt and how the model continues it."""
+        prompt, generation = recipe.training.sample_prompt, recipe.generation
+        settings = GenerationSettings.from_recipe(
+            generation,
+            max_new_tokens=min(MAX_SAMPLE_TOKENS, generation.max_new_tokens),
+            seed=recipe.seed,
+            eos_id=tokenizer.special.eos,
+        )
+        [[completion]] = generate(
+            model, [encode_prompt(tokenizer, prompt)], settings, tokenizer=tokenizer, should_stop=should_stop
+        )
+        return None if completion.finish_reason == "interrupted" else prompt + (completion.text or "")
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        corpora, name = self.read(loaded, data, work)
+        recipe = loaded.recipe
+        samples = LmText(corpora, recipe.seq_len, document_mask=isolates_documents(recipe.data))
+        objective = build_objective(recipe.objectives, text_context(recipe, loaded.text_tokenizer))
+        return HeldOut(name, samples, objective, recipe)
+
+    def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
+        """Every token of the text once: in windows of the recipe's length, or overlapping ones with `stride`."""
+        if loaded.model.decoder is None or loaded.model.encoder is not None:
+            raise InputError(f"{loaded.path}: evaluation of a text needs a decoder-only model")
+        recipe, stride = loaded.recipe, options.stride
+        if stride is not None and not 1 <= stride <= recipe.seq_len:
+            raise InputError(f"--stride must be between 1 and the window of {recipe.seq_len} tokens, found {stride}")
+        corpora, name = self.read(loaded, data, work)
+        parts = []
+        for corpus in corpora:
+            with work.progress(f"evaluating {corpus.name}") as progress:
+                part = evaluate_lm(
+                    loaded.model,
+                    corpus,
+                    seq_len=recipe.seq_len,
+                    batch_size=options.batch_size or EVALUATION_WINDOWS,
+                    stride=stride,
+                    document_mask=isolates_documents(recipe.data),
+                    progress=progress,
+                    should_stop=work.should_stop,
+                )
+            work.require_finished("before the whole text was read")
+            parts.append(part)
+        metrics = combine_validation(parts)
+        require_finite(metrics["loss"])
+        return {"data": name, **metrics, "seq_len": recipe.seq_len, "stride": stride or recipe.seq_len}
+
+    def lines(self, report: dict[str, Any]) -> Iterator[str]:
+        """One metric per line; a perplexity too large for a float is inf."""
+        for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
+            yield f"{name} {report[name]:.4f}"
+        yield f"tokens {report['tokens']}"
+        yield f"tokens_per_second {report['tokens_per_second']:.0f}"
+
+
+class LmText:
+    """Texts as windows that predict every token once, as `evaluate_lm` cuts them; the last window may be short."""
+
+    def __init__(self, corpora: Sequence[TokenCorpus], seq_len: int, *, document_mask: bool) -> None:
+        self.seq_len, self.document_mask = seq_len, document_mask
+        self._windows = [
+            (corpus, window.start, window.stop)
+            for corpus in corpora
+            for window in windows(len(corpus), seq_len, seq_len)
+        ]
+        self.lengths: np.ndarray | None = np.array([stop - start for _, start, stop in self._windows])
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
+        """Windows with the label of their last token, and the document of each token where documents are isolated."""
+        found = []
+        for corpus, start, stop in (self._windows[index] for index in indices):
+            ids = corpus.slice(start, stop + 1)
+            found.append(Example(ids, document_ids(corpus, start, len(ids)) if self.document_mask else None))
+        return found
+
+
+def _weights(specs: Sequence[SourceSpec], corpora: Sequence[TokenCorpus]) -> tuple[float, ...]:
+    """Shares of a mixture: by default the number of tokens; once one source has a weight, the others count as 1."""
+    if any(spec.weight is not None for spec in specs):
+        return tuple(1.0 if spec.weight is None else spec.weight for spec in specs)
+    return tuple(float(len(corpus)) for corpus in corpora)
+
+
+def _fingerprint(corpora: Sequence[TokenCorpus]) -> str:
+    digest = hashlib.sha256()
+    for corpus in corpora:
+        digest.update(f"{corpus.fingerprint} {corpus.start} {corpus.stop}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,335 @@
+"""Plots of fixed positional encodings: added to the embeddings, turned into queries and keys, or added to scores.
+
+All numbers come from the modules of training (`tformer.nn.positions`): sinusoidal, patch2d and rope by their `formula`
+in double precision (and rope's `rotate`), alibi and T5 by their slopes and buckets, Shaw by its `score`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tformer.nn.positions.biases import alibi_slopes, t5_bucket
+from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, SinusoidalOptions, SinusoidalPositions
+from tformer.nn.positions.rope import RopeOptions, RopePositions
+from tformer.nn.positions.shaw import ShawOptions, ShawPositions
+from tformer.viz.pe.settings import Settings, View
+from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp
+
+# --- added to the embeddings -----------------------------------------------------------------------------------------
+
+CLASSIC = (50, 500)  # tokens of the two usual pictures of this encoding
+
+
+def sinusoidal_table(settings: Settings, rows: int) -> Numbers:
+    """[rows, d_model] in double precision."""
+    return _sinusoidal(settings).formula(torch.arange(rows)).numpy()
+
+
+def fp32_error(settings: Settings, rows: int) -> float:
+    """The largest difference between the double table and the fp32 one that training uses."""
+    module = _sinusoidal(settings, rows)
+    return float((module.formula(torch.arange(rows)) - module.table.double()).abs().max())
+
+
+def _sinusoidal(settings: Settings, rows: int = 1) -> SinusoidalPositions:
+    layout = settings.layout_used if settings.encoding == "sinusoidal" else "interleaved"
+    options = SinusoidalOptions(layout=layout, base=settings.base)  # type: ignore[arg-type]
+    return SinusoidalPositions(options, d_model=settings.d_model, max_seq_len=rows)
+
+
+def sine_dimensions(settings: Settings) -> Numbers:
+    """The columns of sines; the others are cosines."""
+    half = settings.d_model // 2
+    return np.arange(half, dtype=float) * (2 if settings.layout_used == "interleaved" else 1)
+
+
+def frequency_index(settings: Settings, dimension: int) -> int:
+    half = settings.d_model // 2
+    return dimension // 2 if settings.layout_used == "interleaved" else dimension % half
+
+
+def wavelengths(settings: Settings) -> Numbers:
+    """Tokens in one period of each pair, [d_model / 2], from the sine's angle at position 1."""
+    pair = sinusoidal_table(settings, 2)[1]
+    sines = sine_dimensions(settings).astype(int)
+    cosines = sines + (1 if settings.layout_used == "interleaved" else settings.d_model // 2)
+    return 2 * np.pi / np.arctan2(pair[sines], pair[cosines])
+
+
+def distance_curve(table: Numbers) -> Numbers:
+    """Product of row 0 with each row over the product with itself, [rows]: the first row of the Gram matrix."""
+    return table @ table[0] / (table[0] @ table[0])
+
+
+def trace_plots(view: View, table: Numbers, sines: Numbers | None) -> list[Plot]:
+    """Values against the dimension index, a line per token: the sine dimensions alone, and with the cosines.
+
+    With `sines` a token's line has two pieces, through its sines and through its cosines: a line that alternates
+    between them at every dimension would fill the picture.
+    """
+    tokens, every = len(table), np.arange(table.shape[1], dtype=float)
+    sets = {f"All {len(every)} dimensions, {tokens} tokens": every}
+    if sines is not None:
+        both = np.concatenate((sines, [np.nan], np.setdiff1d(every, sines)))
+        sets = {f"Sine dimensions alone, {tokens} tokens": sines, f"With the cosines, {tokens} tokens": both}
+    plots: list[Plot] = []
+    for name, columns in sets.items():
+        gap = np.isnan(columns)
+        values = np.where(gap, np.nan, table[:, np.where(gap, 0, columns).astype(int)])
+        lines = [Line(f"token {n}", columns, row) for n, row in enumerate(values)]
+        ramp = Ramp("viridis", 0, tokens - 1, "token")
+        plots.append(Lines(name, view.caption, "dimension", "value", lines, ramp=ramp))
+    return plots
+
+
+def traces(view: View, settings: Settings) -> list[Plot]:
+    counts = CLASSIC if settings.positions is None else (settings.positions,)
+    sines = sine_dimensions(settings)
+    return [plot for count in counts for plot in trace_plots(view, sinusoidal_table(settings, count), sines)]
+
+
+def table_plot(table: Numbers, title: str, caption: str, *, limit: float | None = 1.0, rows: str = "position") -> Heat:
+    """Rows against dimensions, red above 0 and blue below; limit None: the table's own largest value."""
+    bound = float(np.abs(table).max()) or 1.0 if limit is None else limit
+    columns = range(table.shape[1])
+    return Heat(title, caption, table, range(len(table)), columns, rows, "dimension", "RdBu_r", -bound, bound, "value")
+
+
+def heatmap(view: View, settings: Settings) -> list[Plot]:
+    return [table_plot(sinusoidal_table(settings, view.rows(settings)), view.title, view.caption)]
+
+
+def waves(view: View, settings: Settings) -> list[Plot]:
+    table = sinusoidal_table(settings, view.rows(settings))
+    dims = settings.dims or wave_dimensions(settings)
+    x = np.arange(len(table), dtype=float)
+    lines = [Line(f"dimension {dim}", x, table[:, dim]) for dim in dims]
+    return [Lines(view.title, view.caption, "position", "value", lines)]
+
+
+def wave_dimensions(settings: Settings) -> tuple[int, ...]:
+    """Four sine dimensions with wavelengths that are visible in one picture: from 1/12 to 1/3 of the width."""
+    sines = sine_dimensions(settings)
+    return tuple(dict.fromkeys(int(sines[len(sines) * n // 12]) for n in (1, 2, 3, 4)))
+
+
+def gram(view: View, settings: Settings) -> list[Plot]:
+    table = sinusoidal_table(settings, view.rows(settings))
+    return [similarity_plot(table @ table.T / (settings.d_model / 2), view.title, view.caption)]
+
+
+def similarity_plot(matrix: Numbers, title: str, caption: str) -> Heat:
+    names = range(len(matrix))
+    return Heat(title, caption, matrix, names, names, "position", "position", "RdBu_r", -1, 1, "product / greatest")
+
+
+def distance(view: View, settings: Settings) -> list[Plot]:
+    curve = distance_curve(sinusoidal_table(settings, view.rows(settings)))
+    line = Line(f"d_model {settings.d_model}", np.arange(len(curve), dtype=float), curve)
+    return [Lines(view.title, view.caption, "distance Δ", "mean cos(Δ·ω)", [line])]
+
+
+def wavelength(view: View, settings: Settings) -> list[Plot]:
+    y = wavelengths(settings)
+    line = Line(settings.layout_used, np.arange(len(y), dtype=float), y)
+    return [Lines(view.title, view.caption, "pair", "tokens in a period", [line], log_y=True)]
+
+
+def patch_table(settings: Settings) -> Numbers:
+    """[grid * grid, d_model] in double precision, without a class token."""
+    options = Patch2dOptions(base=settings.base)
+    module = Patch2dPositions(options, d_model=settings.d_model, grid=(settings.grid, settings.grid, False))
+    return module.formula(torch.arange(settings.grid**2)).numpy()
+
+
+def patch_similarity(view: View, settings: Settings) -> list[Plot]:
+    table, side = patch_table(settings), settings.grid
+    matrix = table @ table.T / (settings.d_model / 2)
+    tiled = tile(matrix, side)
+    names = grid_names(side)
+    heat = Heat(
+        view.title, view.caption, tiled, names, names, "row of patches", "column of patches", "viridis", None, 1.0,
+        "cosine similarity",
+    )  # fmt: skip
+    return [heat]
+
+
+def tile(matrix: Numbers, side: int) -> Numbers:
+    """[side², side²] -> one side × side map per patch, at the patch's place, with an empty line between maps."""
+    step = side + 1
+    tiled = np.full((side * step - 1, side * step - 1), np.nan)
+    for patch, row in enumerate(matrix):
+        top, left = patch // side * step, patch % side * step
+        tiled[top : top + side, left : left + side] = row.reshape(side, side)
+    return tiled
+
+
+def grid_names(side: int) -> Sequence[str]:
+    """Axis labels of tiled maps: the number of each map at its middle, elsewhere empty."""
+    step = side + 1
+    return [str(at // step) if at % step == side // 2 else "" for at in range(side * step - 1)]
+
+
+def patch_heatmap(view: View, settings: Settings) -> list[Plot]:
+    return [table_plot(patch_table(settings), view.title, view.caption, rows="patch")]
+
+
+# --- inside attention ------------------------------------------------------------------------------------------------
+
+
+def _rope(settings: Settings, rows: int) -> RopePositions:
+    layout = settings.layout_used if settings.encoding == "rope" else "halves"
+    options = RopeOptions(layout=layout, base=settings.base)  # type: ignore[arg-type]
+    return RopePositions(options, head_dim=settings.head_dim, max_seq_len=rows)
+
+
+def rope_turns(settings: Settings, rows: int) -> tuple[Numbers, Numbers]:
+    """Cosine and sine of each pair's angle, [rows, head_dim / 2] each, in double precision."""
+    cos, sin = _rope(settings, rows).formula(torch.arange(rows)).chunk(2, dim=-1)
+    return cos.numpy(), sin.numpy()
+
+
+def rope_angles(settings: Settings, rows: int) -> Numbers:
+    """Angle of each pair at each position, in [0, 2π)."""
+    cos, sin = rope_turns(settings, rows)
+    return np.arctan2(sin, cos) % (2 * np.pi)
+
+
+def rope_curve(settings: Settings, rows: int) -> Numbers:
+    """Mean cosine over the pairs at each distance, [rows]."""
+    return rope_turns(settings, rows)[0].mean(axis=1)
+
+
+def angles(view: View, settings: Settings) -> list[Plot]:
+    values = rope_angles(settings, view.rows(settings))
+    rows, columns = range(len(values)), range(values.shape[1])
+    heat = Heat(
+        view.title, view.caption, values, rows, columns, "position", "pair", "twilight", 0.0, 2 * np.pi, "angle"
+    )
+    return [heat]
+
+
+def circles(view: View, settings: Settings) -> list[Plot]:
+    cos, sin = rope_turns(settings, view.rows(settings))
+    pairs = settings.dims or circle_pairs(settings.head_dim // 2)
+    lines = []
+    for ring, pair in enumerate(pairs):
+        radius = 1 - ring / (len(pairs) + 1)
+        lines.append(Line(f"pair {pair}", radius * cos[:, pair], radius * sin[:, pair]))
+    plot = Lines(view.title, view.caption, "first coordinate", "second coordinate", lines, points=True, square=True)
+    return [plot]
+
+
+def circle_pairs(pairs: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((0, pairs // 8, pairs // 4, pairs // 2)))
+
+
+def rope_decay(view: View, settings: Settings) -> list[Plot]:
+    y = rope_curve(settings, view.rows(settings))
+    line = Line(f"head of width {settings.head_dim}", np.arange(len(y), dtype=float), y)
+    return [Lines(view.title, view.caption, "distance Δ", "mean cos(Δ·θ)", [line])]
+
+
+def rotated(settings: Settings, rows: int) -> Numbers:
+    """A vector of ones turned for each position, [rows, head_dim]; fp32, as in training."""
+    pos = torch.arange(rows).unsqueeze(0)
+    ones = torch.ones(1, 1, rows, settings.head_dim)
+    turned, _ = _rope(settings, rows).rotate(ones, ones, pos, pos)
+    return turned[0, 0].double().numpy()
+
+
+def rotation(view: View, settings: Settings) -> list[Plot]:
+    values = rotated(settings, view.rows(settings))
+    bound = 2**0.5
+    rows, columns = range(len(values)), range(values.shape[1])
+    heat = Heat(
+        view.title, view.caption, values, rows, columns, "position", "coordinate", "RdBu_r", -bound, bound, "value"
+    )
+    return [heat]
+
+
+def slopes(view: View, settings: Settings) -> list[Plot]:
+    y = np.array(alibi_slopes(settings.heads))
+    line = Line(f"{settings.heads} heads", np.arange(1, len(y) + 1, dtype=float), y)
+    return [Lines(view.title, view.caption, "head", "slope", [line], log_y=True, points=True)]
+
+
+def chosen_heads(settings: Settings) -> tuple[int, ...]:
+    """Heads with a matrix of their own, from 1: the first, the middle one, the last."""
+    return settings.dims or tuple(dict.fromkeys((1, (settings.heads + 1) // 2, settings.heads)))
+
+
+def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
+    """[rows, rows]: what head (from 1) adds to the score of each pair."""
+    place = np.arange(rows, dtype=float)
+    return -alibi_slopes(settings.heads)[head - 1] * np.abs(place[None, :] - place[:, None])
+
+
+def bias(view: View, settings: Settings) -> list[Plot]:
+    heads = chosen_heads(settings)
+    rows = view.rows(settings)
+    matrices = {head: alibi_bias(settings, head, rows) for head in heads}
+    names = range(rows)
+    return [
+        Heat(
+            f"{view.title}, head {head}",
+            view.caption,
+            matrix,
+            names,
+            names,
+            "query",
+            "key",
+            "viridis",
+            None,
+            0.0,
+            "bias",
+        )
+        for head, matrix in matrices.items()
+    ]
+
+
+def alibi_decay(view: View, settings: Settings) -> list[Plot]:
+    x = np.arange(view.rows(settings), dtype=float)
+    heads = settings.dims or range(1, settings.heads + 1)
+    all_slopes = alibi_slopes(settings.heads)
+    lines = [Line(f"head {head}", x, np.exp(-all_slopes[head - 1] * x)) for head in heads]
+    return [Lines(view.title, view.caption, "distance Δ", "factor", lines)]
+
+
+def bucket_of(settings: Settings, offsets: Numbers, *, bidirectional: bool) -> Numbers:
+    relative = torch.from_numpy(offsets.astype(np.int64))
+    found = t5_bucket(
+        relative, buckets=settings.buckets, max_distance=settings.max_distance, bidirectional=bidirectional
+    )
+    return found.double().numpy()
+
+
+def buckets(view: View, settings: Settings) -> list[Plot]:
+    reach = (view.rows(settings)) - 1
+    x = np.arange(-reach, reach + 1, dtype=float)
+    lines = [
+        Line(name, x, bucket_of(settings, x, bidirectional=both))
+        for name, both in (("both directions", True), ("causal", False))
+    ]
+    return [Lines(view.title, view.caption, "offset: key − query", "bucket", lines)]
+
+
+def shaw_index(settings: Settings, rows: int) -> Numbers:
+    """[rows, rows]: the table's row for each pair, found with a table of its own row numbers."""
+    module = ShawPositions(ShawOptions(clip=settings.clip, values=False), head_dim=1, value_dim=1)
+    pos = torch.arange(rows).unsqueeze(0)
+    with torch.no_grad():
+        module.keys.copy_(torch.arange(2 * settings.clip + 1).unsqueeze(1))
+        return module.score(torch.ones(1, 1, rows, 1), pos, pos)[0, 0].double().numpy()
+
+
+def index(view: View, settings: Settings) -> list[Plot]:
+    values = shaw_index(settings, view.rows(settings))
+    names = range(len(values))
+    heat = Heat(
+        view.title, view.caption, values, names, names, "query i", "key j", "viridis", 0.0, 2.0 * settings.clip, "row"
+    )
+    return [heat]
