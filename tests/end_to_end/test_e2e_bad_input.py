@@ -395,7 +395,5 @@ def test_masked_lm_without_a_mask_token(refused_training: Callable[..., str], tm
 
 
 def test_objectives_that_do_not_go_together(refused_training: Callable[..., str], table: Path) -> None:
-    assert "masked_lm and next_sentence" in refused_training(
-        "--data", table, "--objective", "classification,regression"
-    )
+    assert "masked_lm, next_sentence" in refused_training("--data", table, "--objective", "classification,regression")
     assert "generator" in refused_training("--data", table, "--objective", "replaced_token")

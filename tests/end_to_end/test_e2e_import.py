@@ -32,7 +32,7 @@ def test_import_says_what_it_mapped_and_gives_the_path(cli: Cli, folders: Path, 
     assert outcome.code == 0 and outcome.out == f"{out}\n"
     told = " ".join(outcome.err.split())
     for words in ("BertForSequenceClassification (bert) as arch bert", "2 layers of 2 heads, width 16", "parameters",
-                  "labels: zeta, alpha, mid", "mask [MASK]", "every tensor in its place"):  # fmt: skip
+                  "labels: zeta, alpha, mid", "mask [MASK]", "every tensor has its place"):  # fmt: skip
         assert words in told, told
     assert {path.name for path in out.iterdir()} == {
         "manifest.json", "model.safetensors", "recipe.yaml", "tokenizer.json", "trainer.json"

@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from tests.end_to_end.import_data import write_data
 from tformer.errors import Interrupted
-from tformer.training.request import TrainRequest
+from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
 
 Cli = Callable[..., Any]
@@ -60,11 +61,11 @@ class Polls:
         return self.stop_at is not None and self.count >= self.stop_at
 
 
-def train(request: TrainRequest, *, stop_at: int | None = None) -> bool:
+def train(options: TrainOptions, *, stop_at: int | None = None) -> bool:
     """Whether it came to its end."""
     try:
         run_training(
-            request,
+            options,
             console=Console(quiet=True, stderr=True),
             progress=lambda description, total=None: nullcontext(lambda *_, **__: None),
             should_stop=Polls(stop_at),
@@ -89,19 +90,17 @@ def result(run: Path) -> tuple[str, list[dict[str, Any]]]:
 ])  # fmt: skip
 def test_fine_tuning_resumes_exactly(name: str, data: str, kind: str | None, folders: Path, tmp_path: Path) -> None:
     file = write_data(data, tmp_path)
-    flags: dict[str, Any] = {
-        "data.train": [{"path": str(file)}], "training.max_steps": 6, "training.precision": "fp32",
-        "training.eval_every": 3, "training.save_every": 2, "training.log_every": 1, "training.device": "cpu",
-        "training.batch_size": 4, "training.threads": 1, "training.sample_every": 0,
+    values = {
+        "max_steps": 6, "eval_every": 3, "save_every": 2, "log_every": 1, "batch_size": 4, "sample_every": 0,
+        "precision": "fp32", "device": "cpu", "threads": 1, **({"valid_beam_size": 0} if data == "pairs" else {}),
     }  # fmt: skip
-    flags |= {"objectives": [{"kind": kind}]} if kind else {}
-    flags |= {"training.valid_beam_size": 0} if data == "pairs" else {}
-    start = TrainRequest(init_from=folders / name, flags=flags, out=tmp_path / "whole")
+    sets = tuple(f"training.{key}={value}" for key, value in values.items())
+    start = TrainOptions(init_from=folders / name, data=(str(file),), objective=kind, sets=sets, out=tmp_path / "whole")
     assert train(start)
     expected = result(tmp_path / "whole")
     for stop_at in (4, 10):
         out = tmp_path / f"stopped-{stop_at}"
-        assert not train(TrainRequest(init_from=folders / name, flags=flags, out=out), stop_at=stop_at)
+        assert not train(replace(start, out=out), stop_at=stop_at)
         assert result(out)[0] != expected[0]  # it stopped before its end
-        assert train(TrainRequest(out=out, resume=True))
+        assert train(TrainOptions(out=out, resume=True))
         assert result(out) == expected

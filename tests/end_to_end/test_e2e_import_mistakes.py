@@ -130,7 +130,7 @@ def test_bad_input_is_one_clear_line_and_writes_nothing(name: str, cli: Cli, fol
     (("nowhere", "--out", "OUT"), "nowhere does not exist"),
     (("GPT2",), "--out is missing"),
     (("GPT2", "--out", "GPT2"), "exists already"),
-    (("GPT2", "--out", "OUT", "--dtype", "int8"), "--dtype 'int8'"),
+    (("GPT2", "--out", "OUT", "--dtype", "int8"), "'--dtype': 'int8'"),
     (("GPT2", "--out", "OUT", "--tokenizer", "nowhere.json"), "nowhere.json"),
     (("GPT2", "--out", "OUT", "--target-tokenizer", "GPT2/tokenizer.json"), "--target-tokenizer"),
     (("GPT2/config.json", "--out", "OUT"), "is not a folder"),

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tests.conftest import TINY_RECIPE
 from tformer.errors import Interrupted
-from tformer.training.request import TrainRequest
+from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
 
 TIMES = {"seconds", "tokens_per_second", "peak_share"}
@@ -68,7 +68,7 @@ def no_progress(description: str, total: float | None = None) -> AbstractContext
 
 def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool = False) -> Polls:
     polls = Polls(stop_at)
-    request = TrainRequest(config=recipe, out=out, resume=resume)
+    request = TrainOptions(config=recipe, out=out, resume=resume)
     try:
         run_training(
             request,

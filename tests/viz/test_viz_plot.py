@@ -221,7 +221,7 @@ def test_hostile_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
 def test_what_logarithmic_axes_cannot_show_is_left_out(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", [train_record(0, -1.0), train_record(1, -2.0)])])
     text = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none", log_y=True)
-    assert "nothing that these axes can show" in text
+    assert "no values that these axes can show" in text
     assert draw_panels(panels_of(runs), "svg", title="", x_label="step", log_x=True, log_y=True).startswith(b"<?xml")
 
 
@@ -293,4 +293,4 @@ def test_too_many_values_are_thinned_and_the_page_says_so(tmp_path: Path, monkey
     monkeypatch.setattr("tformer.viz.plot.page.MAX_VALUES", 30)
     page = page_of(read_runs([write_run(tmp_path / "a")]))
     steps = page_data(page)["runs"][0]["tracks"]["train"]["step"]
-    assert len(steps) < 10 and steps[-1] == 100 and "th value of each curve is here" in page
+    assert len(steps) < 10 and steps[-1] == 100 and "th value of each curve is shown" in page

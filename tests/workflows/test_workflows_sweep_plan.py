@@ -7,26 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.cli import train
 from tformer.errors import InputError
 from tformer.recipe.yaml_text import parse_value
+from tformer.training.options import train_flags
 from tformer.workflows.sweep.cells import train_words
 from tformer.workflows.sweep.grid import (
-    BY_FLAG,
-    OWN,
-    PARTS,
-    TARGETS,
+    OWN_FLAGS,
     as_text,
     axes_of,
     cells_of,
     expand_key,
-    read_flags,
     start_of,
+    train_options,
     variants_of,
 )
 from tformer.workflows.sweep.plan import (
@@ -361,24 +357,18 @@ def test_flags_of_train_decide_on_the_recipe_as_they_do_there() -> None:
 
 
 def test_aligned_files_are_pairs() -> None:
-    flags = read_flags(["--source", "a", "--target", "b", "--source", "c", "--target", "d", "--valid-source", "e",
-                        "--valid-target", "f"])  # fmt: skip
-    assert flags.keys["data.train"] == [{"path": "a", "target_path": "b"}, {"path": "c", "target_path": "d"}]
-    assert flags.keys["data.valid"] == [{"path": "e", "target_path": "f"}]
+    options = train_options(["--source", "a", "--target", "b", "--source", "c", "--target", "d", "--valid-source", "e",
+                             "--valid-target", "f"])  # fmt: skip
+    values = options.recipe_values()
+    assert values["data.train"] == [{"path": "a", "target_path": "b"}, {"path": "c", "target_path": "d"}]
+    assert values["data.valid"] == [{"path": "e", "target_path": "f"}]
 
 
 @pytest.mark.parametrize("flag", ["--seed", "--out", "--resume", "--json", "--arch", "--config"])
 def test_flags_that_the_sweep_gives_itself_are_refused(flag: str) -> None:
     with pytest.raises(InputError, match=f"^{flag}: a sweep gives this flag"):
-        read_flags([flag, "1"])
-
-
-def test_every_flag_that_is_known_here_is_one_of_train() -> None:
-    app = typer.Typer()
-    app.command()(train.train)
-    options = {name for parameter in typer.main.get_command(app).params for name in parameter.opts}
-    assert {*BY_FLAG, *PARTS, *TARGETS} <= options | {"--threads"}
-    assert set(OWN) - {"--help", "-h"} <= options
+        train_options([flag, "1"])
+    assert flag in OWN_FLAGS and flag in train_flags()
 
 
 def test_the_command_of_a_cell_is_what_was_resolved(tiny_recipe: Path) -> None:

@@ -29,7 +29,6 @@ from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding
 from tformer.nn.heads import MaskedLmHeadOptions, VocabularyHead
 from tformer.nn.linear import Linear
-from tformer.nn.positions.shaw import ShawPositions
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.recipe import Recipe
 
@@ -58,7 +57,8 @@ def module_flops(model: Transformer, section: Model, *, source_length: int, targ
     found = dict(_product_flops(model, lengths))
     for side in ("encoder", "decoder"):
         if getattr(section, side) is not None:
-            found |= dict(_attention_flops(model, section, side, lengths))
+            for name, flops in _attention_flops(model, section, side, lengths):
+                found[name] = found.get(name, 0.0) + flops  # one module of positions may serve all layers
     return found
 
 
@@ -98,9 +98,9 @@ def _attention_flops(
             keys = layer.cross_keys(lengths["encoder"])
             yield f"{side}.blocks.{number}.cross_attention.mechanism", per_key * keys
         positions = stack.positions_of(number)
-        if isinstance(positions, ShawPositions):
-            rows = sum(table.numel() for table in positions.parameters())
-            yield f"{side}.layer_positions.{number}", 2.0 * layer.num_heads * length * rows
+        flops = positions.flops(num_heads=layer.num_heads, length=length)
+        if flops:
+            yield f"{side}.layer_positions.{number}" if positions.per_layer else f"{side}.positions", flops
 
 
 @dataclass(frozen=True)

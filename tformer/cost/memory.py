@@ -35,14 +35,13 @@ from tformer.nn.attention.routes import (
     QUERY_BLOCK,
 )
 from tformer.nn.losses import LOGIT_ELEMENTS
+from tformer.nn.norm import FP32_BYTES, NORMS
+from tformer.nn.positions import PositionOptions, PositionSizes
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.model import Model, Stack, layer_sections
 
-FP32_BYTES = 4
 HELD_SHARE = 0.4  # of the activations, on a CPU under glibc: what its heap holds beyond what is in use
 CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the loss goes through them in small blocks
-WIDENED_NORMS = {"scalenorm": 2, "groupnorm": 2, "batchnorm": 1}  # fp32 copies that these save
-SAVED_FF = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "silu": 2, "relu2": 2}  # d_ff numbers of a plain feed-forward
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ def _stack_bytes(model: Model, side: str, shape: _Shape, source: int | None, *, 
 def _head_bytes(model: Model, width: int, shape: _Shape, share: float) -> tuple[int, int]:
     """(bytes saved by the head: gradients of its input and, in fp32, of its matrix; workspace of the loss)."""
     tokens = int(shape.tokens * share)
-    if not any(head.kind in ("lm", "masked_lm") for head in model.heads):
+    if not any(head.over_vocabulary for head in model.heads):
         return shape.tokens * width * shape.itemsize, 0
     rows = model.target_vocab_size or model.vocab_size or 0
     chunk = min(tokens * rows, LOGIT_ELEMENTS)
@@ -190,7 +189,8 @@ def _layer_bytes(
         saved += shape.rows * source_length * source * shape.itemsize
         saved += _weight_bytes(layer, sizes, shape, source_length, causal=False)
         functions = 3
-    return saved + functions * shape.tokens * _norm_bytes(layer, sizes, shape)
+    norm = NORMS[layer.norm.kind].saved_bytes(sizes.d_model, shape.itemsize, on_cpu=shape.on_cpu)
+    return saved + functions * shape.tokens * norm
 
 
 def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length: int | None) -> int:
@@ -203,21 +203,12 @@ def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length
     return max(products, chunk * (2 * FP32_BYTES + 3 * shape.itemsize))
 
 
-def _norm_bytes(layer: Stack, sizes: Sizes, shape: _Shape) -> int:
-    """The saved input of a norm, a token."""
-    kind = layer.norm.kind
-    if kind in WIDENED_NORMS:
-        return WIDENED_NORMS[kind] * sizes.d_model * FP32_BYTES
-    widens = kind == "layernorm" and not shape.on_cpu
-    return sizes.d_model * (FP32_BYTES if widens else shape.itemsize) + 2 * FP32_BYTES
-
-
 def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: int) -> float:
     """Numbers a token of self-attention: input, Q K V, joined heads, dropout of the output."""
     q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     v, heads = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
     values: float = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
-    values += (q + k) * (layer.attention.qk_norm + (layer.positions.kind == "rope"))
+    values += (q + k) * (layer.attention.qk_norm + layer.positions.module.has_rotate)
     if isinstance(layer.attention, LinformerOptions):
         values += layer.attention.rank * (k + v) / max_seq_len
     elif isinstance(layer.attention, PerformerOptions) and shape.itemsize < FP32_BYTES:
@@ -228,11 +219,8 @@ def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: in
 def _feedforward_values(layer: Stack, sizes: Sizes) -> int:
     """Numbers a token of the feed-forward: input, inputs of the activation and of the last product, dropout."""
     options = layer.feedforward
-    d_ff = options.hidden_size(sizes.d_model)
-    hidden = 4 if options.gated else SAVED_FF[options.activation]
-    if layer.activation_dropout:
-        hidden += 1
-    return sizes.d_model + hidden * d_ff + _dropped(layer.dropout, sizes.d_model)
+    copies = options.saved_copies + (layer.activation_dropout > 0)
+    return sizes.d_model + copies * options.hidden_size(sizes.d_model) + _dropped(layer.dropout, sizes.d_model)
 
 
 def _dropped(rate: float, width: int) -> int:
@@ -241,13 +229,20 @@ def _dropped(rate: float, width: int) -> int:
 
 def _forms_scores(layer: Stack, shape: _Shape) -> bool:
     """Whether attention takes the explicit path, which stores scores: what no fused kernel can do (`core.attend`)."""
-    kind = layer.positions.kind
+    positions = layer.positions.module
     return (
         (layer.attention_dropout > 0 and shape.on_cpu)
-        or kind in ("shaw", "t5_bias")
-        or (kind == "alibi" and shape.itemsize < FP32_BYTES)
+        or positions.has_score
+        or positions.has_mix
+        or (positions.has_bias and (shape.itemsize < FP32_BYTES or _is_learned(layer.positions)))
         or layer.attention.kind == "additive"
     )
+
+
+def _is_learned(positions: PositionOptions) -> bool:
+    """Whether a kind of positions has parameters: those of a module of the smallest sizes."""
+    module = positions.build(PositionSizes(4, 1, 4, 4, 1, bidirectional=False, grid=(1, 1, False)))
+    return any(True for _ in module.parameters())
 
 
 def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, causal: bool) -> int:

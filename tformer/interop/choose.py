@@ -141,7 +141,6 @@ def _close(first: float, second: Any) -> bool:
 
 
 MAX_LISTED = 6
-SAME_CLASS = {"regression": "classifier"}  # the config of such a class says which of the two it is
 MAX_ROUNDS = 4  # of changes: each may uncover a difference that stood behind another
 # How many differing values weigh as much as a stack or head that only one of the two has, and as a config that cannot
 # even be read back.
@@ -221,7 +220,8 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
 
 def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tuple[Architecture, str]]:
     """Classes that may have the model's heads, those of the recipe's family first."""
-    kinds = sorted(SAME_CLASS.get(head.kind, head.kind) for head in model.heads)
+    # A class with labels is one for classification and regression: its config says which of the two.
+    kinds = sorted("classifier" if head.label_kind is not None else head.kind for head in model.heads)
     return [
         (architecture, class_name)
         for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)

@@ -116,6 +116,28 @@ class ExportReport:
     step: int
     notes: tuple[str, ...] = ()
 
+    def how_to_load(self) -> str:
+        """The Python call that opens the folder."""
+        if self.auto_class.startswith("ctranslate2."):
+            return f'{self.auto_class}("{self.path}")'
+        return f'transformers.{self.auto_class}.from_pretrained("{self.path}")'
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document of `tformer export --json`."""
+        return {
+            "path": str(self.path),
+            "model_type": self.model_type,
+            "class": self.class_name,
+            "load": self.how_to_load(),
+            "step": self.step,
+            "dtype": self.dtype,
+            "tensors": self.num_tensors,
+            "parameters": self.num_parameters,
+            "bytes": self.num_bytes,
+            "files": list(self.files),
+            "notes": list(self.notes),
+        }
+
 
 def export_checkpoint(
     checkpoint: Checkpoint,

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,28 @@ class ImportReport:
     special: Mapping[str, str]  # role -> token, of a model of text
     labels: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document of `tformer import --json`."""
+        return {
+            "path": str(self.path),
+            "class": self.class_name,
+            "model_type": self.model_type,
+            "arch": self.arch,
+            "layers": dict(self.layers),
+            "heads": dict(self.num_heads),
+            "d_model": self.d_model,
+            "parameters": self.num_parameters,
+            "tensors": self.num_tensors,
+            "left_out": list(self.left_out),
+            "stored_as": self.stored_as,
+            "dtype": self.dtype,
+            "vocab_size": self.vocab_size,
+            "tokenizer_size": self.tokenizer_size,
+            "special_tokens": dict(self.special),
+            "labels": list(self.labels),
+            "notes": list(self.notes),
+        }
 
 
 def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Checkpoint:

@@ -27,6 +27,7 @@ from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
 from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
+from tformer.objectives import objectives_for_heads
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
@@ -278,7 +279,6 @@ def _listing(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-LABEL_HEADS = ("classifier", "regression")
 PIXELS = {"image_mean": 0.5, "image_std": 0.5}  # what an image processor means where the folder has none
 
 FINE_TUNING: dict[str, dict[str, Any]] = {
@@ -319,6 +319,9 @@ def recipe_of(
     if model.patches is not None:
         half = {name: (value,) * model.patches.channels for name, value in PIXELS.items()}
         data |= {name: tuple(pixels.get(name, value)) for name, value in half.items()}
+    objectives = objectives_for_heads(
+        model.heads, has_encoder=model.encoder is not None, has_decoder=model.decoder is not None
+    )
     try:
         return Recipe.model_validate(
             {
@@ -327,7 +330,7 @@ def recipe_of(
                 "tokenizer": {"special_ids": dict(special_ids), "separate": separate},
                 "data": data,
                 "model": _section(model, labels, separate=separate),
-                "objectives": [{"kind": kind} for kind in objectives_of(model)],
+                "objectives": [{"kind": kind} for kind in objectives],
                 "generation": dict(generation),
                 **FINE_TUNING,
             }
@@ -339,20 +342,6 @@ def recipe_of(
             f"{foreign.folder}: {where}: {problem['msg']}, found {problem['input']!r}",
             hint=f"it comes from {CONFIG}, generation_config.json or the tokenizer's files",
         ) from None
-
-
-def objectives_of(model: Model) -> list[str]:
-    """What the heads of a model are trained on."""
-    heads = {head.kind: head for head in model.heads}
-    if "lm" in heads:
-        return ["causal_lm" if model.encoder is None else "seq2seq"]
-    if "classifier" in heads:
-        return ["multi_label" if getattr(heads["classifier"], "multi_label", False) else "classification"]
-    if "regression" in heads:
-        return ["regression"]
-    if "masked_lm" in heads:
-        return ["masked_lm", *(["next_sentence"] if "next_sentence" in heads else [])]
-    return ["replaced_token"]
 
 
 def _section(model: Model, labels: Sequence[str], *, separate: bool) -> dict[str, Any]:

@@ -73,6 +73,11 @@ class FeedForwardOptions:
     def __post_init__(self) -> None:
         require_positive(d_ff=self.d_ff)
 
+    @property
+    def saved_copies(self) -> int:
+        """Numbers saved for the backward pass, for each hidden feature: inputs of the activation and of `down`."""
+        return 4 if self.gated else 1 if self.activation == "relu" else 2  # relu needs its output only
+
     def hidden_size(self, d_model: int) -> int:
         """Number of hidden features: d_ff, by default 4 d_model."""
         return 4 * d_model if self.d_ff is None else self.d_ff

@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from tformer.nn.linear import accumulation_dtype, eager_on_cpu
 from tformer.nn.options import require, require_positive
 
+FP32_BYTES = 4
 DEFAULT_GROUPS = 32  # 1803.08494
 BATCH_MOMENTUM = 0.1  # the weight of the newest batch in the running statistics of batchnorm
 
@@ -92,12 +93,19 @@ class Norm(nn.Module):
 
     has_bias: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
+    fp32_copies: ClassVar[int] = 0
+    """Number of fp32 copies of the input saved for the backward pass; 0: the input itself and two statistics."""
 
     def __init__(self, dim: int, options: NormOptions) -> None:
         super().__init__()
         self.dim, self.eps = dim, options.eps
         self.weight = nn.Parameter(torch.ones(dim)) if options.learned else None
         self.bias = nn.Parameter(torch.zeros(dim)) if options.learned and options.bias and self.has_bias else None
+
+    @classmethod
+    def saved_bytes(cls, dim: int, itemsize: int, *, on_cpu: bool) -> int:
+        """Bytes saved for the backward pass of one vector of `dim` numbers."""
+        return dim * FP32_BYTES * cls.fp32_copies if cls.fp32_copies else dim * itemsize + 2 * FP32_BYTES
 
     def reset_parameters(self) -> None:
         """Gain 1 and bias 0."""
@@ -109,6 +117,11 @@ class Norm(nn.Module):
 
 class LayerNorm(Norm):
     """`torch.nn.LayerNorm` over the last dimension, with fp32 parameters beside an input of any dtype."""
+
+    @classmethod
+    def saved_bytes(cls, dim: int, itemsize: int, *, on_cpu: bool) -> int:
+        """The same; on a GPU the input is widened to fp32."""
+        return super().saved_bytes(dim, itemsize if on_cpu else FP32_BYTES, on_cpu=on_cpu)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
@@ -130,6 +143,7 @@ class ScaleNorm(Norm):
     """Scales each vector to the length g."""
 
     has_bias = False
+    fp32_copies = 2
 
     def __init__(self, dim: int, options: NormOptions) -> None:
         super().__init__(dim, options)
@@ -149,6 +163,7 @@ class GroupNorm(Norm):
     """Normalises groups of neighbouring features of each vector. ValueError when `groups` does not divide `dim`."""
 
     has_groups = True
+    fp32_copies = 2
 
     def __init__(self, dim: int, options: NormOptions) -> None:
         super().__init__(dim, options)
@@ -172,6 +187,7 @@ class BatchNorm(Norm):
     of one vector has no variance: it is normalised as in evaluation and does not change the statistics.
     """
 
+    fp32_copies = 1
     running_mean: Tensor
     running_var: Tensor
 

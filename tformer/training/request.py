@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_ya
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.tasks.base import TrainingStart, recipe_of
+from tformer.training.options import TrainOptions
 from tformer.training.teacher import check_teacher, describe_teacher, open_teacher, takes_tokenizer, with_teachers_words
 
 RUNS = Path("runs")
@@ -28,21 +29,6 @@ MOST_STEPS = 10**9
 
 REGULARISERS = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 """What of a stack belongs to the training, not to the architecture."""
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """The command line. `flags` maps dotted recipe keys to values."""
-
-    arch: str | None = None
-    preset: str | None = None
-    config: Path | None = None
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    sets: tuple[str, ...] = ()
-    out: Path | None = None
-    resume: bool = False
-    init_from: Path | None = None
-    dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +53,17 @@ class Start(TrainingStart):
         return frozenset(kinds if same_labels else kinds - {"classifier"})
 
 
-def find_start(request: TrainRequest) -> Start:
+def find_start(options: TrainOptions) -> Start:
     """Resolve the recipe. Errors: anything wrong with recipe, run, checkpoint or teacher (exit code 2)."""
-    start = replace(_find_start(request), dry_run=request.dry_run)
+    start = replace(_find_start(options), dry_run=options.dry_run)
     if start.recipe.has_teacher:
-        return _with_teacher(start, request)
-    if "teacher.kind" in request.flags:
+        return _with_teacher(start, options)
+    if "teacher.kind" in options.recipe_values():
         raise InputError("--distil says how to learn from a teacher, found no teacher", hint="name one: --teacher RUN")
     return start
 
 
-def _with_teacher(start: Start, request: TrainRequest) -> Start:
+def _with_teacher(start: Start, options: TrainOptions) -> Start:
     """The start with its teacher loaded, its checkpoint named in the recipe, and the teacher's words taken over."""
     recipe, section = start.recipe, start.recipe.teacher
     assert section is not None
@@ -85,7 +71,7 @@ def _with_teacher(start: Start, request: TrainRequest) -> Start:
     teacher = open_teacher(section, hint=resumed)
     check_teacher(recipe, teacher)
     if start.resumed is None and start.weights is None:
-        asked, own = request.flags.get("tokenizer.separate"), teacher.own_target_tokenizer is not None
+        asked, own = options.recipe_values().get("tokenizer.separate"), teacher.own_target_tokenizer is not None
         if takes_tokenizer(recipe) and asked not in (None, own):
             raise InputError(
                 f"--vocabulary: the vocabularies of the teacher {teacher.path} are {'separate' if own else 'joint'}",
@@ -97,36 +83,36 @@ def _with_teacher(start: Start, request: TrainRequest) -> Start:
     return replace(start, recipe=recipe.model_copy(update={"teacher": section}), teacher=teacher, notes=notes)
 
 
-def _find_start(request: TrainRequest) -> Start:
-    if request.resume:
-        if request.init_from is not None:
+def _find_start(options: TrainOptions) -> Start:
+    if options.resume:
+        if options.init_from is not None:
             raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
-        return _resume(request)
-    if request.init_from is not None:
-        return _init_from(request)
-    resolved = _load(request)
-    return Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=request.out)
+        return _resume(options)
+    if options.init_from is not None:
+        return _init_from(options)
+    resolved = _load(options)
+    return Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=options.out)
 
 
-def _resume(request: TrainRequest) -> Start:
-    out = request.out if request.out is not None else _newest_run(request)
+def _resume(options: TrainOptions) -> Start:
+    out = options.out if options.out is not None else _newest_run(options)
     recipe_file = None if out is None else out / "recipe.yaml"
     if out is None or recipe_file is None or not recipe_file.is_file():
-        resolved = _load(request)
+        resolved = _load(options)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
         return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
-    flags = dict(request.flags)
+    flags = options.recipe_values()
     if "training.max_epochs" in flags:  # the steps on file follow from the epochs that were asked for before
         flags.setdefault("training.max_steps", MOST_STEPS)
-    resolved = load_recipe(config=recipe_file, flags=flags, sets=list(request.sets))
+    resolved = load_recipe(config=recipe_file, flags=flags, sets=list(options.sets))
     recipe = resolved.recipe
-    arch, preset = _named(request)
+    arch, preset = _named(options)
     for given, own, name in ((arch, recipe.arch, "--arch"), (preset, recipe.preset, "--preset")):
         if given is not None and given != own:
             raise InputError(f"{name} {given}: the run in {out} is {own}", hint="start another run with another --out")
     notes = [f"resuming {out} with its own recipe"]
-    if request.config is not None:
-        notes.append(f"{request.config} is not read again")
+    if options.config is not None:
+        notes.append(f"{options.config} is not read again")
     latest = RunDirectory.open(out).latest() if is_run(out) else None
     checkpoint = None if latest is None else read_checkpoint(latest)
     if checkpoint is None:
@@ -141,19 +127,19 @@ def _resume(request: TrainRequest) -> Start:
     )
 
 
-def _named(request: TrainRequest) -> tuple[str | None, str | None]:
+def _named(options: TrainOptions) -> tuple[str | None, str | None]:
     """(arch, preset) of the flags; `--preset ARCH/NAME` names both."""
-    if request.preset is not None and "/" in request.preset:
-        arch, _, preset = request.preset.partition("/")
+    if options.preset is not None and "/" in options.preset:
+        arch, _, preset = options.preset.partition("/")
         return arch, preset
-    return request.arch, request.preset
+    return options.arch, options.preset
 
 
-def _newest_run(request: TrainRequest) -> Path | None:
+def _newest_run(options: TrainOptions) -> Path | None:
     """The run under runs/ that was started or resumed last, of the architecture and preset that were named, if any."""
-    if request.config is not None:
+    if options.config is not None:
         raise InputError("--resume with --config needs --out", hint="name the run: --resume --out runs/NAME")
-    wanted = _named(request)
+    wanted = _named(options)
     newest: tuple[int, Path] | None = None
     for run in list_runs(RUNS):
         file = run / "recipe.yaml"
@@ -167,52 +153,52 @@ def _newest_run(request: TrainRequest) -> Path | None:
     return None if newest is None else newest[1]
 
 
-def _init_from(request: TrainRequest) -> Start:
+def _init_from(options: TrainOptions) -> Start:
     """The checkpoint's body and tokenizer under new data, and perhaps another recipe for the training."""
-    assert request.init_from is not None
-    checkpoint = open_checkpoint(request.init_from)
+    assert options.init_from is not None
+    checkpoint = open_checkpoint(options.init_from)
     imported = "imported" in checkpoint.trainer  # its recipe is that of a fine-tuning already
     stored = recipe_of(checkpoint)
     extra: list[str] = []
-    if not (imported or any(_named(request)) or request.config) and _turns_to_labels(request, stored):
-        request = replace(request, preset=FINE_TUNING)
+    if not (imported or any(_named(options)) or options.config) and _turns_to_labels(options, stored):
+        options = replace(options, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
-    asked = request.flags.get("tokenizer.separate", stored.separate_vocabularies)
+    asked = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)
     if stored.model.encoder and stored.model.decoder and asked != stored.separate_vocabularies:
         own = "separate" if stored.separate_vocabularies else "joint"
         raise InputError(f"--vocabulary: the vocabularies of {checkpoint.path} are {own}", hint="leave it out")
-    if any(_named(request)):
-        resolved = _load(request)
+    if any(_named(options)):
+        resolved = _load(options)
         recipe, taken = _with_body(resolved.recipe, stored), "weights, body and tokenizer"
     else:
         resolved = load_recipe(
-            base_yaml=recipe_to_yaml(_with_new_data(stored, request)),
+            base_yaml=recipe_to_yaml(_with_new_data(stored, options)),
             base_name=str(checkpoint.path / "recipe.yaml"),
-            config=request.config,
-            flags=dict(request.flags),
-            sets=list(request.sets),
+            config=options.config,
+            flags=options.recipe_values(),
+            sets=list(options.sets),
         )
         recipe, taken = resolved.recipe, "weights, model and tokenizer"
     note = f"{taken} from {checkpoint.path} (step {checkpoint.step})"
-    return Start(recipe=recipe, notes=(note, *extra, *resolved.notes), out=request.out, weights=checkpoint)
+    return Start(recipe=recipe, notes=(note, *extra, *resolved.notes), out=options.out, weights=checkpoint)
 
 
-def _asked_objectives(request: TrainRequest) -> list[str]:
-    return [str(entry["kind"]) for entry in request.flags.get("objectives", ())]
+def _asked_objectives(options: TrainOptions) -> list[str]:
+    return [str(entry["kind"]) for entry in options.recipe_values().get("objectives", ())]
 
 
-def _turns_to_labels(request: TrainRequest, stored: Recipe) -> bool:
+def _turns_to_labels(options: TrainOptions, stored: Recipe) -> bool:
     """Whether an encoder that was pre-trained on text is now to learn from labels."""
-    asked = [OBJECTIVES[kind].data for kind in _asked_objectives(request) if kind in OBJECTIVES]
+    asked = [OBJECTIVES[kind].data for kind in _asked_objectives(options) if kind in OBJECTIVES]
     return "labelled" in asked and stored.data_kind != "labelled" and stored.model.decoder is None
 
 
-def _with_new_data(stored: Recipe, request: TrainRequest) -> Recipe:
+def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
     """The stored recipe for other data on another machine: what those decided is open again."""
     training = stored.training
     if training.max_epochs is not None:  # the steps that followed from the old data's size
         training = training.model_copy(update={"max_steps": MOST_STEPS, "eval_every": None, "save_every": None})
-    objectives = _asked_objectives(request) or [objective.kind for objective in stored.objectives]
+    objectives = _asked_objectives(options) or [objective.kind for objective in stored.objectives]
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
@@ -275,16 +261,16 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
     )
 
 
-def _load(request: TrainRequest) -> Resolved:
-    arch = request.arch
-    if arch is None and request.config is None and "/" not in (request.preset or ""):
+def _load(options: TrainOptions) -> Resolved:
+    arch = options.arch
+    if arch is None and options.config is None and "/" not in (options.preset or ""):
         arch = "gpt"
-    device = request.flags.get("training.device", "auto")
+    device = options.recipe_values().get("training.device", "auto")
     return load_recipe(
         arch=arch,
-        preset=request.preset,
-        config=request.config,
-        flags=dict(request.flags),
-        sets=list(request.sets),
+        preset=options.preset,
+        config=options.config,
+        flags=options.recipe_values(),
+        sets=list(options.sets),
         device=resolve_device(str(device)).type,
     )

@@ -29,9 +29,10 @@ from tformer.training import assemble
 from tformer.training.assemble import make_batches
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.options import TrainOptions
 from tformer.training.parallel import SingleProcess
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
-from tformer.training.request import RUNS, TrainRequest, find_start
+from tformer.training.request import RUNS, find_start
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 
@@ -43,7 +44,7 @@ RATE_DIGITS = 6
 
 
 def run_training(
-    request: TrainRequest,
+    options: TrainOptions,
     *,
     console: Console,
     progress: Progress,
@@ -58,18 +59,18 @@ def run_training(
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     Errors: `InputError` and its kin before anything is written; `Interrupted` after the checkpoint is saved.
     """
-    start = find_start(request)
+    start = find_start(options)
     for note in start.notes:
         console.print(note, markup=False)
-    if not request.dry_run:
+    if not options.dry_run:
         check_target(start)
     with tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
-        cache_dir = Path(scratch) if request.dry_run else None
+        cache_dir = Path(scratch) if options.dry_run else None
         work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
         prepared = prepare(start, work)
         if should_stop():
             raise interrupted("interrupted before training began; no run was started")
-        if request.dry_run:
+        if options.dry_run:
             return describe(prepared)
         training_begins()
         session = Session(prepared, console=console, should_stop=should_stop, began=began)

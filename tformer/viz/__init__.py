@@ -1,12 +1,15 @@
 """Pictures and pages: positional encodings, attention, curves. matplotlib is imported here and nowhere else.
 
-page, assets/         the one shell of all pages: style, state in the URL, heat maps, lines, tables, no network
-output                in what format and where to
-colours, terminal     colour maps, and plots in characters
-curves                curves for reports, as SVG, PNG or PDF
-pe/, attention/       positional encodings; which token looks at which
+plots                 plots as values: heat maps, lines, colour maps; as JSON and CSV
+figure, curves        the matplotlib back end; curves for sweep and bench reports
+terminal              plots as terminal text
+page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network
+output                output format and file
+pe/                   positional encodings (`viz-pe`)
+attention/            attention weights (`viz-attention`)
+plot/                 training curves (`plot`)
 
-Importing the package loads nothing heavy: a page needs no matplotlib.
+Importing the package imports neither torch nor matplotlib.
 """
 
 from __future__ import annotations

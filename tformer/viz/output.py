@@ -1,4 +1,4 @@
-"""In what format a picture comes and where it goes: by --format, by the suffix of --output, else a page."""
+"""Output format and file of the viz commands: by --format, by the suffix of --output, by default a page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tformer.errors import InputError, cannot_write, did_you_mean
 FORMATS = ("html", "png", "svg", "terminal", "json", "csv")
 SUFFIXES = {".html": "html", ".htm": "html", ".png": "png", ".svg": "svg", ".txt": "terminal", ".json": "json",
             ".csv": "csv"}  # fmt: skip
-ON_STDOUT = ("terminal", "json", "csv")  # these are text to read on: without a file they go to standard output
+ON_STDOUT = ("terminal", "json", "csv")  # text: without a file it goes to standard output
 
 
 @dataclass(frozen=True)
 class Output:
-    """format: one of FORMATS. path: the file to write; None: standard output."""
+    """Where output goes. format: one of FORMATS; path: the file to write, None for standard output."""
 
     format: str
     path: Path | None
@@ -27,17 +27,17 @@ class Output:
 def choose_output(
     output: Path | None, format_: str | None, *, stem: str, offered: Sequence[str] = FORMATS, default: str = "html"
 ) -> Output:
-    """What was asked for, refused before long work begins when it cannot be had.
+    """The format and the file, checked before long work begins.
 
     Args:
-        output: the file named, or None; `-` is standard output.
-        format_: the format named, or None; it goes before the suffix.
-        stem: name without suffix for a picture or page whose file is not named, in the current folder.
-        offered: the formats that the command has.
-        default: taken when nothing names a format.
+        output: the named file, or None; `-` is standard output.
+        format_: the named format, or None; it takes precedence over the suffix.
+        stem: name without suffix of an unnamed picture or page, in the current folder.
+        offered: the formats of the command.
+        default: the format if neither names one.
 
     Raises:
-        InputError: an unknown format or suffix, one that the command does not offer, or a folder as the file.
+        InputError: a format or suffix that is unknown or not offered, or a folder as the file.
     """
     if output is not None and output.is_dir():
         raise InputError(f"{output} is a folder, expected the name of a file", hint=f"-o {output / stem}.{default}")
@@ -57,7 +57,7 @@ def choose_output(
 
 
 def write_output(output: Output, content: str | bytes) -> None:
-    """Put the content in its file, whole or not at all, or on standard output.
+    """Write the content to its file (completely or not at all) or to standard output.
 
     Raises:
         StorageError: the file cannot be written; an old one is untouched.
@@ -65,7 +65,7 @@ def write_output(output: Output, content: str | bytes) -> None:
     raw = content.encode("utf-8") if isinstance(content, str) else content
     if output.path is None:
         stream = getattr(sys.stdout, "buffer", None)
-        if stream is None:  # a stream of text only, as in a notebook
+        if stream is None:  # a text stream, as in a notebook
             sys.stdout.write(raw.decode("utf-8"))
         else:
             sys.stdout.flush()
@@ -88,5 +88,5 @@ def _by_suffix(output: Path, offered: Sequence[str], default: str) -> str:
     known = ", ".join(known for known, kind in SUFFIXES.items() if kind in offered)
     raise InputError(
         f"{output} {found}, expected one of {known}",
-        hint=f"name it {output.with_suffix('.' + default)}, or say --format",
+        hint=f"name it {output.with_suffix('.' + default)}, or use --format",
     )

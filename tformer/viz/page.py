@@ -1,9 +1,8 @@
-"""The shell of every page: one HTML file that holds its style, scripts and data, and can reach nothing else.
+"""HTML pages: one file with its style, scripts and data, without access to the network.
 
-A content security policy forbids the network and every script but the ones written here, which are named by their
-SHA-256. Data is inert: JSON whose `<` is escaped, so that no text can end the element that holds it, and gzip in
-base64 for what is large. The body of a view is trusted HTML; text of a user goes through the data and is shown by
-`textContent`.
+A content security policy forbids the network and all scripts except those of the page, listed by their SHA-256. Data is
+inert: JSON with escaped `<`, so that no text can end its element, and gzip in base64 for large data. The body of a view
+is trusted HTML; text of a user goes through the data and is shown by `textContent`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tformer.viz.plots import (
     colour_table,
 )
 
-# In this order before the scripts of a view: state and theme, then what is built on them.
+# Scripts of every page, before those of the view: state and theme first, then the parts that use them.
 SHELL_SCRIPTS = ("page.js", "controls.js", "pictures.js", "heatmap.js", "lines.js", "table.js")
 _ESCAPES = str.maketrans({"<": "\\u003c", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -46,12 +45,12 @@ def render_page(
     """A whole page as text.
 
     Args:
-        title, subtitle, notes: plain text, escaped here; the notes stand in the footer, one a line.
-        body: trusted HTML of the view, without anything a user wrote.
-        scripts: names of files in assets/, run in order after the shell's own.
-        data: JSON for `tformer.data`; numbers that JSON lacks become null.
+        title, subtitle, notes: plain text, escaped here; the notes go into the footer, one a line.
+        body: trusted HTML of the view, without text of a user.
+        scripts: names of files in assets/, run in order after SHELL_SCRIPTS.
+        data: JSON for `tformer.data`; NaN and infinity become null.
         blobs: bytes for `tformer.blob(name)`; names are of letters, digits, `-` and `_`.
-        without: names of the shell's own scripts that the view has no use for.
+        without: names of SHELL_SCRIPTS that the view does not use.
     """
     code = [_script(name) for name in _names(scripts, without)]
     hashes = " ".join(f"'sha256-{_digest(text)}'" for text in code)
@@ -68,10 +67,10 @@ def render_page(
         f"<title>{_text(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>",
         f'<header>\n<div>\n<h1 dir="auto">{_text(title)}</h1>\n<p class="subtitle" dir="auto">{_text(subtitle)}</p>',
         '</div>\n<button type="button" id="theme" class="quiet">Dark</button>\n</header>',
-        f"<main>\n{body}\n<noscript><p>This page draws with JavaScript, which is switched off.</p></noscript>\n</main>",
+        f"<main>\n{body}\n<noscript><p>This page needs JavaScript, which is switched off.</p></noscript>\n</main>",
         "<footer>",
         *(f'<p dir="auto">{_text(note)}</p>' for note in notes),
-        f"<p>Made by tformer {_text(__version__)}. This file holds everything it shows and contacts nobody.</p>",
+        f"<p>Made by tformer {_text(__version__)}. This file contains everything it shows and uses no network.</p>",
         "</footer>",
         _element("application/json", "data", _json(data)),
         _element("application/json", "colour-maps", _json({"maps": colours, "palette": PALETTE})),
@@ -86,7 +85,7 @@ def render_page(
 
 
 def script_bytes(scripts: Sequence[str], without: Sequence[str] = ()) -> int:
-    """Size of all JavaScript in a page with these scripts of its own."""
+    """Size in bytes of all JavaScript in a page with these scripts."""
     return sum(len(_script(name).encode()) for name in _names(scripts, without))
 
 
@@ -95,13 +94,13 @@ def _names(scripts: Sequence[str], without: Sequence[str]) -> list[str]:
 
 
 def _script(name: str) -> str:
-    """A script without comments on lines of their own and without idle spaces; no literal of ours spans lines."""
+    """A script without comment lines and unneeded spaces (no literal in the assets spans lines)."""
     lines = (line.strip() for line in _asset(name).splitlines())
     return "\n".join(_tight(line) for line in lines if line and not line.startswith("//"))
 
 
 def _tight(line: str) -> str:
-    """No spaces around signs, outside of strings; lines with templates, slashes or signs in a row stay as they are."""
+    """A line without spaces around operators, outside of strings; lines with templates or slashes stay unchanged."""
     if re.search(r"[`'/\\]|[-+] [-+]", line):
         return line
     parts = line.split('"')
@@ -134,5 +133,5 @@ def _json(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         text = json.dumps(finite_or_none(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # A lone surrogate is no UTF-8: the file could not be written.
+    # A lone surrogate is invalid UTF-8: the file could not be written.
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()

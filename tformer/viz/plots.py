@@ -4,8 +4,8 @@ A view computes plots once; the same plots become a picture, characters in a ter
 
 A colour map is a table of 256 colours, interpolated in sRGB between published anchors: every fifth entry of viridis,
 cividis (arXiv 1712.01662) and twilight as matplotlib has them (within 4 of 255), and the eleven colours of
-ColorBrewer's RdBu, reversed so that red is positive. Lines use the colours of Okabe and Ito (https://jfly.uni-
-koeln.de/color/), which remain distinguishable with any common colour blindness.
+ColorBrewer's RdBu, reversed so that red is positive. Lines use the colours of Okabe and Ito
+(https://jfly.uni-koeln.de/color/), which remain distinguishable with any common colour blindness.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# On white and on dark grounds alike: the two ends of Okabe and Ito's list, black and yellow, are left out.
+# Visible on white and on dark backgrounds: black and yellow, the ends of Okabe and Ito's list, are omitted.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 COLOUR_MAPS: dict[str, str] = {
@@ -49,7 +49,7 @@ COLOUR_MAPS: dict[str, str] = {
 
 @cache
 def colour_table(name: str) -> bytes:
-    """256 colours, three bytes each: red, green, blue. KeyError for an unknown map."""
+    """The 256 colours of a map, three bytes each: red, green, blue. KeyError for an unknown map."""
     anchors = [bytes.fromhex(anchor) for anchor in COLOUR_MAPS[name].split()]
     table = bytearray()
     for index in range(256):
@@ -62,7 +62,7 @@ def colour_table(name: str) -> bytes:
 
 
 def colour_at(name: str, share: float) -> tuple[int, int, int]:
-    """The colour at a share of the map's way from low (0) to high (1); beyond, the end's."""
+    """The colour at a place in the map, from 0 (low) to 1 (high); values outside take the nearest end."""
     index = 3 * round(255 * min(max(share, 0.0), 1.0))
     red, green, blue = colour_table(name)[index : index + 3]
     return red, green, blue
@@ -72,7 +72,7 @@ FACTORS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 def ticks(low: float, high: float, *, log: bool, most: int) -> list[float]:
-    """Round numbers within low < high, about `most` of them at the most; powers of ten and some between, if log."""
+    """About `most` round numbers between low and high; for a logarithmic axis powers of ten and some between."""
     if log and math.log10(high / low) > 0.7:
         return _log_ticks(low, high, most)
     raw = (high - low) / max(most, 1)
@@ -93,7 +93,7 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def plain(value: float) -> str:
-    """At most four digits that matter, or all of a whole number below a million: 16,384, 1.536M, 2.021, 6e-5."""
+    """Four significant digits, or all of a whole number below a million: 16,384, 1.536M, 2.021, 6e-5."""
     for letter, size in (("G", 1e9), ("M", 1e6)):
         if size <= abs(value) < 1e13:
             return f"{value / size:,.4g}{letter}"
@@ -107,7 +107,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ramp:
-    """Many lines told apart by a colour map instead of a legend: line n of N has the map's colour at n / (N - 1)."""
+    """Colours of many lines, from a colour map instead of a legend: line n of N at n / (N - 1)."""
 
     colours: str
     low: float
@@ -129,9 +129,9 @@ class Lines:
     """Lines over common axes.
 
     Attributes:
-        title, caption: what it is, and a sentence on what to see.
+        title, caption: a heading, and a sentence on what to see.
         points: mark each value.
-        square: equal lengths of both units.
+        square: equal scales of both axes.
     """
 
     title: str
@@ -148,11 +148,11 @@ class Lines:
 
 @dataclass(frozen=True)
 class Heat:
-    """values [rows, columns]; NaN is nothing, not a number of the scale.
+    """A heat map of values [rows, columns]; NaN is an empty cell.
 
     Attributes:
-        rows, columns: what each row and column is called: numbers that count up evenly, or words.
-        minimum, maximum: the ends of the colours; None: those of the values.
+        rows, columns: names of rows and columns: consecutive numbers, or words.
+        minimum, maximum: ends of the colour scale; None: those of the values.
     """
 
     title: str
@@ -181,7 +181,7 @@ Plot = Lines | Heat
 
 
 def plots_to_json(plots: Sequence[Plot]) -> list[dict[str, Any]]:
-    """Each plot with its words; a heat map as rows of values, lines as pairs of x and y. No number is null."""
+    """Plots for JSON: titles and labels; a heat map as rows of values (None: an empty cell), lines as (x, y) pairs."""
     return [_heat_to_json(plot) if isinstance(plot, Heat) else _lines_to_json(plot) for plot in plots]
 
 
@@ -208,7 +208,7 @@ def _lines_to_json(plot: Lines) -> dict[str, Any]:
 
 
 def plots_to_csv(plots: Sequence[Plot]) -> str:
-    """Columns plot, line, x, y: for a heat map the row's name, the column's and the value."""
+    """CSV with the columns plot, line, x, y; for a heat map the names of row and column, and the value."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("plot", "line", "x", "y"))
@@ -224,6 +224,6 @@ def plots_to_csv(plots: Sequence[Plot]) -> str:
 
 
 def _finite_points(line: Line) -> list[tuple[float, float]]:
-    """Without the gaps of a line in pieces."""
+    """The points of a line, without gaps (NaN)."""
     pairs = zip(line.x.tolist(), line.y.tolist(), strict=True)
     return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tformer.errors import visible
+from tformer.formatting import without_middle
 from tformer.viz.plot.series import Panel, Series, better, label_of
 from tformer.viz.plots import (
     PALETTE,
@@ -65,7 +66,7 @@ def draw_heat(plot: Heat, *, width: int, colour: Colour) -> list[str]:
     share = (cells - low) / ((high - low) or 1.0)
     lines = []
     for top in range(0, len(cells), per_line):
-        thinned = len(cells) > 8 and top % (2 * per_line)  # a label every other line
+        thinned = len(cells) > 8 and top % (2 * per_line)  # label every other line
         label = "" if thinned else names[row_starts[top]][:margin]
         if colour == "none":
             body = "".join(shade(value) for value in share[top])
@@ -213,7 +214,7 @@ def _wrapped(marks: list[str], lengths: list[int], width: int) -> list[str]:
 ROWS = 14  # of characters
 LEAST_WIDTH = 24
 BRAILLE = 0x2800
-BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a dot, by row and column in its cell
+BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column in its cell
 
 Cells = list[list[tuple[int, int]]]  # (braille bits, series) of each cell; series -1: none
 
@@ -228,7 +229,7 @@ def draw_text(
     log_x: bool = False,
     log_y: bool = False,
 ) -> str:
-    """All panels, one under the other, in lines of at most `width` columns."""
+    """All panels of training curves, one below the other, in lines of at most `width` columns."""
     width = max(width, LEAST_WIDTH)
     lines = [*textwrap.wrap(visible(title), width), ""] if title else []
     for panel in panels:
@@ -239,7 +240,7 @@ def draw_text(
 def _panel(panel: Panel, x_label: str, width: int, colour: Colour, log: tuple[bool, bool]) -> list[str]:
     limits = _limits(panel.series, "x", log[0]), _limits(panel.series, "y", log[1])
     if limits[0] is None or limits[1] is None:
-        return [label_of(panel.metric), "nothing that these axes can show"]
+        return [label_of(panel.metric), "no values that these axes can show"]
     (left, right), (low, high) = limits[0], limits[1]
     y_ticks = ticks(low, high, log=log[1], most=6)
     margin = max((len(plain(value)) for value in y_ticks), default=1)
@@ -264,7 +265,7 @@ def _panel(panel: Panel, x_label: str, width: int, colour: Colour, log: tuple[bo
 
 
 def _limits(series: Sequence[Series], axis: str, log: bool) -> tuple[float, float] | None:
-    """From the least to the greatest value that can be shown; of y as drawn and as logged."""
+    """The smallest and the largest visible value; of y as drawn and as logged. None if there is none."""
     columns = [getattr(line, axis) for line in series]
     if axis == "y":
         columns += [line.raw for line in series if line.raw is not None]
@@ -279,7 +280,7 @@ def _limits(series: Sequence[Series], axis: str, log: bool) -> tuple[float, floa
 
 
 def _shares(values: Numbers, low: float, high: float, log: bool) -> Numbers:
-    """Where values lie from low, 0, to high, 1; NaN for what cannot be shown."""
+    """Places of values between low (0) and high (1); NaN where a logarithm is undefined."""
     if log:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(values > 0, np.log(values / low) / math.log(high / low), np.nan)
@@ -291,11 +292,11 @@ def _one(value: float, low: float, high: float, log: bool) -> float:
 
 
 def _draw(cells: Cells, x: Numbers, y: Numbers, number: int) -> None:
-    """Sets the dots of a line; a cell belongs to the last line through it, and shows that line's dots only."""
+    """Set the dots of a line; a cell shows only the dots of the last line through it."""
     height, width = 4 * len(cells), 2 * len(cells[0])
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     column, row = np.round(x[shown] * (width - 1)), np.round((1 - y[shown]) * (height - 1))
-    joined = np.diff(shown) == 1  # nothing is missing between a value and the next
+    joined = np.diff(shown) == 1  # neighbouring records without a gap
     for down, right in _dots(column, row, joined):
         bits, owner = cells[down // 4][right // 2]
         bit = BITS[down % 4][right % 2]
@@ -303,7 +304,7 @@ def _draw(cells: Cells, x: Numbers, y: Numbers, number: int) -> None:
 
 
 def _dots(column: Numbers, row: Numbers, joined: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """(row, column) of every dot: the values', and between two that are joined those of a straight line."""
+    """(row, column) of every dot: of the values, and of straight lines between joined neighbours."""
     seen: set[tuple[int, int]] = set()
     for n in range(len(column)):
         goes_on = n + 1 < len(column) and bool(joined[n])
@@ -317,7 +318,7 @@ def _dots(column: Numbers, row: Numbers, joined: NDArray[np.bool_]) -> Iterator[
 
 
 def _runs(cells: Sequence[tuple[int, int]], series: Sequence[Series], colour: Colour, letters: bool) -> Iterator[str]:
-    """A line's characters; the colour is named where it changes."""
+    """The characters of a row of cells, with an escape sequence at each change of colour."""
     current = -1
     for bits, number in cells:
         if colour != "none" and number != current and (number >= 0 or current >= 0):
@@ -346,7 +347,7 @@ def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, lab
         at = min(round(_one(value, left, right, log) * (columns - 1)), columns - 1)
         text = plain(value)
         start = min(max(margin + 2 + at - len(text) // 2, 0), len(words) - len(text))
-        if start > end:  # no number over another
+        if start > end:  # labels must not overlap
             words[start : start + len(text)] = text
             frame[at] = "┬"
             end = start + len(text)
@@ -355,10 +356,10 @@ def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, lab
 
 
 def _legend(panel: Panel, width: int, colour: Colour, letters: bool) -> list[str]:
-    """A line for each series: its sign, its name, the last value and, where there is one, the best."""
+    """A line for each series: its mark, its name, the last value and, if there is one, the best."""
     values = [_last_and_best(panel.metric, series) for series in panel.series]
     room = max(width - 4 - max(map(len, values)), 8)
-    names = [_shortened(visible(series.label), room) for series in panel.series]
+    names = [without_middle(visible(series.label), room) for series in panel.series]
     longest = max(map(len, names))
     lines = []
     for number, (name, words) in enumerate(zip(names, values, strict=True)):
@@ -376,11 +377,3 @@ def _last_and_best(metric: str, series: Series) -> str:
     if (end := better(metric)) is not None:
         words += f"  best {plain(float(there.min() if end == 'lower' else there.max()))}"
     return words
-
-
-def _shortened(name: str, room: int) -> str:
-    """Without its middle, for names differ at both ends."""
-    if len(name) <= room:
-        return name
-    tail = (room - 1) // 2
-    return f"{name[: room - 1 - tail]}…{name[len(name) - tail :]}"

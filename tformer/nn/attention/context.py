@@ -139,8 +139,9 @@ class AttentionContext:
         length: int, num_keys: int | None = None, *, causal: bool = False, device: torch.device | None = None
     ) -> AttentionContext:
         """The context of `length` tokens without padding, the last of `num_keys` (default: all), with its mask."""
-        k_pos = torch.arange(length if num_keys is None else num_keys, device=device).unsqueeze(0)
-        return AttentionContext(k_pos[:, -length:], k_pos, causal=causal).with_mask()
+        end = length if num_keys is None else num_keys
+        q_pos, k_pos = (torch.arange(start, end, device=device).unsqueeze(0) for start in (end - length, 0))
+        return AttentionContext(q_pos, k_pos, causal=causal).with_mask()
 
     def limits(self) -> tuple[Tensor | None, bool]:
         """(mask, is_causal) of causality, padding and documents; see `make_mask`."""

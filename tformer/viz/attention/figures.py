@@ -4,7 +4,7 @@
     model     all heads, small: a row for each layer
     rollout   one matrix
     summary   measures of every head, layer by layer
-    image     (models of images) weights of the class token, or of the mean over patches, on the image
+    image     (image models) weights of the class token, or of the mean over patches, on the image
 
 Forbidden cells are hatched: no colour of the scale stands for them.
 """
@@ -107,11 +107,11 @@ def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -
         (attention.keys, width, axes.set_xticks),
         (attention.queries, height, axes.set_yticks),
     ):
-        room = (size - 1.1) / len(side) * 72  # points for a name
+        room = (size - 1.1) / len(side) * 72  # points for each name
         font = min(8.0, max(3.5, room * 0.9))
         step = 1 if len(side) <= LABELLED else math.ceil(len(side) / LABELLED)
         places = list(range(0, len(side), step))
-        names = [_short(side, place) for place in places]
+        names = [_token_name(side, place) for place in places]
         ticks(
             places,
             names,
@@ -123,7 +123,7 @@ def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -
     axes.set_ylabel(f"{attention.queries.name} token (query)", fontsize=7, color="#555555")
 
 
-def _short(side: Side, place: int) -> str:
+def _token_name(side: Side, place: int) -> str:
     text = visible(side.tokens[place].translate(GLYPHS))
     return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…"
 
@@ -150,7 +150,7 @@ def blocks_of(matrix_TS: np.ndarray) -> np.ndarray:
 MAX_PANELS = 16
 CLOSE: dict[str, Any] = {"w_pad": 0.01, "h_pad": 0.01, "wspace": 0.02, "hspace": 0.02}
 DOTS_PER_INCH = 130
-NOTE_LETTERS = 20  # of an inch
+NOTE_LETTERS = 20  # per inch
 SUMMARISED = ("entropy", "distance", "previous", "itself", "first", "special", "max")
 
 
@@ -158,7 +158,7 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
     """The picture as bytes.
 
     Raises:
-        InputError: more heads than can be told apart in one picture.
+        InputError: too many heads for one picture, or nothing left to show.
     """
     attention = scene.shown(kind)
     cells = [layer.weights_HTS.size for layer in attention.layers]

@@ -29,14 +29,14 @@ from tformer.viz.attention.scene import (
 from tformer.viz.attention.weights import NAMES, Attention, Kind, Layer
 from tformer.viz.page import render_page
 
-FINEST, COARSEST = 255, 48  # steps between no weight and all of it
-BITS_OF_A_HALVING = 0.87  # that a weight packs smaller with half as many steps, measured on noisy attention
+FINEST, COARSEST = 255, 48  # steps between a weight of 0 and of 1
+BITS_OF_A_HALVING = 0.87  # bits saved per weight with half as many steps, measured on noisy attention
 ZERO, SIGNED_STEPS = 128, 127
 
 
 @dataclass(frozen=True)
 class Packed:
-    """bytes in the order of the weights. `largest`: what the top step stands for. `signed`: ZERO is no weight."""
+    """Bytes in the order of the weights. largest: the weight of the top step. signed: ZERO is a weight of 0."""
 
     data: bytes
     steps: int = FINEST
@@ -45,7 +45,7 @@ class Packed:
 
 
 def pack(weights: np.ndarray, *, signed: bool = False, steps: int = FINEST) -> Packed:
-    """Any shape, fp32; between 0 and 1 unless `signed`."""
+    """Weights of any shape, fp32, as bytes; between 0 and 1 unless `signed`."""
     if signed:
         largest = float(np.abs(weights).max(initial=0.0)) or 1.0
         roots = np.sign(weights) * np.sqrt(np.abs(weights) / largest)
@@ -54,27 +54,27 @@ def pack(weights: np.ndarray, *, signed: bool = False, steps: int = FINEST) -> P
 
 
 def unpack(packed: Packed, shape: tuple[int, ...]) -> np.ndarray:
-    """What a page shows: fp32 of that shape."""
+    """The weights that the page shows, fp32 of that shape."""
     places = np.frombuffer(packed.data, dtype=np.uint8).astype(np.float32).reshape(shape)
     roots = (places - ZERO * packed.signed) / packed.steps
     return np.sign(roots) * roots**2 * packed.largest
 
 
 def fewer_steps(steps: int, *, too_many_bytes: float, cells: int) -> int:
-    """How many steps pack so many weights that much smaller, in base64 (6 bits a byte)."""
+    """The number of steps that packs `cells` weights smaller by so many bytes, in base64 (6 bits a byte)."""
     halvings = too_many_bytes * 6 / cells / BITS_OF_A_HALVING
     return int(steps * 2.0**-halvings)
 
 
 def pack_mask(visible_TS: np.ndarray) -> bytes:
-    """One byte a cell, 1 where it can be seen."""
+    """One byte for each cell, 1 if it is visible."""
     return visible_TS.astype(np.uint8).tobytes()
 
 
 STYLE = "attention.css"
 SCRIPTS = ("attention.js", "attention_parts.js", "attention_views.js")
 WITHOUT = ("lines.js",)
-AIM = 0.98  # of the limit, when a page is made smaller
+AIM = 0.98  # share of the limit to aim for when a page must shrink
 
 Summaries = dict[Kind, tuple[list[HeadSummary], Divergences]]
 
@@ -92,8 +92,8 @@ def render(
     """The page as text.
 
     Args:
-        view, scale, top_k, head, colours: what it shows when it is opened. `head`: "mean", or the first.
-        max_bytes: InputError for a page that is larger.
+        view, scale, top_k, head, colours: what it shows when it is opened. head: "mean"; None: the first.
+        max_bytes: a larger page is an InputError.
     """
     start = {
         "attention": "cross" if "cross" in scene.attentions else next(iter(scene.attentions)),
@@ -120,7 +120,7 @@ def render(
 
 
 def _with_steps(scene: Scene, start: dict[str, Any], summaries: Summaries, steps: int) -> str:
-    """The page with weights in so many steps."""
+    """The page with weights rounded to so many steps."""
     blobs: dict[str, bytes] = {}
     kinds = [_kind(scene, attention, summaries[kind], blobs, steps) for kind, attention in scene.attentions.items()]
     sides = {name: _side(side) for name, side in scene.reading.sides.items()}
@@ -187,7 +187,7 @@ def _kind(
         "largest": max(float(np.abs(layer.weights_HTS).max(initial=0.0)) for layer in attention.layers) or 1.0,
         "summary": {
             "columns": [[name, MEASURES[name]] for name in COLUMNS],
-            "rows": [[_short(value) for value in asdict(row).values()] for row in rows],
+            "rows": [[_rounded(value) for value in asdict(row).values()] for row in rows],
             "divergenceQueries": [divergences.rows, divergences.of],
         },
     }
@@ -222,7 +222,7 @@ def _layer(
 def _mask(
     kind: Kind, visible_TS: np.ndarray, attention: Attention, blobs: dict[str, bytes], masks: dict[bytes, str]
 ) -> str | None:
-    """None: all is visible; "causal"; or the name of a blob. Layers of one pattern share it."""
+    """The mask of a layer: None if all is visible, "causal", or the name of a blob, shared by equal patterns."""
     if visible_TS.all():
         return None
     if attention.causal and np.array_equal(visible_TS, np.tril(np.ones_like(visible_TS))):
@@ -244,5 +244,5 @@ def _side(side: Side) -> dict[str, Any]:
     }
 
 
-def _short(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     return round(value, 5) if isinstance(value, float) else value

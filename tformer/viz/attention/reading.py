@@ -36,7 +36,7 @@ from tformer.nn.embedding import PatchEmbedding
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
 
-SPELLED_OUT = ("wordpiece", "word", "char")  # their tokens read as the vocabulary spells them
+SPELLED_OUT = ("wordpiece", "word", "char")  # kinds with tokens shown as in the vocabulary
 CONTINUES = "##"
 
 
@@ -46,11 +46,11 @@ class Side:
 
     Attributes:
         name: "encoder" or "decoder".
-        tokens: each as it reads, spaces included; of an image "CLS" and "row,column" of each patch.
+        tokens: text of each token, spaces included; of an image "CLS" and "row,column" of each patch.
         special: whether a token comes from a template.
         starts: whether a token begins a word; special ones stand alone.
-        text_of: how many texts come before this token's (1: it belongs to the second of a pair).
-        written_from: tokens from this one on were written by the model; None: all were given.
+        text_of: number of the text of each token (1: the second of a pair).
+        written_from: index of the first generated token; None: all were given.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Side:
         return len(self.tokens)
 
     def words(self) -> list[tuple[int, int, str]]:
-        """(first token, token after the last, how it reads) of each word; each special token is one of its own."""
+        """(first token, token after the last, text) of each word; each special token is a word of its own."""
         edges = [0]
         for place in range(1, len(self)):
             alone = self.special[place] or self.special[place - 1]
@@ -83,7 +83,7 @@ def side_of(
     special: Sequence[bool] | None = None,
     written_from: int | None = None,
 ) -> Side:
-    """The side that these ids make. `special`: None: those that are special tokens of the vocabulary."""
+    """The tokens of these ids. special: None: the special tokens of the vocabulary."""
     marks = [tokenizer.is_special(token) for token in ids] if special is None else list(special)
     tokens = tuple(token_text(tokenizer, token) for token in ids)
     spelled = [tokenizer.token(token) for token in ids]
@@ -95,7 +95,7 @@ def side_of(
 
 
 def image_side(*, rows: int, columns: int, has_cls: bool) -> Side:
-    """The patches of an image, row by row, behind the class token if there is one."""
+    """The patches of an image, row by row, after the class token if there is one."""
     patches = [f"{row},{column}" for row in range(rows) for column in range(columns)]
     tokens = (["CLS"] if has_cls else []) + patches
     special = np.arange(len(tokens)) < has_cls
@@ -103,13 +103,13 @@ def image_side(*, rows: int, columns: int, has_cls: bool) -> Side:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """How a token reads: its space in front if it has one; as the vocabulary spells it where it is half a character."""
+    """The text of a token with its leading space; a part of a character as the vocabulary spells it."""
     spelled = tokenizer.token(token)
     if tokenizer.kind in SPELLED_OUT or tokenizer.is_special(token):
         return spelled
     text = tokenizer.decode([token], skip_special=False)
     if spelled.startswith("▁") and not text.startswith(" "):
-        text = " " + text  # a decoder that drops the first space of a text
+        text = " " + text  # the decoder dropped the first space of a text
     return text if text and "\N{REPLACEMENT CHARACTER}" not in text else spelled
 
 

@@ -28,20 +28,20 @@ from tformer.viz.attention.weights import (
     check,
     compute,
     mean_of_heads,
-    needs,
     num_cells,
     rollout,
+    rollout_parts,
 )
 
 # Shapes: H heads, T queries, S keys, N heads of all layers.
 
 
-DIVERGENCE_CELLS = 1.5e8  # at most so many logarithms; beyond, evenly spaced queries stand for all
+DIVERGENCE_CELLS = 1.5e8  # largest number of logarithms; with more, evenly spaced queries represent all
 
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """One head; None where a number has no meaning: places of two sequences cannot be compared."""
+    """Measures of one head; None where undefined: positions of two sequences cannot be compared."""
 
     layer: int
     head: int
@@ -58,7 +58,7 @@ class HeadSummary:
 
 @dataclass(frozen=True)
 class Divergences:
-    """between_NN: in bits, in the order of the summaries; from `rows` of `of` queries."""
+    """Divergence between every two heads, in bits, in the order of the summaries; from `rows` of `of` queries."""
 
     between_NN: np.ndarray
     rows: int
@@ -70,7 +70,7 @@ COLUMNS = ("layer", "head", "entropy", "distance", "previous", "itself", "first"
 
 
 def summarise(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
-    """One row for each head that is shown, and how alike they are."""
+    """Measures of each shown head, and the divergence between every two."""
     names = [f"{layer.number}.{head}" for layer in attention.layers for head in layer.heads]
     found = [row for layer in attention.layers for row in _of_layer(attention, layer)]
     divergences = divergence(attention)
@@ -117,7 +117,7 @@ def _of_layer(attention: Attention, layer: Layer) -> list[HeadSummary]:
 
 
 def _shares(layer: Layer) -> np.ndarray:
-    """The weights; signed ones as shares of their sizes."""
+    """The weights; signed ones as shares of their absolute values."""
     if not layer.signed:
         return layer.weights_HTS
     sizes = np.abs(layer.weights_HTS)
@@ -126,7 +126,7 @@ def _shares(layer: Layer) -> np.ndarray:
 
 
 def divergence(attention: Attention) -> Divergences:
-    """Jensen-Shannon between every two heads, the mean over queries: H((p + q) / 2) - (H(p) + H(q)) / 2."""
+    """Jensen-Shannon divergence between every two heads, the mean over queries: H((p + q) / 2) - (H(p) + H(q)) / 2."""
     queries, keys = len(attention.queries), len(attention.keys)
     count = sum(len(layer.heads) for layer in attention.layers)
     pairs = max(1, count * (count - 1) // 2)
@@ -145,18 +145,18 @@ def divergence(attention: Attention) -> Divergences:
 
 CAUTION = "Attention shows where a model looks; it is not by itself an explanation of what the model does."
 EFFECTIVE = "linformer's weights are effective ones: they may be negative, and rows need not sum to one"
-CELLS_PER_BYTE = 32  # sharp attention packs to a tenth of this: more cells than that never fit
+CELLS_PER_BYTE = 32  # the best compression: more cells than that never fit
 SMALLER = "--layers, --heads, --attention or --max-tokens make it smaller"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is shown.
+    """Everything that a picture, page or table of attention is made from, computed once.
 
     Attributes:
-        attentions: by kind, whole: nothing hidden, nothing merged.
-        rollouts: fp32 [T, S] of the same kinds, where they were asked for.
-        model: how the model is called, its hash and where it came from.
+        attentions: by kind, before `changes`: nothing hidden, nothing merged.
+        rollouts: fp32 [T, S] of the same kinds; empty if not needed.
+        model: name, step and hash of the model.
     """
 
     reading: Reading
@@ -168,14 +168,14 @@ class Scene:
 
     @property
     def notes(self) -> list[str]:
-        """What every output should say."""
+        """Messages for every output."""
         said = list(self.reading.notes)
         if any(layer.signed for attention in self.attentions.values() for layer in attention.layers):
             said.append(EFFECTIVE)
         return said
 
     def shown(self, kind: Kind) -> Attention:
-        """With the changes that were asked for."""
+        """The attention of a kind after `changes`."""
         return changed(self.attentions[kind], self.changes)
 
     def shown_rollout(self, kind: Kind) -> np.ndarray:
@@ -189,11 +189,11 @@ class Scene:
         )
 
     def has_signed_rollout(self, kind: Kind) -> bool:
-        """Whether effective weights made shares below zero."""
+        """Whether the rollout has negative values, from effective weights."""
         return float(self.rollouts[kind].min()) < 0
 
     def of_means(self) -> Scene:
-        """With the mean of each layer's heads in their place."""
+        """The scene with the mean of each layer's heads as the only head."""
         means = {kind: mean_of_heads(attention) for kind, attention in self.attentions.items()}
         return replace(self, attentions=means)
 
@@ -212,14 +212,14 @@ def make_scene(
     command: str = "",
     changes: Changes = Changes(),
 ) -> Scene:
-    """Reads, runs the model once, and rolls out.
+    """Read the inputs, run the model once, and compute the rollouts.
 
     Args:
-        rollouts: whether they are needed.
-        max_bytes: of the output; None: no limit. `bytes_per_cell`: what a weight takes at least.
+        rollouts: whether to compute them.
+        max_bytes: size limit of the output; None: no limit. bytes_per_cell: lower bound for one weight.
 
     Raises:
-        InputError: what the model cannot take, or does not have; more weights than can fit.
+        InputError: inputs that do not suit the model; kinds, layers or heads that it lacks; too many weights.
     """
     kinds = check(loaded, chosen)
     reading = read(loaded, inputs)
@@ -231,7 +231,7 @@ def make_scene(
     if rollouts:
         for kind in kinds:
             parts = dict(found)
-            for part in needs(kind):
+            for part in rollout_parts(kind):
                 if part not in parts:
                     of_encoder = Chosen() if part == "encoder" else chosen
                     parts |= compute(loaded, reading, [part], of_encoder)
@@ -241,7 +241,7 @@ def make_scene(
 
 
 def too_large(max_bytes: float, found: str) -> InputError:
-    """The refusal of what does not fit, with the flags that make it smaller."""
+    """The error for an output above the size limit, with the options that make it smaller."""
     return InputError(
         f"{found} do not fit into {max_bytes / 1e6:g} MB",
         hint=f"{SMALLER}; --max-megabytes raises the limit",
@@ -249,7 +249,7 @@ def too_large(max_bytes: float, found: str) -> InputError:
 
 
 def weights_hash(loaded: Loaded) -> str:
-    """SHA-256 of the parameters, by name: tells models apart wherever they are kept."""
+    """SHA-256 of all parameters, in the order of their names."""
     digest = hashlib.sha256()
     for name, value in sorted(loaded.model.named_parameters()):
         digest.update(name.encode())
@@ -263,13 +263,13 @@ def heading(scene: Scene, kind: Kind) -> str:
 
 
 def short_name(scene: Scene) -> str:
-    """The run that a checkpoint belongs to, else the folder."""
+    """The name of a checkpoint's run, or of the folder."""
     path = Path(str(scene.model["name"]))
     return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
 
 
 def _of(attention: Attention) -> str:
-    """Of which layers and heads, where these are not known to be all."""
+    """Which layers and heads a rollout is computed from."""
     return f" ({len(attention.layers)} layers shown, {len(attention.layers[0].heads)} heads each)"
 
 

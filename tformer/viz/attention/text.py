@@ -33,11 +33,11 @@ Numbered = tuple[object, object, Sequence[Sequence[float | None]]]
 
 DECIMALS = 9
 BYTES_PER_WEIGHT = {"json": 5.0, "csv": 20.0}
-"""At the very least, of each format."""
+"""Lower bounds, by format."""
 
 
 def as_json(scene: Scene, view: View) -> str:
-    """One document: the model, the texts, and for each attention its tokens and what the view shows."""
+    """One JSON document: the model, the texts, and for each attention its tokens and the numbers of the view."""
     document: dict[str, Any] = {
         "model": scene.model,
         "command": scene.command,
@@ -81,7 +81,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _rows_of(matrix_TS: np.ndarray, seen_TS: np.ndarray | None) -> Sequence[Sequence[float | None]]:
-    """Rows of numbers; None where `seen_TS` forbids."""
+    """Rows of numbers; None where `seen_TS` is False."""
     values = _numbers(matrix_TS)
     if seen_TS is None or seen_TS.all():
         return values
@@ -92,7 +92,7 @@ def _rows_of(matrix_TS: np.ndarray, seen_TS: np.ndarray | None) -> Sequence[Sequ
 
 
 def _rollout(scene: Scene, attention: Attention) -> Sequence[Sequence[float | None]]:
-    """Sparse layers together reach beyond the pattern of each: causal order alone is a limit."""
+    """The rollout as rows; only causal order hides cells, since sparse layers combine to a wider pattern."""
     matrix_TS = scene.shown_rollout(attention.kind)
     return _rows_of(matrix_TS, np.tril(np.ones(matrix_TS.shape, dtype=bool)) if attention.causal else None)
 
@@ -143,12 +143,12 @@ def _plain(value: object) -> object:
 
 GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 LABEL_WIDTH = 14
-LINES = 48  # of a matrix: beyond, its rows are drawn in blocks too
-LINKED = 24  # tokens whose links are listed
+LINES = 48  # of a matrix; with more rows, they are drawn in blocks too
+LINKED = 24  # number of tokens with listed links
 
 
 def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, width: int, colour: Colour) -> str:
-    """Lines of at most `width` columns, wide letters apart."""
+    """The view as lines of at most `width` columns (wide letters may exceed it)."""
     attention = scene.shown(kind)
     lines = [visible(heading(scene, kind)), ""]
     if view == "summary":
@@ -197,7 +197,7 @@ def _top(matrix_TS: np.ndarray, scale: str) -> float:
 
 
 def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
-    """Of the colour scale's way, 0 to 1."""
+    """The place of each weight on the colour scale, 0 to 1."""
     sizes = np.abs(matrix_TS)
     if scale == "row":
         most = sizes.max(axis=1, keepdims=True)
@@ -218,7 +218,7 @@ def _cell(share: float | None, wide: int, colour: Colour) -> str:
 
 
 def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top_k: int, width: int) -> list[str]:
-    """The keys that each query looks at most; negative weights by their size."""
+    """The keys with the largest weights of each query; negative weights by their absolute value."""
     lines = [""]
     for row in range(min(len(matrix_TS), LINKED)):
         keys = np.flatnonzero(seen_TS[row])
@@ -254,7 +254,7 @@ def _label(side: Side, place: int) -> str:
 
 
 def _padded(text: str) -> str:
-    """Cut or filled to LABEL_WIDTH columns; letters of East Asian scripts take two."""
+    """The text in exactly LABEL_WIDTH columns; letters of East Asian scripts take two."""
     kept, used = "", 0
     for letter in text:
         size = _columns(letter)
@@ -272,7 +272,7 @@ def _columns(letter: str) -> int:
 
 
 def _upright(names: Sequence[str], wide: int) -> list[str]:
-    """Names of columns, letters one below the other."""
+    """Names of columns, written vertically."""
     height = min(8, max(map(len, names), default=0))
     lines = []
     for depth in range(height):
@@ -282,6 +282,6 @@ def _upright(names: Sequence[str], wide: int) -> list[str]:
 
 
 def _blocks(count: int, room: int) -> list[list[int]]:
-    """Places in at most `room` runs of one size."""
+    """Positions in at most `room` blocks of equal size."""
     size = max(1, math.ceil(count / room))
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]

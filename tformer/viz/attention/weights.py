@@ -38,7 +38,7 @@ class Layer:
     """The heads of one layer that are shown.
 
     Attributes:
-        number, heads: counted from 0.
+        number, heads: numbers from 0.
         weights_HTS: fp32; forbidden cells are 0.
         visible_TS: bool, what the pattern allows.
         pattern: the kind of attention.
@@ -70,7 +70,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which attentions, layers and heads to look at; None: all."""
+    """The attentions, layers and heads to show; None: all."""
 
     kinds: tuple[Kind, ...] | None = None
     layers: tuple[int, ...] | None = None
@@ -78,14 +78,14 @@ class Chosen:
 
 
 def kinds_of(loaded: Loaded) -> tuple[Kind, ...]:
-    """What a model has."""
+    """The kinds of attention of a model."""
     encoder, decoder = loaded.model.encoder is not None, loaded.model.decoder is not None
     has = {"encoder": encoder, "decoder": decoder, "cross": encoder and decoder}
     return tuple(kind for kind in KINDS if has[kind])
 
 
 def modules_of(loaded: Loaded, kind: Kind) -> list[MultiHeadAttention]:
-    """The attention of each layer."""
+    """The attention module of each layer."""
     stack = loaded.model.encoder if kind == "encoder" else loaded.model.decoder
     assert stack is not None
     found = [block.cross_attention if kind == "cross" else block.self_attention for block in stack.layers]
@@ -117,7 +117,7 @@ def _check_range(option: str, numbers: Sequence[int] | None, count: int, found: 
 
 
 def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> int:
-    """How many weights would be shown, known before any is computed."""
+    """The number of weights that would be shown; needs no forward pass."""
     modules = modules_of(loaded, kind)
     layers = range(len(modules)) if chosen.layers is None else chosen.layers
     heads = sum(len(_heads(modules[layer].num_heads, chosen)) for layer in layers)
@@ -126,14 +126,14 @@ def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> i
 
 
 def axes_of(reading: Reading, kind: Kind) -> tuple[Side, Side]:
-    """Queries and keys: in cross-attention the decoder asks, and the encoder is looked at."""
+    """Tokens of the queries and of the keys: in cross-attention those of the decoder and of the encoder."""
     if kind == "cross":
         return reading.sides["decoder"], reading.sides["encoder"]
     return reading.sides[kind], reading.sides[kind]
 
 
 def compute(loaded: Loaded, reading: Reading, kinds: Sequence[Kind], chosen: Chosen) -> dict[Kind, Attention]:
-    """One forward pass; the weights of the chosen layers and heads."""
+    """The weights of the chosen layers and heads, from one forward pass."""
     layers: dict[Kind, Sequence[int]] = {
         kind: range(len(modules_of(loaded, kind))) if chosen.layers is None else chosen.layers for kind in kinds
     }
@@ -157,7 +157,7 @@ def _tap(kind: Kind, layer: int) -> str:
 
 
 def _heads(count: int, chosen: Chosen) -> tuple[int, ...]:
-    """Those of the chosen heads that a layer has: pruned layers have fewer."""
+    """The chosen heads of a layer with `count` heads; pruned layers have fewer than others."""
     return tuple(head for head in (range(count) if chosen.heads is None else chosen.heads) if head < count)
 
 
@@ -186,13 +186,13 @@ def _attention(
 
 
 def visible(mechanism: Mechanism, num_queries: int, num_keys: int, *, causal: bool) -> np.ndarray:
-    """bool [T, S]: the cells that one row of real tokens may use."""
+    """bool [T, S]: the cells that one row of tokens without padding may use."""
     context = AttentionContext.for_length(num_queries, num_keys, causal=causal)
     return mechanism.visible_mask(context)[0, 0].numpy()
 
 
 def mean_of_heads(attention: Attention) -> Attention:
-    """Each layer with the mean of its shown heads for its only one."""
+    """Each layer with the mean of its shown heads as its only head."""
     layers = [
         replace(layer, heads=(-1,), weights_HTS=layer.weights_HTS.mean(axis=0, keepdims=True))
         for layer in attention.layers
@@ -208,7 +208,7 @@ Words = list[tuple[int, int, str]]
 
 @dataclass(frozen=True)
 class Changes:
-    """What a person asked for."""
+    """Options that remove rows and columns: special tokens hidden, tokens of one word merged."""
 
     hide_special: bool = False
     merge_subwords: bool = False
@@ -226,7 +226,7 @@ class Changes:
 
 
 def changed(attention: Attention, changes: Changes) -> Attention:
-    """The attention with fewer rows and columns."""
+    """The attention after these changes."""
     if not changes:
         return attention
     layers = tuple(
@@ -264,7 +264,7 @@ def changed_side(side: Side, changes: Changes) -> Side:
 def changed_matrix(
     weights_xTS: np.ndarray, queries: Side, keys: Side, changes: Changes, *, normalised: bool = True
 ) -> np.ndarray:
-    """fp32 [..., t, s]. `normalised`: after hiding, rows get back the sum that they had."""
+    """fp32 [..., t, s]. `normalised`: after hiding, each row is scaled to its previous sum."""
     rows, columns = _words(queries, changes), _words(keys, changes)
     if changes.hide_special:
         hidden = np.array(keys.special, dtype=bool)
@@ -278,7 +278,7 @@ def changed_matrix(
 
 
 def changed_mask(visible_TS: np.ndarray, queries: Side, keys: Side, changes: Changes) -> np.ndarray:
-    """A merged cell can be seen if any of its own can."""
+    """A merged cell is visible if any of its cells is."""
     rows, columns = _words(queries, changes), _words(keys, changes)
     seen = _pooling(rows, len(queries), mean=False) @ visible_TS.astype(np.float32)
     return (seen @ _pooling(columns, len(keys), mean=False).T) > 0
@@ -293,7 +293,7 @@ def _words(side: Side, changes: Changes) -> Words:
 
 
 def _pooling(words: Words, length: int, *, mean: bool) -> np.ndarray:
-    """fp32 [t, T]: ones, or shares, of each word's tokens."""
+    """fp32 [t, T]: for each word ones at its tokens, or for a mean their shares."""
     matrix = np.zeros((len(words), length), dtype=np.float32)
     for row, (start, stop, _) in enumerate(words):
         matrix[row, start:stop] = 1 / (stop - start) if mean else 1
@@ -310,13 +310,13 @@ HEURISTIC = (
 BASIC = "Rollout is the product over layers of half the mean attention of the heads and half the identity"
 
 
-def needs(kind: Kind) -> tuple[Kind, ...]:
-    """Which attentions a rollout is made of."""
+def rollout_parts(kind: Kind) -> tuple[Kind, ...]:
+    """The kinds of attention that a rollout is computed from."""
     return ("encoder", "decoder", "cross") if kind == "cross" else (kind,)
 
 
 def rollout(kind: Kind, found: Mapping[Kind, Attention]) -> np.ndarray:
-    """fp32 [T, S] over the layers and heads that are given; of `cross`, through encoder and decoder."""
+    """Attention rollout, fp32 [T, S], over the given layers and heads; of `cross`, through encoder and decoder."""
     if kind != "cross":
         return _through(found[kind]).astype(np.float32)
     decoder, cross, encoder_SS = found["decoder"], found["cross"], _through(found["encoder"])

@@ -1,4 +1,4 @@
-"""Plots of fixed positional encodings: added to the embeddings, turned into queries and keys, or added to scores.
+"""Plots of fixed positional encodings: added to the embeddings, rotating queries and keys, or added to scores.
 
 All numbers come from the modules of training (`tformer.nn.positions`): sinusoidal, patch2d and rope by their `formula`
 in double precision (and rope's `rotate`), alibi and T5 by their slopes and buckets, Shaw by its `score`.
@@ -92,7 +92,7 @@ def traces(view: View, settings: Settings) -> list[Plot]:
 
 
 def table_plot(table: Numbers, title: str, caption: str, *, limit: float | None = 1.0, rows: str = "position") -> Heat:
-    """Rows against dimensions, red above 0 and blue below; limit None: the table's own largest value."""
+    """A heat map of a table, red above 0 and blue below; limit: end of the scale, None for the largest value."""
     bound = float(np.abs(table).max()) or 1.0 if limit is None else limit
     columns = range(table.shape[1])
     return Heat(title, caption, table, range(len(table)), columns, rows, "dimension", "RdBu_r", -bound, bound, "value")
@@ -234,7 +234,7 @@ def rope_decay(view: View, settings: Settings) -> list[Plot]:
 
 
 def rotated(settings: Settings, rows: int) -> Numbers:
-    """A vector of ones turned for each position, [rows, head_dim]; fp32, as in training."""
+    """A vector of ones rotated to each position, [rows, head_dim]; fp32, as in training."""
     pos = torch.arange(rows).unsqueeze(0)
     ones = torch.ones(1, 1, rows, settings.head_dim)
     turned, _ = _rope(settings, rows).rotate(ones, ones, pos, pos)

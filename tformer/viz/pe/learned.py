@@ -21,10 +21,10 @@ class Table:
     """Learned positions of one stack.
 
     Attributes:
-        name: of the run, and the stack.
+        name: the checkpoint, its run and the stack.
         trained: False: the numbers are random initialisation.
         weight: learned: [positions, d_model].
-        bias: t5_bias: [buckets, heads]; bidirectional says how offsets fall into buckets.
+        bias: t5_bias: [buckets, heads]; bidirectional: later keys have buckets of their own.
         keys, values: shaw, of one layer: [2k + 1, width]; values None where the kind has none.
         module: of a kind without views of its own.
     """
@@ -53,13 +53,13 @@ class Table:
         return self.name if self.trained else f"{self.name}, {RANDOM}"
 
     def similarity(self, rows: int) -> Numbers:
-        """Cosine of each pair of the first rows."""
+        """Cosine similarity of each pair of the first rows."""
         table = self.learned[:rows]
         unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
         return unit @ unit.T
 
     def path(self) -> Numbers:
-        """Each position along the first two principal components, [positions, 2], signed so that the far end is +."""
+        """First two principal components of each position, [positions, 2]; the largest value of each is positive."""
         centred = self.learned - self.learned.mean(axis=0)
         left, scale, _ = np.linalg.svd(centred, full_matrices=False)
         found = left[:, :2] * scale[:2]
@@ -93,7 +93,7 @@ def norms(view: View, settings: Settings, table: Table) -> list[Plot]:
 def pca(view: View, settings: Settings, table: Table) -> list[Plot]:
     path = replace(table, weight=table.learned[: settings.positions]).path()
     parts = np.array_split(np.arange(len(path)), min(24, len(path)))
-    # Pieces that overlap by a point, coloured by position.
+    # Pieces overlap by a point; colours show the position.
     lines = [
         Line(f"positions {part[0]}–{part[-1]}", path[part[0] : part[-1] + 2, 0], path[part[0] : part[-1] + 2, 1])
         for part in parts

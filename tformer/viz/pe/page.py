@@ -30,14 +30,14 @@ from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings, View
 from tformer.viz.pe.views import VIEWS, kinds_compared, similarity_curve
 from tformer.viz.plots import Heat, Numbers, Plot
 
-SAMPLES = 48  # places of each table
+SAMPLES = 48  # reference values of each table
 ROWS = 500
 
-Case = dict[str, Any]  # name, arguments, values as [row, column, value]; fp32: these are rounded
+Case = dict[str, Any]  # name, arguments, values as [row, column, value]; fp32: values rounded to fp32
 
 
 def reference_cases(settings: Settings) -> list[Case]:
-    """Cases at the sizes asked for, and at the odd corners of others."""
+    """Reference values at the sizes of the settings, and at unusual ones."""
     cases = []
     for layout in LAYOUTS["sinusoidal"]:
         for d_model, base in ((settings.d_model, settings.base), (6, 100.0), (2, 10000.0)):
@@ -67,7 +67,7 @@ def reference_cases(settings: Settings) -> list[Case]:
 
 
 def _case(name: str, arguments: list[Any], table: Numbers, *, samples: int = SAMPLES) -> Case:
-    """Some places of a table, the same ones every time: corners, and a stride that has no factor of the width."""
+    """Reference values at fixed places of a table: corners, and a stride without a common factor with the width."""
     rows, columns = table.shape
     count = rows * columns
     if count <= samples:
@@ -81,7 +81,7 @@ def _case(name: str, arguments: list[Any], table: Numbers, *, samples: int = SAM
 
 
 SCRIPTS = ("pe_maths.js", "pe_views.js", "pe.js")
-MAX_TABLE_BYTES = 16 << 20  # of a learned table in fp32
+MAX_TABLE_BYTES = 16 << 20  # of an embedded table in fp32
 ERROR_ROWS = 2048
 
 BODY = """<section class="controls" id="controls" aria-label="What to show"></section>
@@ -109,10 +109,10 @@ def check_view(settings: Settings, view: str | None, table: Table | None) -> str
 
 
 def explorer(settings: Settings, view: str, table: Table | None, *, command: str) -> str:
-    """The page, opened at a kind and a view.
+    """The page as text, opened at a kind and a view.
 
     Raises:
-        InputError: the learned table is larger than a page should be; names what makes it smaller.
+        InputError: the learned table is too large for a page.
     """
     learned, blobs = (None, {}) if table is None else _learned(settings, table)
     embedded = _embedded_plots(settings, table, blobs)

@@ -134,7 +134,7 @@ def _module(kind: str, settings: Settings, rows: int) -> Positions:
 
 
 def _draw_hook(hook: str) -> Callable[[View, Settings, Table | None], list[Plot]]:
-    """What one hook of a positions module returns: positions × dimensions, or a matrix for each of some heads."""
+    """A function that plots the result of one hook: positions × dimensions, or a matrix for each of some heads."""
 
     def draw(view: View, settings: Settings, table: Table | None = None) -> list[Plot]:
         rows = view.rows(settings)
@@ -175,7 +175,7 @@ def _draw_hook(hook: str) -> Callable[[View, Settings, Table | None], list[Plot]
 
 
 def view_of(encoding: str, name: str | None) -> str:
-    """The name of a view of this kind, its first when None. Raises InputError for a view that it does not have."""
+    """The name of a view of this kind, by default its first. InputError for an unknown view."""
     views = views_of(encoding)
     if name is None:
         return next(iter(views))
@@ -190,10 +190,10 @@ def subject(settings: Settings) -> str:
 
 
 def plots_of(settings: Settings, view: str | None, table: Table | None) -> tuple[str, list[Plot]]:
-    """The view's name (its first when None) and its plots.
+    """The name of the view (by default the kind's first) and its plots.
 
     Raises:
-        InputError: no such view, one that needs a run, or dimensions out of range.
+        InputError: an unknown view, a view that needs a run, or dimensions out of range.
     """
     kind = subject(settings)
     name = view_of(kind, view)
@@ -213,7 +213,7 @@ def needs_run(kind: str, view: str) -> InputError:
 
 
 def check_dims(settings: Settings) -> None:
-    """Raises InputError for a dimension, pair or head that there is not."""
+    """Raise InputError for a dimension, pair or head that does not exist."""
     if settings.dims is None:
         return
     kind = subject(settings)

@@ -1,4 +1,4 @@
-"""Options of viz-pe: kind and sizes of an encoding, checked before anything is computed; and what a view is."""
+"""Settings of viz-pe: kind and sizes of an encoding, checked before anything is computed; the type of a view."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS = 8192, 4096, 256
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes of an encoding.
+    """The kind and the sizes of an encoding.
 
     Attributes:
         positions: number of tokens; None: the default of each view.

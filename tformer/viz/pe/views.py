@@ -55,7 +55,7 @@ def table_curves(settings: Settings, table: Table, count: int) -> Curves:
 
 
 def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
-    """Those asked for, or all that there are. Raises InputError for one that cannot be compared."""
+    """The kinds to compare, by default all with a curve. InputError for a kind without one."""
     learned = () if table is None or table.encoding not in ("learned", "t5_bias") else (table.encoding,)
     known = (*CURVES, *learned)
     if settings.compare in ((), ALL):
@@ -71,9 +71,9 @@ def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
 
 
 def curves(view: View, settings: Settings, table: Table | None = None) -> list[Plot]:
-    """Sinusoidal and rope by their mean cosine, alibi by exp(−slope · Δ) of its first, middle and last head.
+    """Decay with distance: mean cosine of sinusoidal and rope, exp(−slope · Δ) of alibi's first, middle and last head.
 
-    Of a run also the mean cosine similarity of a learned table's positions, and exp of T5's bias on earlier keys.
+    With a run also the mean cosine similarity of a learned table, and exp of T5's bias on earlier keys.
     """
     count = view.rows(settings)
     lines = []

@@ -1,7 +1,5 @@
-"""Curves of runs: what metrics.jsonl holds, as a page, a picture, characters in a terminal, JSON or CSV.
+"""Training curves: metrics.jsonl of runs as a page, a picture, terminal text, JSON or CSV (`tformer plot`).
 
-records     read runs: columns of numbers by split and metric
-series      which metrics, along which axis, how smooth: panels of series, the same for every format
-ticks       round numbers for axes
-page, figure, terminal, document      one format each
+series      runs as columns of numbers; panels of series, the same for every format
+page        the HTML page, JSON and CSV (pictures: viz.figure; terminal: viz.terminal)
 """

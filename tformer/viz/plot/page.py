@@ -31,7 +31,7 @@ HEADER = ("run", "split", "metric", "step", "tokens", "seconds", "value")
 
 
 def as_json(runs: Sequence[Run], panels: Sequence[Panel], *, x: Axis, x_label: str, smooth: float) -> str:
-    """What would be drawn, on one line: axis, and of every series x, y and, where it is smoothed, the values logged."""
+    """One JSON line: the axis, and for every series x, y and, where it is smoothed, the logged values."""
     series = [
         {
             "run": line.run.name,
@@ -56,7 +56,7 @@ def as_json(runs: Sequence[Run], panels: Sequence[Panel], *, x: Axis, x_label: s
 
 
 def as_csv(runs: Sequence[Run], choices: Sequence[Choice], *, smooth: float) -> str:
-    """A row for each value that was logged; with smoothing a last column, empty where there is none."""
+    """A row for each logged value; with smoothing a last column, empty for values that are not smoothed."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *(["smoothed"] if smooth else [])])
@@ -81,7 +81,7 @@ def as_csv(runs: Sequence[Run], choices: Sequence[Choice], *, smooth: float) -> 
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """For each run, split and metric: the last value and, where one end is better, the best one, with their steps."""
+    """For each run, split and metric: the last value and the best one (None without a better direction), with steps."""
     rows = []
     for run in runs:
         for split, track in run.tracks.items():
@@ -113,20 +113,20 @@ def _cell(value: float) -> str:
 
 
 SCRIPTS = ("plot.js",)
-MAX_VALUES = 1_000_000  # of all runs together: about 8 MB
-DIGITS = 7  # that matter; training computes in fp32
+MAX_VALUES = 1_000_000  # of all runs: about 8 MB
+DIGITS = 7  # significant ones; training computes in fp32
 BODY = """\
 <div id="controls" class="controls"></div>
 <section id="shown" aria-label="Lines shown"></section>
 <div id="panels"></div>
 <h2>Last and best values</h2>
-<p class="caption">Of the runs shown, as they were logged. What has no better end has no best value.</p>
+<p class="caption">Of the runs shown, as logged. Metrics without a better direction have no best value.</p>
 <div id="table"></div>
 <div id="table-save"></div>
 """
 SMOOTHING = (
-    "Smoothing is an exponential average without its bias to zero, over what training logged (faint behind it); "
-    "validation and the learning rate are drawn as they are."
+    "Smoothing is a debiased exponential average of what training logged (drawn faintly); "
+    "validation and the learning rate are drawn as logged."
 )
 
 
@@ -144,14 +144,13 @@ def render(
 
     Args:
         title: the heading.
-        x, smooth, log_x, log_y: where its controls stand when it is opened.
+        x, smooth, log_x, log_y: initial values of the controls.
     """
     metrics = metrics_of(runs)
     stride = math.ceil(sum(_values(run) for run in runs) / MAX_VALUES)
     notes = [SMOOTHING]
     if stride > 1:
-        notes.append(f"Every {stride}th value of each curve is here, for all would be a page too large; the CSV of "
-                     "`tformer plot` has all.")  # fmt: skip
+        notes.append(f"Every {stride}th value of each curve is shown; the CSV of `tformer plot` has all.")
     data = {
         "metrics": [
             {"name": metric, "label": label_of(metric), "splits": splits, "noisy": is_noisy(metric, "train")}
@@ -187,7 +186,7 @@ def _has(runs: Sequence[Run], axis: Axis) -> bool:
 
 
 def _track(track: Track, stride: int) -> Mapping[str, Any]:
-    """Columns for JSON; with a stride the last record is always among those kept."""
+    """Columns for JSON; a stride keeps the last record."""
     kept = slice((len(track.step) - 1) % stride, None, stride)
     return {
         "step": _column(track.step[kept]),
@@ -198,8 +197,8 @@ def _track(track: Track, stride: int) -> Mapping[str, Any]:
 
 
 def _column(values: Numbers) -> list[float | None]:
-    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
+    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _short(value: float) -> float:
+def _rounded(value: float) -> float:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.{DIGITS}g}")

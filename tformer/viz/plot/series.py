@@ -20,19 +20,19 @@ from tformer.errors import InputError, did_you_mean
 from tformer.viz.plots import PALETTE, Numbers
 
 METRICS_FILE = "metrics.jsonl"
-SPLITS = ("train", "valid")  # these first, others as they come
-# Numbers of a record that count or order it, and are not measured.
+SPLITS = ("train", "valid")  # these come first
+# Keys of a record that are not measurements.
 NOT_METRICS = frozenset({"split", "step", "tokens", "seconds", "bytes", "examples", "is_best"})
 
 
 @dataclass(frozen=True)
 class Track:
-    """One split of a run, in the order of the steps; all columns are [n], and NaN is a number that is not there.
+    """One split of a run, in the order of the steps; all columns are [n], NaN where a number is missing.
 
     Attributes:
         step: optimizer steps done.
-        tokens, seconds: trained on, and spent in training steps, until then.
-        values: each metric's column.
+        tokens, seconds: tokens trained on, and time spent in training steps, until then.
+        values: column of each metric.
     """
 
     step: Numbers
@@ -43,7 +43,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Run:
-    """A run by a name that no other run of the plot has."""
+    """A run, with a name that is unique in the plot."""
 
     name: str
     path: Path
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def place(self) -> str:
-        """The path as text that any file can hold."""
+        """The path as valid UTF-8."""
         return _text(str(self.path))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Every run once, in the order given; one without any number has no tracks."""
+    """Every run once, in the given order; a run without numbers has no tracks."""
     distinct: dict[str, Path] = {}
     for path in paths:
         distinct.setdefault(os.path.realpath(path), path)
@@ -65,7 +65,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, and as many before it as it takes to tell the paths apart."""
+    """The last part of each path, with as many parts before it as make it unique."""
     parts = [Path(os.path.abspath(path)).parts for path in paths]
     depths = [1] * len(parts)
     while True:
@@ -89,7 +89,7 @@ def _tracks(path: Path) -> dict[str, Track]:
     for record in read_metrics(path / METRICS_FILE):
         split, step = record.get("split"), _number(record.get("step"))
         if isinstance(split, str) and np.isfinite(step):
-            records.setdefault(split, {})[step] = record  # of two at one step the later one
+            records.setdefault(split, {})[step] = record  # of two records at one step the later one
     order = [*(split for split in SPLITS if split in records), *(split for split in records if split not in SPLITS)]
     tracks: dict[str, Track] = {}
     for split in order:
@@ -116,7 +116,7 @@ def _track(records: Mapping[float, Mapping[str, Any]], training: Track | None) -
 
 
 def _at(step: Numbers, known_steps: Numbers, progress: Numbers) -> Numbers:
-    """What had been done at a step: from nothing at 0, through what is known, and on at the average pace after it."""
+    """Progress at each step, interpolated: 0 at step 0, then the known values, then the average pace."""
     known = np.isfinite(progress) & (known_steps > 0)
     if not known.any():
         return np.full(len(step), np.nan)
@@ -125,7 +125,7 @@ def _at(step: Numbers, known_steps: Numbers, progress: Numbers) -> Numbers:
 
 
 def _number(value: object) -> float:
-    """NaN for whatever is no finite number: the file may be anybody's."""
+    """The value as a float; NaN for anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return np.nan
     try:
@@ -139,21 +139,26 @@ Axis = Literal["step", "tokens", "time"]
 AXES: tuple[Axis, ...] = ("step", "tokens", "time")
 ALL = "all"
 FIRST = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "accuracy")
-LAST = ("lr", "tokens_per_second", "grad_norm", "peak_share")  # of the training, not of the model; these have no best
+LAST = (
+    "lr",
+    "tokens_per_second",
+    "grad_norm",
+    "peak_share",
+)  # of the training, not of the model: they have no best value
 WORDS = {
     "lr": "learning rate",
     "tokens_per_second": "tokens per second",
     "grad_norm": "gradient norm",
     "peak_share": "share of the machine's peak",
 }
-LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error")  # in a metric's name; of all others more is better
-MARKED_POINTS = 60  # up to so many values, each has a mark: a single one would be invisible
+LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error")  # in a metric's name; of all other metrics higher is better
+MARKED_POINTS = 60  # series with at most so many values mark each: a single point would be invisible
 UNITS = (("hours", 3600.0, 7200.0), ("minutes", 60.0, 180.0), ("seconds", 1.0, 0.0))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A metric, and the splits it is wanted of."""
+    """A metric, and the splits to draw."""
 
     metric: str
     splits: tuple[str, ...]
@@ -164,9 +169,9 @@ class Series:
     """One line.
 
     Attributes:
-        label: run and split, as far as they tell lines apart.
+        label: run and split, where they differ between lines.
         x: [n] along the axis. y: [n] as drawn. raw: [n] as logged, where that differs from y.
-        colour, dash: numbers in the palette and among the styles of lines; past their ends both begin again.
+        colour, dash: indices into the palette and the line styles; both wrap around.
     """
 
     label: str
@@ -192,24 +197,24 @@ class Panel:
 
 
 def label_of(metric: str) -> str:
-    """A metric in words."""
+    """The label of a metric."""
     return WORDS.get(metric, metric.replace("_", " "))
 
 
 def better(metric: str) -> Literal["lower", "higher"] | None:
-    """Which end of a metric is the best; None where there is none."""
+    """The better direction of a metric; None for metrics of the training itself."""
     if metric in LAST:
         return None
     return "lower" if any(word in metric for word in LOWER_IS_BETTER) else "higher"
 
 
 def is_noisy(metric: str, split: str) -> bool:
-    """Whether smoothing is for it: the learning rate is what the schedule says, and validation comes seldom."""
+    """Whether smoothing applies: not to the learning rate, which follows the schedule, nor to validation."""
     return split == "train" and metric != "lr"
 
 
 def metrics_of(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
-    """{metric: the splits that any run has it of}: those of the model first, those of the training last."""
+    """{metric: splits with it}: metrics of the model first, those of the training last."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for split, track in run.tracks.items():
@@ -225,16 +230,16 @@ def metrics_of(runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
 
 
 def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[Choice]:
-    """The metrics named: `loss` of every split, `valid.loss` of one, `all`; by default the loss.
+    """The named metrics: `loss` of every split, `valid.loss` of one, `all`; by default the loss.
 
     Raises:
-        InputError: one that no run has.
+        InputError: a metric that no run has.
     """
     offered = metrics_of(runs)
     if ALL in asked:
         return [Choice(metric, splits) for metric, splits in offered.items()]
     if not asked:
-        metric = next(iter(offered))  # the loss, where there is one
+        metric = next(iter(offered))  # the loss, if there is one
         return [Choice(metric, offered[metric])]
     chosen: dict[str, dict[str, None]] = {}
     for word in asked:
@@ -261,10 +266,10 @@ def make_panels(runs: Sequence[Run], choices: Sequence[Choice], *, x: Axis, smoo
     """One panel for each choice, with a line for each run and split that has the metric.
 
     Args:
-        smooth: weight of what came before, 0 <= smooth < 1; 0: as logged.
+        smooth: weight of the past, 0 <= smooth < 1; 0: as logged.
 
     Raises:
-        InputError: no run tells where it stood on the axis.
+        InputError: no run logged the numbers of the axis.
     """
     unit = time_unit(runs)[1]
     wanted = list(dict.fromkeys(split for choice in choices for split in choice.splits))
@@ -306,26 +311,26 @@ def place_on(track: Track, x: Axis) -> Numbers:
 
 
 def axis_label(runs: Sequence[Run], x: Axis) -> str:
-    """What stands under the axis."""
+    """The label of the axis."""
     return f"training time ({time_unit(runs)[0]})" if x == "time" else x
 
 
 def time_unit(runs: Iterable[Run]) -> tuple[str, float]:
-    """The unit that suits the longest run, and its seconds."""
+    """(name, seconds) of the unit of time that suits the longest run."""
     ends = [track.seconds for run in runs for track in run.tracks.values()]
     longest = max((float(seconds[np.isfinite(seconds)].max(initial=0.0)) for seconds in ends), default=0.0)
     return next((name, seconds) for name, seconds, least in UNITS if longest >= least)
 
 
 def _style(run: int, split: str, splits: Sequence[str], runs: int) -> tuple[int, int]:
-    """(colour, dash): one run's splits differ in colour, each its own; several runs do, and their splits in dashes."""
+    """(colour, dash) of a line: splits of a single run differ in colour; several runs do, with splits in dashes."""
     if runs == 1:
         return (SPLITS.index(split) if split in SPLITS else len(SPLITS) + splits.index(split)), 0
     return run, splits.index(split) + 2 * (run // len(PALETTE))
 
 
 def smooth_values(values: Numbers, weight: float) -> Numbers:
-    """The debiased exponential average of each value and those before it, [n]; NaN stays, and counts for nothing."""
+    """The debiased exponential average up to each value, [n]; NaN stays NaN and is skipped."""
     smoothed = np.full(len(values), np.nan)
     mean, left = 0.0, 1.0
     for n, value in enumerate(values.tolist()):
@@ -336,7 +341,7 @@ def smooth_values(values: Numbers, weight: float) -> Numbers:
 
 
 def _label(run: Run, split: str, *, alone: bool, several: bool) -> str:
-    """A run on its own is known: only the split is told."""
+    """The legend of a line: the split alone for a single run, else the run, with the split if there are several."""
     if alone:
         return split
     return f"{run.name} · {split}" if several else run.name

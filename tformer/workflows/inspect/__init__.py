@@ -1,4 +1,4 @@
-"""What a model is: its modules and their cost, the shape of every tensor on its way, its plan, whether it is whole."""
+"""Inspection of a model: modules and cost, shapes of all tensors, drawings, integrity of its files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ EdgeKind = Literal["flow", "residual", "cross", "tied"]
 
 @dataclass(frozen=True)
 class Node:
-    """`lines` of text; data is what goes in and comes out, a sum is where a residual joins."""
+    """A node with lines of text: data (inputs), a module, or the sum at the end of a residual connection."""
 
     id: str
     lines: tuple[str, ...]
@@ -38,7 +38,7 @@ class Edge:
 
 @dataclass
 class Group:
-    """A frame: nodes and frames in the order of the flow."""
+    """A frame around nodes and frames, in the order of the data flow."""
 
     id: str
     title: str
@@ -65,7 +65,7 @@ class Layout:
 
 
 def lay_out(model: Model, *, title: str, generator: Model | None = None) -> Layout:
-    """The graph of a `model` section whose sizes of vocabularies are decided, behind its `generator` (ELECTRA's)."""
+    """The graph of a `model` section with known vocabulary sizes, after its `generator` (ELECTRA)."""
     if generator is None:
         drawing = _Drawing(model, title)
         return Layout(drawing.root, tuple(drawing.edges))
@@ -80,12 +80,12 @@ def lay_out(model: Model, *, title: str, generator: Model | None = None) -> Layo
 
 
 def _table(model: Model) -> tuple[int | None, int]:
-    """Rows and width of an encoder's table of tokens: equal ones are one."""
+    """Rows and width of an encoder's embedding table; equal tables are shared."""
     return model.vocab_size, model.embedding.size or resolve_sizes(model, "encoder").d_model
 
 
 def _prefixed(layout: Layout, prefix: str) -> Layout:
-    """The same with ids of its own."""
+    """The layout with a prefix before all ids."""
 
     def renamed(member: Node | Group) -> Node | Group:
         if isinstance(member, Group):
@@ -125,7 +125,7 @@ class _Drawing:
         self.edges.append(Edge(start, end, label, kind))
 
     def _side(self, side: str, section: StackSection, *, memory: str | None) -> str:
-        """One stack from its input to its last node, which is returned."""
+        """Draw one stack from its input to its last node; returns the last node."""
         sizes = resolve_sizes(self.model, side)
         group = Group(side, side)
         self.root.members.append(group)
@@ -160,7 +160,7 @@ class _Drawing:
             embedding = self._add(group, f"{side}_embedding", "token embedding", f"{rows:,} × {width}", *wider)
         self._edge(given, embedding)
         kind = section.positions.kind
-        if kind in ("sinusoidal", "learned", "patch2d"):
+        if section.positions.module.has_embed:
             positions = self._add(group, f"{side}_positions", "positions", kind, kind="data")
             self._edge(positions, embedding, "added")
         return embedding
@@ -197,7 +197,7 @@ class _Drawing:
         return f"{sizes.num_heads} head{'s' * (sizes.num_heads > 1)} of {sizes.head_dim}{shared}"
 
     def _part(self, block: Group, name: str, at: str, section: StackSection, *lines: str) -> str:
-        """norm, function and sum, or function, sum and norm; the node that the next part starts from."""
+        """Draw norm, function and sum, or function, sum and norm; returns the last node."""
         id_ = f"{block.id}_{name}"
         before, after = f"{id_}_norm", f"{id_}_sum"
         if section.norm.place == "pre":
@@ -227,12 +227,12 @@ class _Drawing:
 
 
 def _attention_lines(section: StackSection) -> list[str]:
-    """The kind of attention, with the number that it is known by, and positions that act in it."""
+    """The kind of attention with its main option, and the positions that act in it."""
     options = section.attention
     summary = options.summary()
-    told = options.kind if summary is None else f"{options.kind}, {summary}"
-    inside = section.positions.kind in ("rope", "alibi", "t5_bias", "shaw")
-    return [f"{told}, {section.positions.kind}" if inside else told]
+    line = options.kind if summary is None else f"{options.kind}, {summary}"
+    inside = section.positions.module.acts_in_attention
+    return [f"{line}, {section.positions.kind}" if inside else line]
 
 
 MERMAID_FORMS = {"data": ("([", "])"), "module": ("[", "]"), "sum": ("((", "))")}
@@ -242,7 +242,7 @@ DOT_STYLES = {"flow": "solid", "residual": "dashed", "cross": "bold", "tied": "d
 
 
 def to_mermaid(layout: Layout) -> str:
-    """A flowchart, from bottom to top as papers draw it."""
+    """A flowchart from bottom to top, as in papers."""
     lines = ["flowchart BT", *_mermaid_group(layout.root, "  ")]
     for edge in layout.edges:
         label = f'|"{_mermaid_text(edge.label)}"|' if edge.label else ""
@@ -264,7 +264,7 @@ def _mermaid_group(group: Group, indent: str) -> Iterator[str]:
 
 
 def _mermaid_text(text: str) -> str:
-    """Text between double quotes: Mermaid writes what is special as #entities;."""
+    """Text for double quotes: Mermaid writes special characters as #entities;."""
     for plain, escaped in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
         text = text.replace(plain, escaped)
     return text
@@ -302,7 +302,7 @@ def _dot_text(text: str) -> str:
 
 
 def to_tree(layout: Layout) -> str:
-    """Frames and nodes indented, in the order of the flow; what else a node reads stands behind it."""
+    """An indented tree in the order of the data flow; further inputs of a node follow in parentheses."""
     reads: dict[str, list[str]] = {}
     for edge in layout.edges:
         if edge.kind in ("cross", "tied"):

@@ -24,9 +24,9 @@ from tformer.workflows.inspect.subject import Subject, stack_sides
 
 @dataclass(frozen=True)
 class Node:
-    """A module, or `count` neighbours that are alike; numbers are those of all of them together.
+    """A module, or `count` equal neighbours, with the numbers of all of them together.
 
-    flops: forward, of one example. tied: its parameters that are counted elsewhere -> where.
+    flops: forward, of one example. tied: {parameter counted elsewhere: its name there}.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Node:
         }
 
     def shape(self) -> tuple[Any, ...]:
-        """What two nodes that are alike have in common: all but the name."""
+        """Everything but the name; equal for nodes that can be folded."""
         return (self.kind, self.detail, self.parameters, self.flops, len(self.tied), self.count,
                 *(child.name + str(child.shape()) for child in self.children))  # fmt: skip
 
@@ -59,14 +59,14 @@ class Node:
 def build_tree(
     model: nn.Module, flops: Mapping[str, float], *, name: str = "model", beside: nn.Module | None = None
 ) -> Node:
-    """The tree of a model; `flops` as of `flops.module_flops`. What `beside`, told before, has too is counted there."""
+    """The tree of a model. flops: of `cost.flops.module_flops`. Parameters shared with `beside` are counted there."""
     owners = {} if beside is None else {id(parameter): place for place, parameter in beside.named_parameters()}
     return _node(model, name, "", flops, _Owners("" if beside is None else f"{name}.", owners))
 
 
 @dataclass(frozen=True)
 class _Owners:
-    """Where each parameter was first met, by its id; `prefix`: of names in this tree."""
+    """The name under which each parameter is counted, by its id. prefix: of names in this tree."""
 
     prefix: str
     places: dict[int, str]
@@ -84,7 +84,7 @@ def _node(module: nn.Module, name: str, path: str, flops: Mapping[str, float], o
     children = []
     for child_name, child in module.named_children():
         node = _node(child, child_name, f"{path}.{child_name}".lstrip("."), flops, owners)
-        # What has no parameters and costs nothing (mechanisms, dropouts, computed tables) is left out.
+        # Modules without parameters and cost (mechanisms, dropouts, computed tables) are omitted.
         if node.parameters or node.tied or node.flops or isinstance(child, Positions):
             children.append(node)
     return Node(
@@ -99,7 +99,7 @@ def _node(module: nn.Module, name: str, path: str, flops: Mapping[str, float], o
 
 
 def _folded(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Neighbours whose names are numbers and whose numbers are alike, as one."""
+    """Equal neighbours with numbers as names, folded into one node."""
     group: list[Node] = []
     for node in nodes:
         if group and not (node.name.isdecimal() and node.shape() == group[0].shape()):
@@ -124,7 +124,7 @@ def _together(group: list[Node]) -> Node:
 
 
 def _detail(module: nn.Module) -> str:
-    """The sizes of a module, in a few characters."""
+    """The sizes of a module, as short text."""
     if isinstance(module, Linear):
         return f"{module.in_features} → {module.out_features}"
     if isinstance(module, TokenEmbedding | VocabularyHead):
@@ -147,9 +147,10 @@ def _detail(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that `tformer inspect` says without being asked for more.
+    """The default output of `tformer inspect`.
 
-    heads: of each layer, by stack. parameters: distinct ones of the model (and of its generator beside them).
+    heads: of each layer, by stack. parameters: distinct ones of the model; generator_parameters: further ones of
+    ELECTRA's generator.
     """
 
     subject: Subject
@@ -163,7 +164,7 @@ class Report:
 
     @property
     def tied(self) -> dict[str, str]:
-        """{further name of a parameter, also of the generator's: the name under which it is counted}."""
+        """{further name of a tied parameter: the name under which it is counted}, also of the generator."""
         model, generator = self.subject.model, self.subject.generator
         tied = model.tied_names()
         if generator is not None:
@@ -221,7 +222,7 @@ class Report:
 
 
 def report_on(subject: Subject) -> Report:
-    """All numbers of a subject; nothing is allocated."""
+    """All numbers of a model; allocates no memory for it."""
     recipe, model = subject.recipe, subject.model
     lengths = {"source_length": subject.source_length, "target_length": subject.target_length}
     trees = [build_tree(model, module_flops(model, recipe.model, **lengths))]
@@ -247,7 +248,7 @@ def report_on(subject: Subject) -> Report:
 
 
 def _memory(subject: Subject, parameters: int) -> MemoryEstimate:
-    """Of training the model, and the generator beside it: its parameters are among `parameters`."""
+    """Memory to train the model, with the generator beside it. parameters: those of both."""
     recipe, training = subject.recipe, subject.recipe.training
 
     def estimate(model: Model, parameters: int, *, is_main: bool) -> MemoryEstimate:

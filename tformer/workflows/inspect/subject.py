@@ -1,7 +1,7 @@
-"""What is inspected: the model of a run, a checkpoint, a Hugging Face folder or a recipe, as shapes without memory.
+"""The model to inspect: of a run, a checkpoint, a Hugging Face folder or a recipe, built on the meta device.
 
-Everything is built on the meta device. What a recipe leaves open until there is data (the size of a vocabulary, the
-number of labels) is given, read from the checkpoint, or assumed, and then said.
+Values that a recipe takes from the data (size of the vocabulary, number of labels) are given, read from the checkpoint,
+or assumed; assumptions are listed in the notes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
-PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: what a vocabulary of characters is taken to be without data
+PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: the assumed vocabulary of characters
 ASSUMED_LABELS = 2
 TABLES = {"vocab_size": "embedding.weight", "target_vocab_size": "decoder_embedding.weight"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about: one of `path`, a recipe (by arch, preset or file), or the newest run; and changes to it.
+    """Which model to inspect: `path`, a recipe (by arch, preset or file), or the newest run; changes to it; sizes.
 
-    sizes that are None follow from the recipe or the checkpoint.
+    Sizes that are None follow from the recipe or the checkpoint.
     """
 
     path: str | None = None
@@ -59,10 +59,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model's shapes and the sizes at which it is looked at.
+    """A model on the meta device, and the sizes at which it is inspected.
 
     source_length: positions of the encoder, or of the only stack; target_length: of the decoder beside an encoder (else
-    the same). batch_size: examples of one forward pass while training. `generator`: ELECTRA's second model.
+    the same). batch_size: examples of one forward pass in training. generator: ELECTRA's second model.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Subject:
 
     @property
     def tokens(self) -> int:
-        """Positions that an example passes through the stacks, source and target together."""
+        """Positions of one example, source and target together."""
         return self.source_length + (self.target_length if self.has_both else 0)
 
 
 def read_subject(question: Question) -> Subject:
-    """Find and build what is asked about. Raises InputError for what does not exist or does not fit together."""
+    """Find and build the model. InputError for one that does not exist, and for impossible sizes."""
     checkpoint = None if question.names_recipe else _checkpoint_of(question)
     recipe, notes = _recipe_of(question, checkpoint)
     recipe, assumed = _sized(recipe, question, checkpoint)
@@ -141,7 +141,7 @@ def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recip
 
 
 def _sized(recipe: Recipe, question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
-    """The recipe with its vocabularies decided, and what was assumed for that."""
+    """The recipe with the sizes of its vocabularies, and the assumptions made."""
     if recipe.model.patches is not None and recipe.model.decoder is None:
         return recipe, []
     sides = ["vocab_size", *(["target_vocab_size"] if recipe.separate_vocabularies else [])]
@@ -161,7 +161,7 @@ def _sized(recipe: Recipe, question: Question, checkpoint: Checkpoint | None) ->
 
 
 def _rows(checkpoint: Checkpoint | None, key: str) -> int | None:
-    """Rows of a checkpoint's table of tokens."""
+    """Rows of the checkpoint's embedding table."""
     table = None if checkpoint is None else checkpoint.weight_specs().get(TABLES[key])
     return None if table is None else table.shape[0]
 
@@ -210,5 +210,5 @@ def _precision(recipe: Recipe, question: Question) -> str:
 
 
 def stack_sides(model: Model) -> list[str]:
-    """Which of encoder and decoder there are."""
+    """The stacks of a model: encoder, decoder or both."""
     return [side for side in ("encoder", "decoder") if getattr(model, side) is not None]

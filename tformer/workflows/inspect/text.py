@@ -10,7 +10,7 @@ from tformer.workflows.inspect import Node, Report, Trace, Verdict
 from tformer.workflows.inspect.symbols import NAMES, shown
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
-LEAST_MEANING = 18  # columns: with fewer, what a tensor means stands beneath it
+LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it
 SCALE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
@@ -127,7 +127,7 @@ def _precision(report: Report) -> str:
 
 
 def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iterator[str]:
-    """Each tensor: its shape in numbers and in letters, and what it is."""
+    """A line for each tensor: its shape in numbers and in letters, its name and meaning."""
     if tokens:
         yield from textwrap.wrap("tokens: " + " ".join(tokens), width, subsequent_indent="  ")
         yield ""
@@ -157,7 +157,7 @@ def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iter
 
 
 def _legend(trace: Trace, width: int) -> Iterator[str]:
-    """What each letter stands for, with its number where it is the same everywhere."""
+    """The meaning of each letter, with its number if it is the same everywhere."""
     found: dict[str, set[int]] = {}
     for section in trace.sections:
         for step in section.steps:
@@ -172,7 +172,7 @@ def _legend(trace: Trace, width: int) -> Iterator[str]:
         for letter in NAMES
         if letter in found
     ]
-    # An entry is not torn in two.
+    # Lines break between entries only.
     lines = textwrap.wrap(", ".join(entry.replace(" ", "\u00a0") for entry in entries), width)
     yield from (line.replace("\u00a0", " ") for line in lines)
 

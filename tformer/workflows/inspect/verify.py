@@ -1,9 +1,8 @@
-"""Is what lies on disk whole? Of a checkpoint, of every checkpoint of a run, or of a Hugging Face folder:
+"""Integrity of the files of a checkpoint, of all checkpoints of a run, or of a Hugging Face folder.
 
-manifest there and true (sizes, SHA-256), texts readable, recipe valid and buildable, tokenizer the one that was trained
-with and no larger than its table, tensors named and shaped as the model's, every number finite.
-
-Nothing stops at the first problem: each is one line.
+Checks the manifest (sizes, SHA-256), that texts are readable, that the recipe is valid and buildable, that the
+tokenizer is that of training and fits the embedding table, names and shapes of tensors, and that all numbers are
+finite. Reports every problem, one a line.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ShouldStop = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found in one folder. Without problems: how much was read."""
+    """The problems of one folder; without problems the amount of data read."""
 
     path: Path
     problems: tuple[str, ...]
@@ -50,11 +49,11 @@ class Verdict:
 
 
 def verify(path: str | Path | None, *, should_stop: ShouldStop = lambda: False) -> list[Verdict]:
-    """One verdict for each checkpoint that `path` (None: the newest run) holds, and one for the run itself.
+    """One verdict for each checkpoint in `path` (None: the newest run), and one for the run itself.
 
     Raises:
-        InputError: nothing there, or nothing that could be verified.
-        Interrupted: `should_stop` said so.
+        InputError: nothing to verify.
+        Interrupted: `should_stop` returned True.
     """
     folder = newest_checkpoint(which="latest").parents[1] if path is None else Path(path)
     if is_foreign(folder):
@@ -65,7 +64,7 @@ def verify(path: str | Path | None, *, should_stop: ShouldStop = lambda: False) 
         return _verify_run(folder.parent, should_stop)
     if (folder / MANIFEST).is_file() or (folder / FILE_NAMES["recipe"]).is_file():
         return [_verify_folder(folder, should_stop)]
-    return [_verify_folder(open_checkpoint(folder).path, should_stop)]  # a pointer, or its complaint
+    return [_verify_folder(open_checkpoint(folder).path, should_stop)]  # a pointer, or an error
 
 
 def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
@@ -85,12 +84,12 @@ def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
 
 
 def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
-    """Of a checkpoint of ours: every file first, and what the files say only where all are as they were written."""
+    """Verify a checkpoint: first the bytes of every file, then, if all are intact, their contents."""
     problems: list[str] = []
     try:
         manifest = read_manifest(folder)
     except InputError as error:
-        return Verdict(folder, (_short(error.message, folder),))
+        return Verdict(folder, (_one_line(error.message, folder),))
     for record in manifest.files:
         problems += _file_problems(folder / record.name, record, should_stop)
     if problems:
@@ -121,12 +120,12 @@ def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> I
 
 
 def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: ShouldStop) -> Verdict:
-    """What the parts say, and whether they belong together."""
+    """Verify the contents of a checkpoint, and that its parts fit together."""
     try:
         checkpoint = opened()
         recipe = recipe_from_yaml(checkpoint.recipe_text, name=FILE_NAMES["recipe"])
     except InputError as error:
-        return Verdict(folder, (_short(error.message, folder),))
+        return Verdict(folder, (_one_line(error.message, folder),))
     problems = [*_tokenizer_problems(checkpoint, recipe)]
     counts = {"tensors": 0, "bytes": 0}
     for role in ("weights", "ema", "generator", "optimizer"):
@@ -134,13 +133,13 @@ def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: Should
             if should_stop():
                 raise Interrupted("verification interrupted", signal_number=2)
             problems += _tensor_problems(checkpoint, recipe, role, counts)
-    return Verdict(folder, tuple(_short(problem, folder) for problem in problems), **counts)
+    return Verdict(folder, tuple(_one_line(problem, folder) for problem in problems), **counts)
 
 
 def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]:
     if checkpoint.tokenizer_json is None:
         if recipe.model.patches is None:
-            yield "a model of text without its tokenizer.json"
+            yield "a text model without tokenizer.json"
         return
     rows = (recipe.model.vocab_size, recipe.model.target_vocab_size)
     given = (
@@ -191,7 +190,7 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         parameters = _parameters(recipe, checkpoint)
         strays = sorted({name.rpartition(".")[0] for name in tensors} - parameters)
         problems = [f"state of {strays[0]} and {len(strays) - 1} more, which are no parameters"] if strays else []
-    else:  # averages leave out what is not trained, a generator what it shares
+    else:  # averages omit frozen parameters, a generator omits shared ones
         problems = differences({name: state[name] for name in state.keys() & tensors.keys()}, tensors, aliases={})
     tied = {} if model is None or role == "optimizer" else model.tied_names()
     for alias, owner in tied.items():
@@ -205,7 +204,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _built(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Transformer:
-    """The model that a recipe describes, without memory: names, shapes and ties."""
+    """The model of a recipe on the meta device: names, shapes and ties."""
     specs = checkpoint.weight_specs()
     rows = {key: specs[table].shape[0] if table in specs else None
             for key, table in (("vocab_size", "embedding.weight"), ("target_vocab_size", "decoder_embedding.weight"))
@@ -228,6 +227,6 @@ def _problems_of(work: Callable[[], object]) -> list[str]:
     return []
 
 
-def _short(message: str, folder: Path) -> str:
-    """A message in one line, without the folder that it will stand behind."""
+def _one_line(message: str, folder: Path) -> str:
+    """A message in one line, without the folder, which is printed before it."""
     return " ".join(message.replace(f"{folder}/", "").replace(f"{folder}: ", "").split())

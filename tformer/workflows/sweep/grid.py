@@ -6,17 +6,17 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tformer.build import build_model
 from tformer.errors import InputError
-from tformer.recipe.overrides import flag_origin
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.yaml_text import resolve_scalar
-from tformer.training.request import Start, TrainRequest, find_start
+from tformer.training.options import TrainOptions, read_words
+from tformer.training.request import Start, find_start
 from tformer.workflows.sweep.plan import Task, split_keys
 
 STACKS = ("encoder", "decoder")
@@ -163,29 +163,10 @@ def _slug(words: Sequence[str], *, taken: set[str]) -> str:
     return unique
 
 
-KEYS = (
-    *("tokenizer.path", "tokenizer.source_path", "tokenizer.target_path", "data.errors", "optimizer.lr", "seed"),
-    *(f"data.columns.{name}" for name in ("text", "text2", "label", "source", "target")),
-    *(f"training.{name}" for name in ("max_steps", "max_epochs", "max_minutes", "batch_size", "batch_tokens")),
-    *(f"training.{name}" for name in ("grad_accum", "precision", "device", "compile")),
-)
-BY_FLAG = {flag_origin(key).where: key for key in KEYS}
-"""The key of the recipe that a flag of `tformer train` sets."""
+OWN_FLAGS = ("--arch", "--preset", "--config", "--out", "--resume", "--json", "--dry-run", "--seed", "--help", "-h")
+"""Flags of `tformer train` that a sweep sets itself."""
 
-NAMED = {"--arch": "arch", "--preset": "preset", "--config": "config", "--init-from": "init_from"}
-PARTS = {"--data": "data.train", "--source": "data.train", "--valid": "data.valid", "--valid-source": "data.valid"}
-TARGETS = {"--target": "data.train", "--valid-target": "data.valid"}
-OWN = ("--out", "--resume", "--json", "--dry-run", "--seed", "--help", "-h", *NAMED.keys() - {"--init-from"})
-"""Flags of `tformer train` that a sweep gives itself."""
-
-
-@dataclass
-class Flags:
-    """What flags of `tformer train` say about the recipe."""
-
-    keys: dict[str, Any] = field(default_factory=dict)
-    sets: list[str] = field(default_factory=list)
-    init_from: Path | None = None
+OWN_HINTS = {"--seed": "--seeds N, or --set seed=S for the first", "--out": "--out of the sweep"}
 
 
 def base_words(task: Task) -> list[str]:
@@ -206,16 +187,16 @@ def all_sets(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: in
 
 def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Start:
     """What `tformer train` would start from. Errors: `InputError` for whatever is wrong with the recipe."""
-    flags = read_flags(task.train)
-    request = TrainRequest(
-        arch=task.arch,
-        preset=task.preset,
-        config=None if task.config is None else Path(task.config),
-        flags=flags.keys,
-        sets=(*flags.sets, *all_sets(task, sets, max_steps=max_steps, seed=seed)),
-        init_from=flags.init_from,
+    options = train_options(task.train)
+    return find_start(
+        replace(
+            options,
+            arch=task.arch,
+            preset=task.preset,
+            config=None if task.config is None else Path(task.config),
+            sets=(*options.sets, *all_sets(task, sets, max_steps=max_steps, seed=seed)),
+        )
     )
-    return find_start(request)
 
 
 def check_model(recipe: Recipe) -> None:
@@ -227,51 +208,13 @@ def check_model(recipe: Recipe) -> None:
             build_model(model, **sizes, num_labels=labels, device="meta")
 
 
-def read_flags(words: Sequence[str]) -> Flags:
-    """What the flags say of the recipe. Flags that say nothing of it are left to `tformer train`.
+def train_options(words: Sequence[str]) -> TrainOptions:
+    """The options of `tformer train` in these words that decide on the recipe; a teacher is loaded by the training.
 
-    Errors: a flag that the sweep gives itself.
+    Raises InputError for a flag that the sweep sets itself.
     """
-    flags = Flags()
-    for flag, value in _pairs(words):
-        if flag in OWN:
+    for word in words:
+        flag, _, _ = word.partition("=")
+        if flag in OWN_FLAGS:
             raise InputError(f"{flag}: a sweep gives this flag to its trainings itself", hint=OWN_HINTS.get(flag))
-        if value is None:
-            continue
-        if flag == "--set":
-            flags.sets.append(value)
-        elif flag == "--init-from":
-            flags.init_from = Path(value)
-        elif flag == "--objective":
-            flags.keys["objectives"] = [{"kind": kind.strip()} for kind in value.split(",")]
-        elif flag == "--vocabulary":
-            flags.keys["tokenizer.separate"] = value == "separate"
-            flags.keys |= {"model.tie.source_target": False} if value == "separate" else {}
-        elif flag in PARTS:
-            flags.keys.setdefault(PARTS[flag], []).append({"path": value})
-        elif flag in TARGETS:
-            _add_target(flags.keys.get(TARGETS[flag], []), value)
-        elif flag in BY_FLAG:
-            flags.keys[BY_FLAG[flag]] = resolve_scalar(value)
-    return flags
-
-
-OWN_HINTS = {"--seed": "--seeds N, or --set seed=S for the first", "--out": "--out of the sweep"}
-
-
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Each flag and its value, which is the next word unless that is a flag too."""
-    for index, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        flag, equals, value = word.partition("=")
-        after = words[index + 1] if index + 1 < len(words) else None
-        yield flag, value if equals else None if after is None or after.startswith("--") else after
-
-
-def _add_target(entries: list[dict[str, Any]], path: str) -> None:
-    """The target side belongs to the first source that has none yet."""
-    for entry in entries:
-        if "target_path" not in entry:
-            entry["target_path"] = path
-            return
+    return replace(read_words(words), teacher=None, distil=None)

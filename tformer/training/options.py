@@ -1,0 +1,296 @@
+"""Options of `tformer train`, and the values of the recipe that they set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+from tformer.errors import InputError
+from tformer.options import Option, panel
+
+MODEL, DATA, OPTIMIZATION = panel("Model"), panel("Data"), panel("Optimization")
+RUN, MACHINE = panel("Run"), panel("Machine")
+
+VOCABULARIES: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "joint": {"tokenizer.separate": False, "tokenizer.source_path": None, "tokenizer.target_path": None},
+    "separate": {"tokenizer.separate": True, "model.tie.source_target": False},
+}
+"""Values of the recipe that --vocabulary sets."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of the recipe that an option sets."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `tformer train`; None: not given."""
+
+    arch: Annotated[str | None, MODEL("--arch", help="Family, for example gpt or llama (default gpt).")] = None
+    preset: Annotated[
+        str | None, MODEL("--preset", help="A shipped recipe of that family; `tformer config list` names them.")
+    ] = None
+    config: Annotated[Path | None, MODEL("--config", help="A recipe file of your own, over the preset.")] = None
+    sets: Annotated[
+        tuple[str, ...],
+        MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.", show_default=False),
+    ] = ()
+    init_from: Annotated[
+        Path | None,
+        MODEL(
+            "--init-from",
+            help="Start from the weights, body and tokenizer of this run; heads whose shape differs are initialised "
+            "from scratch.",
+        ),
+    ] = None
+    data: Annotated[
+        tuple[str, ...],
+        DATA(
+            "--data",
+            help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, `-` or builtin:NAME; may "
+            "be repeated. Default: built-in data.",
+            show_default=False,
+        ),
+    ] = ()
+    valid: Annotated[
+        tuple[str, ...], DATA("--valid", help="Validation data; default: a tenth of the data.", show_default=False)
+    ] = ()
+    text_column: Annotated[
+        str | None,
+        DATA("--text-column", help="Column of the text: its name, or its number from 0."),
+        Key("data.columns.text"),
+    ] = None
+    text2_column: Annotated[
+        str | None, DATA("--text2-column", help="Column of the second text, for pairs."), Key("data.columns.text2")
+    ] = None
+    label_column: Annotated[
+        str | None, DATA("--label-column", help="Column of the label or score."), Key("data.columns.label")
+    ] = None
+    source: Annotated[
+        tuple[str, ...],
+        DATA("--source", help="Source side of aligned text, a line a sentence; may be repeated.", show_default=False),
+    ] = ()
+    target: Annotated[
+        tuple[str, ...], DATA("--target", help="Target side, with as many lines.", show_default=False)
+    ] = ()
+    valid_source: Annotated[
+        tuple[str, ...], DATA("--valid-source", help="Source side of validation data.", show_default=False)
+    ] = ()
+    valid_target: Annotated[
+        tuple[str, ...], DATA("--valid-target", help="Target side of validation data.", show_default=False)
+    ] = ()
+    prefix: Annotated[
+        str | None,
+        DATA("--prefix", help='Pairs: prefix of every source of the data named here, for example "translate: ".'),
+    ] = None
+    source_column: Annotated[
+        str | None,
+        DATA("--source-column", help="Column of the source in a table; several with commas."),
+        Key("data.columns.source"),
+    ] = None
+    target_column: Annotated[
+        str | None, DATA("--target-column", help="Column of the target in a table."), Key("data.columns.target")
+    ] = None
+    vocabulary: Annotated[
+        str | None, DATA("--vocabulary", help="Pairs: joint (one tokenizer) or separate (one per side).")
+    ] = None
+    errors: Annotated[
+        str | None, DATA("--errors", help="Invalid UTF-8: strict (default) or replace."), Key("data.errors")
+    ] = None
+    tokenizer: Annotated[
+        Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one is trained on the data.")
+    ] = None
+    source_tokenizer: Annotated[
+        Path | None,
+        DATA("--source-tokenizer", help="Pairs: the tokenizer.json of the source, beside --target-tokenizer."),
+    ] = None
+    target_tokenizer: Annotated[
+        Path | None, DATA("--target-tokenizer", help="Pairs: the tokenizer.json of the target.")
+    ] = None
+    objective: Annotated[
+        str | None,
+        OPTIMIZATION(
+            "--objective",
+            help="causal_lm, masked_lm (or masked_lm,next_sentence), replaced_token, classification, multi_label, "
+            "regression, seq2seq, span_corruption or denoising; the model gets the head that it needs.",
+        ),
+    ] = None
+    out: Annotated[Path | None, RUN("--out", help="Run directory (default runs/ARCH-PRESET-N).")] = None
+    resume: Annotated[bool, RUN("--resume", help="Continue the run in --out, or the newest one.")] = False
+    max_steps: Annotated[
+        int | None, RUN("--max-steps", help="Total number of optimizer steps."), Key("training.max_steps")
+    ] = None
+    max_epochs: Annotated[
+        float | None,
+        RUN("--max-epochs", help="Maximum number of passes over the training data."),
+        Key("training.max_epochs"),
+    ] = None
+    max_minutes: Annotated[
+        float | None,
+        RUN("--max-minutes", help="Save and stop after this time; the learning-rate schedule stays the same."),
+        Key("training.max_minutes"),
+    ] = None
+    dry_run: Annotated[bool, RUN("--dry-run", help="Show recipe, parameters, memory and one batch; train nothing.")] = (
+        False
+    )
+    as_json: Annotated[bool, RUN("--json", help="One JSON document on stdout.")] = False
+    batch_size: Annotated[
+        int | None, OPTIMIZATION("--batch-size", help="Sequences in one micro-batch."), Key("training.batch_size")
+    ] = None
+    batch_tokens: Annotated[
+        int | None,
+        OPTIMIZATION(
+            "--batch-tokens",
+            help="Tokens in one micro-batch (of pairs those of the longer side), instead of --batch-size.",
+        ),
+        Key("training.batch_tokens"),
+    ] = None
+    grad_accum: Annotated[
+        int | None,
+        OPTIMIZATION("--grad-accum", help="Micro-batches in one optimizer step."),
+        Key("training.grad_accum"),
+    ] = None
+    lr: Annotated[float | None, OPTIMIZATION("--lr", help="Peak learning rate."), Key("optimizer.lr")] = None
+    seed: Annotated[int | None, OPTIMIZATION("--seed", help="Random seed."), Key("seed")] = None
+    teacher: Annotated[
+        Path | None,
+        OPTIMIZATION(
+            "--teacher",
+            help="Distil this run, checkpoint or Hugging Face folder into the new model, which takes its tokenizer.",
+        ),
+        Key("teacher.path"),
+    ] = None
+    distil: Annotated[
+        str | None,
+        OPTIMIZATION(
+            "--distil",
+            help="What is learned from --teacher: soft (its predictions, default) or sequence (of pairs: its "
+            "translations).",
+        ),
+        Key("teacher.kind"),
+    ] = None
+    precision: Annotated[
+        str | None, MACHINE("--precision", help="auto, fp32, bf16 or fp16."), Key("training.precision")
+    ] = None
+    device: Annotated[str | None, MACHINE("--device", help="auto, cpu, cuda or cuda:N."), Key("training.device")] = None
+    compile: Annotated[str | None, MACHINE("--compile", help="auto, on or off."), Key("training.compile")] = None
+
+    def recipe_values(self) -> dict[str, Any]:
+        """The values of the recipe that the options set, by dotted key.
+
+        Raises InputError for options that contradict each other.
+        """
+        from tformer.data.sources.columns import parse_column
+
+        values: dict[str, Any] = {}
+        for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
+            value = getattr(self, name)
+            for fact in hint.__metadata__:
+                if isinstance(fact, Key) and value is not None:
+                    is_column = fact.path.startswith("data.columns.")
+                    plain = str(value) if isinstance(value, Path) else value
+                    values[fact.path] = parse_column(plain) if is_column else plain
+        return values | self._data_values() | self._vocabulary_values() | self._objective_values()
+
+    def _data_values(self) -> dict[str, Any]:
+        """Entries of the recipe's data section."""
+        entries = {
+            "data.train": _entries(self.data, self.source, self.target, "--source and --target"),
+            "data.valid": _entries(
+                self.valid, self.valid_source, self.valid_target, "--valid-source and --valid-target"
+            ),
+        }
+        if self.prefix is not None and not any(entries.values()):
+            raise InputError(
+                "--prefix applies to sources that --data, --source or --valid name, found none of these",
+                hint="of a recipe's own data: --set 'data.train.0.prefix=TEXT'",
+            )
+        added = {} if self.prefix is None else {"prefix": self.prefix}
+        return {key: [entry | added for entry in found] for key, found in entries.items() if found}
+
+    def _vocabulary_values(self) -> dict[str, Any]:
+        """One vocabulary or two. A tokenizer file for each side means two.
+
+        Raises InputError for another word than joint or separate, one side without the other, and files that exclude
+        each other or the vocabulary.
+        """
+        if self.vocabulary not in VOCABULARIES:
+            raise InputError(f"--vocabulary must be joint or separate, found '{self.vocabulary}'")
+        given = {"--source-tokenizer": self.source_tokenizer, "--target-tokenizer": self.target_tokenizer}
+        missing = [name for name, file in given.items() if file is None]
+        if len(missing) == len(given):
+            path = {} if self.tokenizer is None else {"tokenizer.path": str(self.tokenizer)}
+            return VOCABULARIES[self.vocabulary] | path
+        if missing:
+            raise InputError(f"{missing[0]} is missing", hint="a tokenizer for each side; one for both is --tokenizer")
+        if self.tokenizer is not None:
+            raise InputError(
+                "--tokenizer and --source-tokenizer exclude each other", hint="--tokenizer is for both sides"
+            )
+        if self.vocabulary == "joint":
+            raise InputError("--vocabulary joint and --source-tokenizer exclude each other")
+        return VOCABULARIES["separate"] | {
+            "tokenizer.path": None,
+            "tokenizer.source_path": str(self.source_tokenizer),
+            "tokenizer.target_path": str(self.target_tokenizer),
+        }
+
+    def _objective_values(self) -> dict[str, Any]:
+        if self.objective is None:
+            return {}
+        return {"objectives": [{"kind": kind.strip()} for kind in self.objective.split(",")]}
+
+
+def train_flags() -> dict[str, str]:
+    """{flag: name of the field} of every option of `tformer train`."""
+    hints = get_type_hints(TrainOptions, include_extras=True)
+    return {
+        flag: field.name
+        for field in fields(TrainOptions)
+        for fact in hints[field.name].__metadata__
+        if isinstance(fact, Option)
+        for flag in fact.flags
+    }
+
+
+def read_words(words: Sequence[str]) -> TrainOptions:
+    """The options that words of a command line give, as `tformer train` would read them. Unknown flags are left out."""
+    from tformer.recipe.yaml_text import resolve_scalar
+
+    names, hints = train_flags(), get_type_hints(TrainOptions)
+    values: dict[str, Any] = {}
+    for flag, text in _flags_with_values(words):
+        name = names.get(flag)
+        if name is None or text is None:
+            continue
+        if hints[name] == tuple[str, ...]:
+            values[name] = (*values.get(name, ()), text)
+        elif Path in get_args(hints[name]):
+            values[name] = Path(text)
+        else:
+            values[name] = text if str in get_args(hints[name]) else resolve_scalar(text)
+    return TrainOptions(**values)
+
+
+def _flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Each flag and its value, which is the next word unless that is a flag too."""
+    for index, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        flag, equals, value = word.partition("=")
+        after = words[index + 1] if index + 1 < len(words) else None
+        yield flag, value if equals else None if after is None or after.startswith("--") else after
+
+
+def _entries(paths: Sequence[str], sources: Sequence[str], targets: Sequence[str], names: str) -> list[dict[str, str]]:
+    """Entries of the recipe's data section. Raises InputError for one side of aligned files without the other."""
+    if len(sources) != len(targets):
+        raise InputError(f"{names} come in pairs, found {len(sources)} and {len(targets)}")
+    aligned = [{"path": path, "target_path": target} for path, target in zip(sources, targets, strict=True)]
+    return [*({"path": path} for path in paths), *aligned]
