@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -75,7 +74,6 @@ def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool =
             console=Console(quiet=True, stderr=True),
             progress=no_progress,
             should_stop=polls,
-            interrupted=lambda message, hint=None: Interrupted(message, signal_number=signal.SIGINT, hint=hint),
             began=0.0,
         )
     except Interrupted:
