@@ -34,7 +34,7 @@ LAYERS = (
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 CORE = {"nn", "model"}  # these see torch and each other only: no file, no tokenizer, no optimizer
 CORE_MAY_IMPORT = {"tformer", "torch", "__future__", "collections", "dataclasses", "typing", "math", "functools"}
-CORE_MAY_IMPORT |= {"difflib", "itertools", "contextlib", "copy", "enum", "types"}
+CORE_MAY_IMPORT |= {"abc", "difflib", "itertools", "contextlib", "copy", "enum", "logging", "types"}
 RICH_ALLOWED = ("cli/", "training/display.py")
 UNPICKLING = re.compile(r"\b(torch\.load|import pickle|from pickle|allow_pickle=True|yaml\.(unsafe_|full_)?load\()")
 MAX_LINES = 500
