@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,6 +47,15 @@ def keep_freed_memory() -> None:
             tune(M_MMAP_MAX, 0)  # glibc before 2.35 accepts no more than 32 MiB: then no block is mapped at all
         tune(M_TRIM_THRESHOLD, MAX_MALLOPT_VALUE)
         tune(M_TOP_PAD, HEAP_GROWTH_BYTES)
+
+
+def peak_resident_bytes(pid: int | None = None) -> int | None:
+    """Largest resident set of a process, by default this one, in bytes; None where the system does not report it."""
+    with suppress(OSError):
+        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return None if found is None else int(found[1]) * 1024
+    return None
 
 
 def return_free_memory() -> None:

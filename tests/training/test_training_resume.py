@@ -109,7 +109,13 @@ def write_recipe(tmp_path: Path, text_file: Path, changes: dict[str, Any]) -> Pa
     return path
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+QUICK = ("fp32 with dropout", "plateau", "modern", "several sources")
+"""`modern` has Muon, averages, bf16 and accumulation together; the slow tests take each alone."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, VARIANTS[name])
     polls = train(recipe, tmp_path / "whole").count
@@ -124,6 +130,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path,
         assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
 
 
+@pytest.mark.slow
 def test_every_single_step_can_be_the_one_that_is_interrupted(tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, {"training": {"sample_every": 0}})
     polls = train(recipe, tmp_path / "whole").count
