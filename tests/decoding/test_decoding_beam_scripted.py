@@ -241,7 +241,7 @@ def test_the_n_best_asked_for_do_not_change_the_search() -> None:
     assert search(STORY, beam_size=3, n_best=3) == search(STORY, beam_size=3, n_best=1)
 
 
-# --- limits, rooms, interruption, impossible numbers --------------------------------------------------------------------
+# --- limits, rooms, interruption, impossible numbers ------------------------------------------------------------------
 
 
 def stopping_after(polls: int) -> Callable[[], bool]:
