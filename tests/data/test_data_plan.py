@@ -28,7 +28,7 @@ def test_permutation_is_a_bijection(size: int, key: int) -> None:
     assert sorted(permute(np.arange(size), size=size, key=key).tolist()) == list(range(size))
 
 
-def test_permutation_of_an_index_does_not_depend_on_its_company() -> None:
+def test_permutation_of_an_index_does_not_depend_on_the_other_indices() -> None:
     whole = permute(np.arange(1000), size=1000, key=5)
     assert permute(np.array([17, 999]), size=1000, key=5).tolist() == [whole[17], whole[999]]
 
@@ -53,7 +53,7 @@ def test_permutation_reaches_every_order_of_few(size: int) -> None:
     assert len(orders) == {2: 2, 3: 6, 5: 120}[size]
 
 
-def test_derive_key_tells_its_parts_apart() -> None:
+def test_derive_key_separates_its_parts() -> None:
     keys = [derive_key("a", 1), derive_key("a", 11), derive_key("a", 1, 1), derive_key("a1"), derive_key("a", "1")]
     assert len(set(keys)) == len(keys)
 
@@ -111,7 +111,7 @@ def test_plan_resumes_from_any_cursor_as_if_uninterrupted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_plan_steps_alike_through_the_cursor_and_the_plan(name: str) -> None:
+def test_the_next_cursor_and_the_next_batch_of_the_plan_agree(name: str) -> None:
     plan = make(name)
     carried = plain = Cursor()
     for _ in range(60):
@@ -183,7 +183,7 @@ def test_plan_epoch_is_exact_for_any_sizes(num_samples: int, batch_size: int, se
 @pytest.mark.parametrize(
     "values", [{}, {"epoch": 0, "window": 0, "batch": -1}, {"epoch": 0, "window": 0, "batch": "1"}]
 )
-def test_cursor_refuses_what_is_no_position(values: dict[str, Any]) -> None:
+def test_cursor_refuses_invalid_positions(values: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="data position"):
         Cursor.from_json(values)
 
