@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.cli.generate import GenerateOptions
 from tformer.cli.generate_run import count_lines, decoding_steps, names_of_models
 from tformer.decoding import inference
 from tformer.decoding.inference import AUTO_STEPS
+from tformer.decoding.options import GenerateOptions
 from tformer.errors import InputError
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Generation
@@ -270,6 +270,7 @@ def test_a_terminal_sees_a_stream_without_control_characters_until_an_interrupt(
     assert b"interrupted" in err and b"Traceback" not in err
 
 
+@pytest.mark.slow
 def test_escapes_are_spelled_out_on_a_terminal_and_kept_in_a_pipe(cli, random_run):
     arguments = ("generate", random_run, "--prompt", "a\x1b[2Jb", "--max-new-tokens", "1", "--top-k", "1")
     process, terminal = on_a_terminal(*arguments)

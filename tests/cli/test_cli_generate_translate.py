@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tformer.cli.generate import GenerateOptions
 from tformer.cli.generate_run import SearchSession
 from tformer.cli.report import DataOutput
 from tformer.data.shards.template import single_template
 from tformer.decoding.lines import WINDOW_BATCHES, prompt_window, prompt_windows, source_windows
+from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import translation_document, translation_lines
 from tformer.decoding.sentences import SentenceReader
 from tformer.decoding.translate import (

@@ -287,7 +287,7 @@ def test_progress_is_told_and_reading_can_be_stopped(tmp_path: Path) -> None:
 def test_missing_path_and_odd_channels_are_refused(tmp_path: Path) -> None:
     assert refusal(lambda: open_rgb(tmp_path / "no")).message == f"{tmp_path}/no: no such file or directory"
     path = write_tree(tmp_path / "set", TREE)
-    assert "the model asks for 2" in refusal(lambda: open_images(path, size=8, channels=2)).message
+    assert "found a model with 2" in refusal(lambda: open_images(path, size=8, channels=2)).message
     (tmp_path / "rows.csv").write_text("text,label\n")
     assert "rows.csv: a single file has no classes" in refusal(lambda: open_rgb(tmp_path / "rows.csv")).message
 

@@ -81,9 +81,9 @@ def test_mixed_windows_read_what_they_locate() -> None:
     mixed = MixedWindows(sources, [1, 1], block=10)
     rows = mixed.windows(1, list(range(12)))
     for row, (number, epoch, index) in zip(rows, mixed.locate(1, list(range(12))), strict=True):
-        assert (row == sources[number].window(epoch, index)).all()
+        assert (row == sources[number].examples(epoch, [index])[0].ids).all()
         assert (np.diff(row) == 1).all()
-    assert (mixed.window(1, 3) == rows[3]).all()
+    assert (mixed.examples(1, [3])[0].ids == rows[3]).all()
 
 
 def task(name: str, size: int) -> PairTokens:

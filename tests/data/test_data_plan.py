@@ -200,7 +200,7 @@ def test_plan_refuses_contradictions() -> None:
 
 
 def prefetch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_prefetcher_keeps_the_order_and_ends() -> None:
@@ -222,7 +222,7 @@ def test_prefetcher_is_bounded() -> None:
 
     with Prefetcher(source(), depth=2):
         assert third.wait(10)
-        assert len(made) == 3  # two waiting, one in the thread's hand
+        assert len(made) == 3  # two finished, one in preparation
 
 
 def test_prefetcher_raises_the_sources_error_in_its_place() -> None:

@@ -51,7 +51,7 @@ def test_concat_windows_are_vectorised_and_equal_single_ones() -> None:
     rows = windows.windows(2, [5, 0, 7])
     assert rows.shape == (3, 9) and rows.dtype == np.int64
     for row, index in zip(rows, [5, 0, 7], strict=True):
-        assert (row == windows.window(2, index)).all()
+        assert (row == windows.examples(2, [index])[0].ids).all()
 
 
 def test_concat_one_window_needs_its_label_too() -> None:
@@ -87,7 +87,6 @@ def test_documents_packing_keeps_short_documents_whole(sizes: list[int]) -> None
         if size > 11:  # split, sharing one id: every token but the first is still predicted
             first = sum(sizes[:document])
             assert set(range(first + 1, first + size)) <= set(labels)
-    assert windows.split_documents == sum(size > 11 for size in sizes)
 
 
 def test_documents_packing_is_greedy() -> None:
@@ -104,7 +103,6 @@ def test_no_packing_gives_each_document_and_splits_without_loss(sizes: list[int]
         place for start, size in zip(starts, sizes, strict=True) for place in range(start + 1, start + size)
     )
     assert sum(size > 1 for size in sizes) <= len(windows)
-    assert windows.split_documents == sum(size > 11 for size in sizes)
 
 
 def test_document_ids_mark_documents_in_concatenated_windows() -> None:
@@ -178,7 +176,7 @@ def test_masked_concat_offsets_vary_between_epochs_and_depend_on_the_seed() -> N
 
 def test_a_corpus_shorter_than_a_window_is_one_window() -> None:
     windows = make([3])
-    assert len(windows) == 1 and windows.window(0, 0).tolist() == [CLS, 0, 1, 2, SEP]
+    assert len(windows) == 1 and windows.examples(0, [0])[0].ids.tolist() == [CLS, 0, 1, 2, SEP]
 
 
 @given(sizes=sizes_of_documents)
@@ -194,7 +192,6 @@ def test_masked_documents_packing_keeps_short_documents_whole(sizes: list[int]) 
         for document in set(own.tolist()):
             holders.setdefault(document, set()).add(number)
     assert all(len(holders[document]) == 1 for document, size in enumerate(sizes) if size <= ROOM)
-    assert windows.split_documents == sum(size > ROOM for size in sizes)
 
 
 @given(sizes=sizes_of_documents, packing=st.sampled_from(["documents", "none"]))

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.decoding.random_models import random_model
+from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding import inference as compiled
 from tformer.decoding.beam_search import beam_search
@@ -41,7 +42,10 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "alibi": {"kind": "alibi"},
     "t5_bias": {"kind": "t5_bias", "buckets": 8, "max_distance": 16},
 }
-every_position = pytest.mark.parametrize("positions", POSITIONS)
+slow = pytest.mark.slow
+every_position = pytest.mark.parametrize(
+    "positions", [kind if kind == "rope" else pytest.param(kind, marks=slow) for kind in POSITIONS]
+)
 PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
 SOURCES = [[5, 6, 7, 2], [8, 9, 10, 11, 12, 13, 2], [14, 2], [15, 16, 17, 2]]
 PREFIXES = [[1], [1, 20, 21, 22], [1, 23], [1, 24]]
@@ -143,7 +147,7 @@ def test_rows_that_end_leave_the_others_as_they_were() -> None:
     assert_same(write(model, max_new_tokens=24, stop_tokens=ends), expected)
 
 
-@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("encoder", [False, pytest.param(True, marks=slow)], ids=["decoder", "encoder-decoder"])
 def test_several_samples_and_a_sliding_context(encoder: bool) -> None:
     model = make(encoder=encoder, max_seq_len=12)
     sources = SOURCES if encoder else None
@@ -153,8 +157,18 @@ def test_several_samples_and_a_sliding_context(encoder: bool) -> None:
     assert len(decoder._caches) <= 2  # of 8 and of 16 slots: windows are read again into the same memory
 
 
-@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
-@every_position
+@pytest.mark.parametrize(
+    ("positions", "encoder"),
+    [
+        ("t5_bias", False),
+        ("rope", True),
+        *(
+            pytest.param(kind, encoder, marks=slow)
+            for kind, encoder in pairwise(kind=list(POSITIONS), encoder=[False, True])
+            if (kind, encoder) not in (("t5_bias", False), ("rope", True))
+        ),
+    ],
+)
 def test_beam_search_finds_the_same(positions: str, encoder: bool) -> None:
     model = make(positions, encoder=encoder, seed=1)
     expected = search([model])
@@ -167,6 +181,7 @@ def test_beam_search_finds_the_same(positions: str, encoder: bool) -> None:
     assert num_graphs() == graphs
 
 
+@slow
 def test_a_beam_of_one_and_groups_of_beams() -> None:
     model = make(encoder=True)
     for changes in ({"beam": 1}, {"beam": 4, "beam_groups": 2, "diversity_penalty": 0.5}):
@@ -176,6 +191,7 @@ def test_a_beam_of_one_and_groups_of_beams() -> None:
         assert search([model], **changes) == expected
 
 
+@slow
 def test_an_ensemble_of_compiled_models() -> None:
     models = [make(encoder=True, seed=seed) for seed in (1, 2)]
     expected = search(models)
@@ -200,15 +216,16 @@ def test_two_searches_of_one_model_do_not_share_memory() -> None:
         torch.testing.assert_close(found[index + 2], stepper.step(ids), atol=1e-5, rtol=0)
 
 
-def test_memory_of_batches_long_past_is_given_back() -> None:
-    model = make()
+def test_memory_of_batches_long_past_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MAX_FREE_CACHES", 1)
+    model = make(num_layers=1)
     decoder = attach(model)
-    for count in range(1, 9):
+    for count in range(1, 5):
         generate(model, [[1]] * 2**count, GenerationSettings(max_new_tokens=2, temperature=0.0))
-    assert len(decoder._caches) <= compiled.MAX_FREE_CACHES + 1
+    assert len(decoder._caches) <= 2
 
 
-@pytest.mark.parametrize("most", [2, 64])
+@pytest.mark.parametrize("most", [2, pytest.param(64, marks=slow)])
 def test_more_shapes_than_the_compiler_takes_by_itself(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "MOST_GRAPHS", most)
     model = make(num_layers=1)
@@ -228,6 +245,7 @@ def test_kinds_that_see_no_whole_rows_of_keys_are_refused(attention: dict[str, A
     assert model.compiled_decoder is None
 
 
+@slow
 def test_additive_attention_is_compiled_too() -> None:
     model = make("learned", attention={"kind": "additive"})
     expected = write(model)
@@ -259,6 +277,7 @@ def test_a_compiler_that_fails_is_no_error_of_ours() -> None:
             write(model)
 
 
+@slow
 def test_bf16_matrices_give_the_same_tokens() -> None:
     model = make(encoder=True)
     compile_decoding(model, torch.bfloat16, backend="eager")
@@ -270,6 +289,7 @@ def test_bf16_matrices_give_the_same_tokens() -> None:
         assert row[0].logprobs[:2] == pytest.approx(expected_row[0].logprobs[:2], abs=0.05)
 
 
+@slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="needs a C++ compiler")
 def test_generated_code_writes_the_same() -> None:
     model = make(num_layers=1)
@@ -279,6 +299,7 @@ def test_generated_code_writes_the_same() -> None:
     assert num_graphs() == 1
 
 
+@slow
 def test_marked_addresses_change_neither_graphs_nor_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where each step begins a replay and the memory of a cache is named to the compiler."""
     monkeypatch.setattr(compiled, "replays_graphs", lambda device: True)
@@ -349,9 +370,10 @@ def prefilled(model: Transformer, device: torch.device) -> ModelCache:
 
 
 @devices
-@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("positions", CUDA_POSITIONS)
+@pytest.mark.parametrize(
+    ("positions", "dtype", "encoder"),
+    pairwise(positions=CUDA_POSITIONS, dtype=[torch.bfloat16, torch.float32], encoder=[False, True]),
+)
 def test_the_step_stays_on_the_device_and_asks_it_nothing(
     positions: str, dtype: torch.dtype, encoder: bool, device: torch.device
 ) -> None:

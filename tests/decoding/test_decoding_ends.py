@@ -11,12 +11,11 @@ from tests.decoding.beam_reference import ScriptedStepper, table
 from tests.decoding.uncached import uncached_generate
 from tformer.build import build_model
 from tformer.decoding.beam_search import beam_search
-from tformer.decoding.continuer import Continuer
 from tformer.decoding.generate import generate
 from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import score_targets
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.decoding.translate import Translator
+from tformer.decoding.translate import Continuer, Translator
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.recipe.model import Model

@@ -100,7 +100,13 @@ def test_both_spellings_mean_the_mask(bert: tuple[Transformer, Tokenizer], spell
 
 
 @pytest.mark.parametrize(
-    ("kind", "template"), [("byte-bpe", "roberta"), ("bpe", "bert"), ("word", "bert"), ("char", "bert")]
+    ("kind", "template"),
+    [
+        ("byte-bpe", "roberta"),
+        ("word", "bert"),
+        pytest.param("bpe", "bert", marks=pytest.mark.slow),
+        pytest.param("char", "bert", marks=pytest.mark.slow),
+    ],
 )
 def test_every_kind_of_tokenizer(kind: TokenizerModel, template: TemplateName) -> None:
     tokenizer = make_tokenizer(kind, template)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.decoding.uncached import uncached_generate
+from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import (
@@ -67,16 +68,20 @@ def assert_same_logprobs(left, right):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("max_seq_len", [48, 10], ids=["within", "sliding"])
-def test_cached_equals_uncached_with_left_padded_prompts(positions, max_seq_len):
+@pytest.mark.parametrize(
+    ("positions", "max_seq_len", "temperature"),
+    pairwise(positions=list(POSITIONS), max_seq_len=[48, 10], temperature=[0.0, 1.0]),
+)
+def test_cached_equals_uncached_with_left_padded_prompts(positions, max_seq_len, temperature):
     model = tiny_model(positions, max_seq_len=max_seq_len)
-    for choice in ({"temperature": 0.0}, {"num_samples": 2, "seed": 3}):
-        settings = GenerationSettings(max_new_tokens=20, logprobs=True, **choice)
-        cached = generate(model, PROMPTS, settings)
-        uncached = uncached_generate(model, PROMPTS, settings)
-        assert tokens(cached) == tokens(uncached)
-        assert_same_logprobs(cached, uncached)
+    samples = 2 if temperature else 1
+    settings = GenerationSettings(
+        max_new_tokens=20, logprobs=True, temperature=temperature, num_samples=samples, seed=3
+    )
+    cached = generate(model, PROMPTS, settings)
+    uncached = uncached_generate(model, PROMPTS, settings)
+    assert tokens(cached) == tokens(uncached)
+    assert_same_logprobs(cached, uncached)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.decoding.uncached import uncached_generate
+from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
@@ -42,8 +43,6 @@ CHOICES: dict[str, dict[str, Any]] = {
     "sampled": {"num_samples": 3, "seed": 3},
     "restrained": {"num_samples": 2, "top_k": 9, "repetition_penalty": 1.3, "no_repeat_ngram": 2, "eos_id": 4},
 }
-every_stack = pytest.mark.parametrize("stack", list(STACKS.values()), ids=list(STACKS))
-every_choice = pytest.mark.parametrize("choice", list(CHOICES.values()), ids=list(CHOICES))
 
 
 def make_model(
@@ -69,21 +68,21 @@ def assert_same(left: Sequence[list[Generated]], right: Sequence[list[Generated]
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-@every_stack
-@every_choice
-@pytest.mark.parametrize("max_seq_len", [32, 7], ids=["within", "sliding"])
-def test_cached_equals_uncached_with_sources(stack: dict[str, Any], choice: dict[str, Any], max_seq_len: int) -> None:
-    model = make_model(stack, max_seq_len=max_seq_len)
-    settings = GenerationSettings(max_new_tokens=14, logprobs=True, **choice)
+@pytest.mark.parametrize(
+    ("stack", "choice", "max_seq_len"), pairwise(stack=list(STACKS), choice=list(CHOICES), max_seq_len=[32, 7])
+)
+def test_cached_equals_uncached_with_sources(stack: str, choice: str, max_seq_len: int) -> None:
+    model = make_model(STACKS[stack], max_seq_len=max_seq_len)
+    settings = GenerationSettings(max_new_tokens=14, logprobs=True, **CHOICES[choice])
     cached = generate(model, PREFIXES, settings, sources=SOURCES)
     assert_same(cached, uncached_generate(model, PREFIXES, settings, sources=SOURCES))
     assert len({completions[0].logprobs for completions in cached}) == 4, "every source says something else"
 
 
-@every_stack
-@every_choice
-def test_a_batch_of_sources_equals_one_by_one(stack: dict[str, Any], choice: dict[str, Any]) -> None:
-    model, settings = make_model(stack), GenerationSettings(max_new_tokens=12, logprobs=True, **choice)
+@pytest.mark.parametrize(("stack", "choice"), list(zip(STACKS, [*CHOICES, "sampled"], strict=True)))
+def test_a_batch_of_sources_equals_one_by_one(stack: str, choice: str) -> None:
+    model = make_model(STACKS[stack])
+    settings = GenerationSettings(max_new_tokens=12, logprobs=True, **CHOICES[choice])
     alone = [
         generate(model, [prefix], settings, sources=[source], first_row=row)[0]
         for row, (source, prefix) in enumerate(zip(SOURCES, PREFIXES, strict=True))

@@ -106,18 +106,17 @@ def test_tables_are_read_by_column(ending: str, cli: Cli, encoder_run: Runs, tmp
     assert labels_of(named.out) == [label for label, _ in expected], named.err
 
 
-def test_ten_thousand_lines_of_standard_input_in_order(encoder_run: Runs) -> None:
-    expected = sentences(10_000, 13)
-    done = subprocess.run(
-        [sys.executable, "-m", "tformer", "classify", encoder_run("single")],
-        input="".join(f"{text}\n" for _, text in expected),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert labels_of(done.stdout) == [label for label, _ in expected]
+def test_five_thousand_lines_of_standard_input_in_order(
+    cli: Cli, encoder_run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sentences(5_000, 13)  # more than a block
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"{text}\n" for _, text in expected))
+    with texts.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        done = cli("classify", encoder_run("single"))
+    assert done.code == 0, done.err
+    assert labels_of(done.out) == [label for label, _ in expected]
 
 
 def test_a_line_is_answered_before_the_next_one_is_written(encoder_run: Runs) -> None:
@@ -138,6 +137,7 @@ def test_a_line_is_answered_before_the_next_one_is_written(encoder_run: Runs) ->
     assert (out, process.returncode) == ("", 0), err
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly(encoder_run: Runs, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("the saw\n" * 20_000)

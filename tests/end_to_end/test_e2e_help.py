@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -51,23 +50,18 @@ COMMANDS = (
 COMMANDS_WITH_EXAMPLES = tuple(command for command in COMMANDS if command not in ("", "config", "runs"))
 
 
-def test_help_of_every_command_is_quick_and_loads_no_torch() -> None:
+def test_help_of_every_command_loads_no_torch() -> None:
+    """One process for all: what the help of one command imports stays imported for the next."""
     code = (
         "import sys\nfrom tformer.cli.app import main\n"
-        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'heavy import'\n"
+        "for command in sys.argv[1:]:\n"
+        "    try:\n        main([*command.split(), '--help'])\n"
+        "    except SystemExit as end:\n        assert end.code == 0, command\n"
+        "    heavy = {'torch', 'numpy', 'matplotlib', 'tokenizers'} & set(sys.modules)\n"
+        "    assert not heavy, f'{command} --help imports {heavy}'\n"
     )
-    for command in COMMANDS:
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            run = subprocess.run(
-                [sys.executable, "-c", code, *command.split(), "--help"], capture_output=True, text=True, check=False
-            )
-            times.append(time.perf_counter() - start)
-            assert run.returncode == 0, run.stderr
-        # The promise is 0.3 s on an idle machine (measured by hand); here a loaded one must pass too.
-        assert statistics.median(times) < 2.0, f"{command} --help took {times}"
+    run = subprocess.run([sys.executable, "-c", code, *COMMANDS], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS_WITH_EXAMPLES)
@@ -142,6 +136,7 @@ def tiny_gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_one_token_of_the_tiny_model_takes_little_more_than_importing_torch(tiny_gpt: Path) -> None:
     words = ("-m", "tformer", "generate", "run", "--prompt", "line", "--max-new-tokens", "1", "--device", "cpu")
     torch_alone = best_of_three(lambda: python("-c", "import torch", cwd=tiny_gpt))

@@ -50,6 +50,7 @@ def test_an_empty_file_gives_an_empty_output(cli: Cli, translator: Run, tmp_path
     assert (outcome.code, outcome.out) == (0, "")
 
 
+@pytest.mark.slow
 def test_standard_input_is_answered_line_by_line(cli: Cli, translator: Run) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tformer", "generate", str(translator)],
@@ -89,6 +90,7 @@ def test_every_output_begins_with_the_target_prefix(cli: Cli, translator: Run, l
 # --- interrupts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_lines_that_were_done(translator: Run, tmp_path: Path) -> None:
     path, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
     path.write_text("abc def\n" * 20_000)

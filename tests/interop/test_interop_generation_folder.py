@@ -14,9 +14,9 @@ import transformers
 
 import tformer
 from tests.interop.writing import EOS, MODELS, PAD, TEXTS, VOCABULARY, sharpened
-from tformer.decoding.continuer import Continuer
 from tformer.decoding.loaded import translator_of
 from tformer.decoding.settings import BeamSettings
+from tformer.decoding.translate import Continuer
 from tformer.loading import Loaded
 
 SUMMARIES = {"num_beams": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "min_length": 4, "max_length": 12}

@@ -14,10 +14,10 @@ from tests.interop.parity import randomised
 from tests.interop.test_interop_tokenizers import llama
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.sources.text import open_sources
-from tformer.decoding.continuer import Continuer
 from tformer.decoding.generate import generate
 from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import BeamSettings, GenerationSettings
+from tformer.decoding.translate import Continuer
 from tformer.loading import Loaded, load
 from tformer.recipe.sections import (
     Columns,

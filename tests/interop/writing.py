@@ -12,10 +12,9 @@ import torch
 import transformers
 
 from tests.interop.parity import imported, saved
-from tformer.decoding.continuer import Continuer
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.decoding.translate import Translator
+from tformer.decoding.translate import Continuer, Translator
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens

@@ -87,7 +87,7 @@ COMMANDS = {
     "viz-attention": Command(
         LOOK_INSIDE,
         "viz_attention",
-        "Show which token looks at which: every layer and head, for any model that is trained here or imported.",
+        "Show attention weights: every layer and head of any model that was trained here or imported.",
     ),
     "import": Command(EXCHANGE, "import_", "Make a checkpoint of a Hugging Face folder, exactly or not at all."),
     "export": Command(
@@ -95,7 +95,7 @@ COMMANDS = {
         "export",
         "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
     ),
-    "evaluate": Command(MEASURE, "evaluate", "How good a model is, on the run's validation data or on --data."),
+    "evaluate": Command(MEASURE, "evaluate", "Metrics of a model on the run's validation data or on --data."),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 

@@ -1,4 +1,1 @@
-"""From files to batches: sources, token shards, windows, batch plans.
-
-sources -> chunks -> tokenise -> cache (shards) -> corpus -> windows (or mixture) -> plan -> prefetch -> batch
-"""
+"""From files to batches: sources (documents, rows, images) -> shards (token ids) -> batching (windows, plan)."""

@@ -1,4 +1,12 @@
-"""Keyed permutation without memory: a Feistel network with cycle walking; and keys derived from names and numbers."""
+"""Keyed permutation without memory, by a Feistel network with cycle walking; and keys derived from names and numbers.
+
+A balanced Feistel network over 2 * half bits is a bijection of [0, 4^half), whatever its round function is. Values
+outside [0, n) are put through it again until they fall inside, which keeps it a bijection of [0, n) (cycle walking:
+Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So each position of an epoch's order is computed
+alone, in constant time and memory, however large the corpus.
+
+    (L, R) -> (R, L xor F(R, key))
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,7 @@ import hashlib
 import numpy as np
 
 ROUNDS = 6
-MIN_HALF_BITS = 2  # a domain of at least 16 values: with fewer, the orders of tiny sets are too much alike
+MIN_HALF_BITS = 2  # a domain of at least 16 values: with fewer, orders of tiny sets are too similar
 
 
 def derive_key(*parts: int | str) -> int:
@@ -17,7 +25,7 @@ def derive_key(*parts: int | str) -> int:
 
 
 def permute(indices: np.ndarray, *, size: int, key: int) -> np.ndarray:
-    """Where each index of [0, size) goes in the order of `key`: int64, the same shape as `indices`."""
+    """The place of each index of [0, size) in the order of `key`: int64, the same shape as `indices`."""
     half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
     round_keys = [derive_key(key, number) for number in range(ROUNDS)]
     values = _feistel(np.asarray(indices).astype(np.uint64), half, round_keys)

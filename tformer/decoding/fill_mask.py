@@ -1,6 +1,6 @@
-"""What a masked language model would write where a text says [MASK] (Cloze; BERT, arXiv 1810.04805).
+"""The most probable tokens for each [MASK] of a text (Cloze; BERT, arXiv 1810.04805).
 
-Each mask is answered by itself: p(token | text with every mask left in), a softmax over the vocabulary. With several
+Each mask is filled by itself: p(token | text with every mask left in), a softmax over the vocabulary. With several
 masks the answers are not a joint choice.
 """
 
@@ -21,14 +21,14 @@ from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
 
 HEAD = "masked_lm"
-SPELLINGS = ("[MASK]", "<mask>")  # understood whatever the tokenizer calls its mask
-SPACE_BEFORE_WORD = ("byte-bpe", "bpe", "unigram")  # there a word's token begins with the space before it
-SPACE_LEFT_OUT = ("word", "wordpiece")  # there spaces have no ids: decoding puts one between words
+SPELLINGS = ("[MASK]", "<mask>")  # accepted for every tokenizer, beside its own name of the mask
+SPACE_BEFORE_WORD = ("byte-bpe", "bpe", "unigram")  # a word's token begins with the space before it
+SPACE_LEFT_OUT = ("word", "wordpiece")  # spaces have no ids: decoding puts one between words
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token for a mask: how it reads, its id and probability, and the text with it (other masks stay)."""
+    """A token for a mask: its text, id and probability, and the whole text with it (other masks stay)."""
 
     token: str
     id: int
@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Cloze:
-    """A text, and its ids without the template; each mask is the id at a place, and a span of the text."""
+    """A text, and its ids without the template. Each mask has a place among the ids and a span of the text."""
 
     text: str
     ids: list[int]
@@ -49,8 +49,8 @@ class _Cloze:
 def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) -> list[list[Candidate]]:
     """The `top` most probable tokens for each mask of `text`, masks in order, tokens by falling probability.
 
-    `[MASK]`, `<mask>` and the tokenizer's own name all mean its mask token. Special tokens count in the softmax but are
-    no candidates.
+    `[MASK]`, `<mask>` and the tokenizer's own name all mean its mask token. Special tokens count in the softmax but
+    are no candidates.
 
     Raises InputError for a text without a mask or longer than the model reads, for a model without a masked_lm head,
     and for a tokenizer without a mask token.
@@ -79,7 +79,7 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
         places_1T = torch.zeros_like(ids_1T, dtype=torch.bool)
         places_1T[0, [len(prefix) + place for place in cloze.places]] = True
         logits_MV = torch.cat(list(model(ids_1T).logit_chunks(HEAD, places_1T)))
-        # A vocabulary that was rounded up has rows without a token.
+        # A rounded-up vocabulary has rows without a token.
         probabilities_MV = logits_MV[:, : tokenizer.vocab_size].softmax(dim=-1)
         best = probabilities_MV.sort(dim=-1, descending=True, stable=True)
         values, order = best.values.tolist(), best.indices.tolist()
@@ -93,7 +93,7 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
 
 
 def _read(tokenizer: Tokenizer, text: str, mask_id: int) -> _Cloze:
-    """Encode what lies between the masks. Where tokens begin with a space, the mask stands for that space too."""
+    """Encode the text between the masks. Where tokens begin with a space, the mask stands for that space too."""
     names = {*SPELLINGS, tokenizer.token(mask_id)}
     masks = list(re.finditer("|".join(re.escape(name) for name in sorted(names)), text))
     if not masks:
@@ -133,13 +133,13 @@ def _has_token(tokenizer: Tokenizer, token_id: int) -> bool:
 
 
 def _spelling(tokenizer: Tokenizer, token_id: int) -> str:
-    """The token as it reads; as the vocabulary spells it where that would be nothing, or half a character."""
+    """The token as text; its spelling in the vocabulary where the text is empty or half a character."""
     text = tokenizer.decode([token_id]).strip()
     return text if text and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.token(token_id)
 
 
 def _filled(tokenizer: Tokenizer, cloze: _Cloze, mask: int, token_id: int) -> str:
-    """The text as it was given, with the token instead of one mask: only a space before it may go."""
+    """The given text with the token in place of one mask; only a space before it may be dropped."""
     place, (start, end) = cloze.places[mask], cloze.spans[mask]
     before = cloze.text[:start]
     read = tokenizer.decode(cloze.ids[:place], skip_special=False)
@@ -147,5 +147,5 @@ def _filled(tokenizer: Tokenizer, cloze: _Cloze, mask: int, token_id: int) -> st
     if tokenizer.kind in SPACE_LEFT_OUT and not before.endswith(" "):
         added = added.removeprefix(" ")
     elif tokenizer.kind != "char" and (read or added.startswith(" ")):
-        before = before.removesuffix(" ")  # the token brings it, or continues the word before
+        before = before.removesuffix(" ")  # the token has it, or continues the word before
     return before + added + cloze.text[end:]

@@ -1,4 +1,8 @@
-"""Lines of text as sentences to translate: encoded, checked, with a length limit each."""
+"""Lines of text as sentences to translate: encoded, checked, with a length limit each.
+
+Everything is checked before anything is translated, so that an error on line 900 costs no work. Input that is too large
+to be read at once is checked ahead (`check_sources`), which tokenises only long lines.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Literal
 
 from tformer.data.shards.template import TextTemplate
 from tformer.errors import InputError
+from tformer.formatting import shortened
 from tformer.tokenizer import Tokenizer
 
 TooLong = Literal["error", "cut"]
@@ -19,8 +24,11 @@ SHOWN_CHARACTERS = 40  # of each
 class Sentence:
     """One text to translate.
 
-    `source`: ids with the template's special ones, `text_slice` are the text's own. `prefix`: ids that the translation
-    has to begin with. `limit`: the most tokens that may follow them.
+    Attributes:
+        source: ids, with the template's special ones.
+        text_slice: the text's own ids among them.
+        prefix: ids that begin the translation.
+        limit: maximum number of tokens after the prefix.
     """
 
     source: tuple[int, ...]
@@ -36,7 +44,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Places:
-    """What messages call the source and the target prefix of a row, which is counted from 0."""
+    """The names of a row's source and target prefix in messages; rows count from 0."""
 
     source: Callable[[int], str]
     prefix: Callable[[int], str]
@@ -50,9 +58,10 @@ LINES = Places(line_number, line_number)
 
 
 class SentenceReader:
-    """Texts in, sentences out.
+    """Makes sentences of texts.
 
-    Attributes: `cut` counts the sources so far that were longer than the model reads.
+    Attributes:
+        cut: number of sources so far that were longer than the model reads.
     """
 
     def __init__(
@@ -67,12 +76,12 @@ class SentenceReader:
         length_margin: int | None,
         too_long: TooLong = "error",
     ) -> None:
-        """`max_source`: ids, special ones included; `max_prefix`: ids of a text that the translation begins with."""
+        """`max_source`: number of ids of a source, special ones included; `max_prefix`: of a target prefix."""
         self._tokenizer, self._target_tokenizer, self._template = tokenizer, target_tokenizer, template
         self._max_source, self._max_prefix = max_source, max_prefix
         self._max_new_tokens, self._length_margin = max_new_tokens, length_margin
         self._too_long = too_long
-        self._starts: dict[str, tuple[int, ...]] = {"": ()}  # each prefix once: often all lines have the same
+        self._starts: dict[str, tuple[int, ...]] = {"": ()}  # ids of each prefix: often all lines have the same one
         self.cut = 0
 
     def read(
@@ -84,10 +93,10 @@ class SentenceReader:
         too_long: TooLong | None = None,
         places: Places = LINES,
     ) -> list[Sentence]:
-        """One sentence for each text. `first_row` is the number of the first, for `places`; `too_long` None: its own.
+        """One sentence for each text. `first_row`: number of the first text; `too_long` None: the reader's own.
 
         Raises InputError for a source (unless `too_long` is cut) or a prefix that is too long, and for a prefix with
-        tokens that the target's vocabulary does not know.
+        tokens outside the target's vocabulary.
         """
         prefixes = [""] * len(texts) if target_prefixes is None else target_prefixes
         if len(prefixes) != len(texts):
@@ -101,10 +110,10 @@ class SentenceReader:
         return sentences
 
     def check_sources(self, texts: Sequence[str], *, first_row: int, places: Places) -> None:
-        """Raise InputError for a text that `read` would refuse as too long: none where too long texts are cut.
+        """Raise InputError for a text that is too long for `read`; for none where long texts are cut.
 
-        Tokenises only what has more bytes than the model reads tokens: no token stands for less than a byte. (Where
-        normalisation makes a text longer, `read` is the one to notice.)
+        Tokenises only texts with more bytes than the model reads tokens: every token stands for at least a byte. (Where
+        normalisation makes a text longer, only `read` finds it.)
         """
         if self._too_long == "cut":
             return
@@ -113,13 +122,13 @@ class SentenceReader:
             self._checked(ids, row, places)
 
     def check_prefixes(self, prefixes: Iterable[str], *, places: Places) -> None:
-        """Raise InputError for a target prefix that `read` would refuse; rows count from 0."""
+        """Raise InputError for a target prefix that `read` refuses; rows count from 0."""
         for row, prefix in enumerate(prefixes):
             self._start(prefix, row, places)
 
     @property
     def _room(self) -> int:
-        """For the text's own ids."""
+        """Maximum number of the text's own ids."""
         return max(0, self._max_source - self._template.num_special)
 
     def _sentence(self, ids: list[int], prefix: tuple[int, ...]) -> Sentence:
@@ -140,7 +149,7 @@ class SentenceReader:
             raise InputError(
                 f"{places.source(row)}: the source has {len(ids) + self._template.num_special:,} tokens, "
                 f"but the model reads at most {self._max_source:,}",
-                hint="part it into sentences, one a line, or lose its end with --too-long cut",
+                hint="split it into sentences, one a line, or cut its end with --too-long cut",
             )
         return ids
 
@@ -156,9 +165,9 @@ class SentenceReader:
         unk = self._target_tokenizer.special.unk
         if unk is not None and unk in ids:
             words = [word for word in dict.fromkeys(prefix.split()) if unk in self._target_tokenizer.encode(word)]
-            listed = ", ".join(f"'{_short(word)}'" for word in words[:SHOWN] or [prefix])
+            listed = ", ".join(f"'{shortened(word, SHOWN_CHARACTERS)}'" for word in words[:SHOWN] or [prefix])
             raise InputError(
-                f"{place}: the target prefix has tokens that the vocabulary does not know: {listed}",
+                f"{place}: the target prefix has tokens outside the vocabulary: {listed}",
                 hint="an unknown token cannot be forced: spell it as the training data did",
             )
         if len(ids) > self._max_prefix:
@@ -166,7 +175,3 @@ class SentenceReader:
                 f"{place}: the target prefix has {len(ids):,} tokens, but the model's context has room for "
                 f"{self._max_prefix:,}"
             )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."

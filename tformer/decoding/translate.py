@@ -1,8 +1,9 @@
-"""Texts in, texts out, with an encoder-decoder: translation, summaries, any text-to-text task.
+"""Texts in, texts out: encoder-decoders translate, decoders alone continue prompts by beam search.
 
-Sentences are sorted by length inside, decoded in batches by beam search (or sampled), and returned in their order. An
-empty text gives an empty text. With a coverage penalty (`score.coverage_penalty`) every finished hypothesis is read
-once more for its attention, and ranked by score + penalty: s = log P / lp + cp (arXiv 1609.08144, equation 14).
+`Translator` is for translation, summaries, any text-to-text task. Sentences are sorted by length inside, decoded in
+batches by beam search (or sampled), and returned in their order. An empty text gives an empty text. With a coverage
+penalty (`score.coverage_penalty`) every finished hypothesis is read once more for its attention, and ranked by score +
+penalty: s = log P / lp + cp (arXiv 1609.08144, equation 14).
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ import numpy as np
 
 from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
+from tformer.decoding.completion import TextFollower, check_prompts
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import suppressed_tokens
+from tformer.decoding.prompts import encode_prompt, suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
-from tformer.decoding.settings import BeamSettings, FinishReason, Generated, GenerationSettings, Hypothesis
-from tformer.decoding.stepper import EncoderDecoderStepper, EnsembleStepper
+from tformer.decoding.settings import (
+    BeamSettings,
+    ContextPolicy,
+    FinishReason,
+    Generated,
+    GenerationSettings,
+    Hypothesis,
+)
+from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper, EnsembleStepper
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
@@ -317,3 +326,73 @@ class Translator:
             text = self._text(sentence.prefix) + (found.text or "")
         logprob = float(sum(found.logprobs or ()))
         return Translation(text, ids, logprob, logprob, found.finish_reason, num_forced=len(sentence.prefix))
+
+
+class Continuer:
+    """A decoder-only model, or an ensemble of one vocabulary, that continues prompts by beam search.
+
+    A prompt and its continuation share the context, which does not slide in a beam search: a continuation that fills it
+    ends with the finish reason `length`. A prompt longer than the context loses its beginning, as in sampling, unless
+    `context` is `error`.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Transformer],
+        tokenizer: Tokenizer,
+        settings: BeamSettings,
+        *,
+        context: ContextPolicy = "slide",
+        on_cut: Callable[[int, int, int], None] | None = None,
+    ) -> None:
+        """`on_cut`: called with (number of a cut prompt from 1, its length, that of the context) in tokens."""
+        self._models, self._tokenizer, self._settings = list(models), tokenizer, settings
+        self._context, self._on_cut = context, on_cut
+        self._max_seq_len = min(model.max_seq_len for model in models)
+        self._suppressed = suppressed_tokens(
+            tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens
+        )
+
+    def continue_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        batch_size: int = 32,
+        should_stop: Callable[[], bool] | None = None,
+        first_row: int = 0,
+    ) -> list[list[Translation]]:
+        """Up to `n_best` continuations of each text, best first, in order. InputError for a prompt that is too long."""
+        prompts = self._prompts(texts, first_row)
+        results: list[list[Translation]] = []
+        for start in range(0, len(prompts), batch_size):
+            batch = prompts[start : start + batch_size]
+            for prompt, found in zip(batch, self._search(batch, should_stop), strict=True):
+                answers = (self._answer(prompt, hypothesis) for hypothesis in found)
+                results.append(best_of_each_text(answers, self._settings.n_best))
+        return results
+
+    def _prompts(self, texts: Sequence[str], first_row: int) -> list[list[int]]:
+        limit = self._max_seq_len
+        prompts = [encode_prompt(self._tokenizer, text) for text in texts]
+        check_prompts(prompts, context=self._context, max_seq_len=limit, first_row=first_row)
+        for number, prompt in enumerate(prompts, start=first_row + 1):
+            if len(prompt) > limit and self._on_cut is not None:
+                self._on_cut(number, len(prompt), limit)
+        return [prompt if len(prompt) <= limit else prompt[-max(1, limit // 2) :] for prompt in prompts]
+
+    def _search(self, prompts: Sequence[list[int]], should_stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
+        capacity, vocab_size = self._settings.max_new_tokens, self._tokenizer.vocab_size
+        stepper = EnsembleStepper(
+            [DecoderStepper(model, prompts, capacity=capacity, vocab_size=vocab_size) for model in self._models]
+        )
+        return beam_search(
+            stepper, self._settings, histories=prompts, suppressed=self._suppressed, should_stop=should_stop
+        )
+
+    def _answer(self, prompt: list[int], found: Hypothesis) -> Translation:
+        follower = TextFollower.after_prompt(self._tokenizer, prompt)
+        for token in found.ids:
+            if token not in self._settings.ends:
+                follower.push(token)
+        follower.finish()
+        return Translation(follower.text, found.ids, found.score, found.logprob, found.finish_reason)

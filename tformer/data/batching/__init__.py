@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Batching: windows, mixtures and pairs of sentences as samples; the plan of batches; padding."""

@@ -1,4 +1,11 @@
-"""Batch, the frozen input of every model, and the padding of rows to one width."""
+"""Batch, the frozen value that objectives make and models read; and the padding of rows to one width.
+
+Field names are those of Hugging Face's models. A field that a family does not use is None. `attention_mask` is None if
+nothing is padded, so that attention can take its fast path. A `PadLayout` fixes where each row starts, so that ids,
+labels and document ids of an example are aligned.
+"""
+
+# Shapes: B examples, T tokens (or the padded length), U decoder tokens, C channels, Y x X pixels.
 
 from __future__ import annotations
 
@@ -11,7 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TARGETS = frozenset({"labels", "next_sentence_label"})  # what is to be predicted, which no model reads
+WIDTH_MULTIPLE = 8  # of the widths of text batches
+TARGETS = frozenset({"labels", "next_sentence_label"})  # what is predicted; not an input of models
+
+Side = Literal["right", "left", "random"]
+PadTo = Literal["longest", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +45,16 @@ class Batch:
             object.__setattr__(self, "num_tokens", _count_tokens(self))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on another device; both counts are carried over, so nothing is read back."""
+        """The same batch on another device. Both counts are copied, so that nothing is read back from the device."""
         batch = self if torch.device(device).type == "cpu" else self.counted()
         return batch._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked host memory, from which copies to a GPU can overlap with its work."""
+        """The same batch in page-locked host memory, from which copies to a GPU overlap with its work."""
         return self.counted()._map(lambda tensor: tensor.pin_memory())
 
     def counted(self) -> Batch:
-        """The same batch with `num_labels`, where its labels are whole numbers in host memory."""
+        """The same batch with `num_labels`, if its labels are whole numbers in host memory."""
         labels = self.labels
         if self.num_labels is not None or labels is None or labels.is_floating_point() or labels.device.type != "cpu":
             return self
@@ -73,12 +84,6 @@ def _count_tokens(batch: Batch) -> int:
     return count
 
 
-WIDTH_MULTIPLE = 8  # of the widths of text batches
-
-Side = Literal["right", "left", "random"]
-PadTo = Literal["longest", "max"]
-
-
 @dataclass(frozen=True)
 class PadLayout:
     """Row b occupies columns `starts[b] : starts[b] + lengths[b]` of an array `width` wide."""
@@ -96,7 +101,7 @@ class PadLayout:
         return padded
 
     def mask(self) -> np.ndarray | None:
-        """[B, T] bool, True on real tokens; None when nothing is padded."""
+        """[B, T] bool, True on real tokens; None if nothing is padded."""
         if (self.lengths == self.width).all():
             return None
         columns = np.arange(self.width)
@@ -113,11 +118,10 @@ def pad_layout(
     rng: np.random.Generator | None = None,
     multiple: int = 1,
 ) -> PadLayout:
-    """Where rows of these lengths go. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
+    """The places of rows of these lengths. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
 
-    The width is rounded up to a multiple of `multiple` where `max_len` allows: see `padded_lengths`.
-
-    Raises ValueError when a row is longer than `max_len`: cutting is the caller's decision.
+    The width is rounded up to a multiple of `multiple` where `max_len` allows, see `padded_lengths`. Raises ValueError
+    for a row longer than `max_len`.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     longest = int(lengths.max(initial=0))
@@ -126,7 +130,7 @@ def pad_layout(
     if pad_to == "max" and max_len is None:
         raise ValueError('pad_to="max" needs max_len')
     width = longest
-    if (lengths != longest).any():  # nothing to pad stays so: then no mask is needed
+    if (lengths != longest).any():  # rows of equal length need no mask
         width = int(padded_lengths(lengths.max(), multiple=multiple))
     if max_len is not None:
         width = max_len if pad_to == "max" else min(width, max_len)
@@ -143,7 +147,8 @@ def pad_layout(
 
 
 def padded_lengths(lengths: np.ndarray, *, multiple: int = WIDTH_MULTIPLE) -> np.ndarray:
-    """Lengths rounded up. Batches of texts have every width otherwise, and a new shape for each batch costs memory that
-    allocators do not get back, and the time in which kernels for it are made.
+    """Lengths rounded up, so that batches have few different widths.
+
+    A new shape for each batch would cost memory that allocators do not get back, and time for compiling kernels.
     """
     return -(-lengths // multiple) * multiple

@@ -1,4 +1,18 @@
-"""Mixtures of sources in fixed shares."""
+"""Mixtures of sources in fixed shares, without counters or state: every position is a closed formula.
+
+Draw t lies in block t // block. A keyed permutation orders the slots of a block, of which source s has exactly
+quota[s]; the number of a slot within its source gives how far that source has been read. Any draw of any run can be
+computed alone, and each source goes through all of its samples before it starts again.
+
+Mixtures of pairs (T5's text-to-text mixtures, arXiv 1910.10683 section 3.5.2) need more, because batches of a number of
+tokens need the length of every sample before an epoch begins, while a set that is drawn rarely should give other pairs
+in each epoch. So the pairs of a set are sorted by length, and every sample has a range of that order: of n pairs and q
+samples, sample j has pairs j n / q up to (j + 1) n / q. It gives one of them per epoch, each before any again, and its
+length is that of the longest. If q > n, pairs occur several times in an epoch. An epoch has as many samples as the sets
+have pairs; with shares in proportion to their sizes it has every pair once.
+"""
+
+# Shapes: n draws; N samples (and pairs), P sets.
 
 from __future__ import annotations
 
@@ -8,25 +22,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute
-from tformer.data.shards.pair_tokens import (
-    PairExample,
-    PairTokens,
-    join_pairs,
-)
+from tformer.data.shards.pair_tokens import PairExample, PairTokens, join_pairs
 from tformer.errors import InputError
 
 DEFAULT_BLOCK = 1024
 
 
 class Mixture:
-    """Draws sources by `weights`: in every block of `block` draws source s comes up exactly `quotas[s]` times.
+    """Draws sources by `weights`: of every `block` draws, source s has exactly `quotas[s]`.
 
-    Quotas are the shares rounded by largest remainder. InputError when a weight is too small for one draw per block.
+    Quotas are the shares, rounded by largest remainder. Raises InputError for a weight too small for one draw a block.
     """
 
     def __init__(self, weights: Sequence[float], *, block: int = DEFAULT_BLOCK, seed: int = 0) -> None:
-        if not weights or any(weight <= 0 for weight in weights):
-            raise ValueError(f"weights must be positive, found {list(weights)}")
+        assert weights and min(weights) > 0, weights
         self.block, self.seed = block, seed
         exact = np.asarray(weights, dtype=np.float64) * block / sum(weights)
         self.quotas = np.floor(exact).astype(np.int64)
@@ -42,7 +51,7 @@ class Mixture:
         self._ends = np.cumsum(self.quotas)
 
     def draw(self, draws: np.ndarray | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """(source [n], position [n]): which source each draw takes from, and its how-manieth sample (from 0)."""
+        """(source [n], number of the sample within its source [n], from 0) of each draw."""
         draws = np.asarray(draws, dtype=np.int64)
         blocks, places = np.divmod(draws, self.block)
         slots = np.empty_like(places)
@@ -54,8 +63,8 @@ class Mixture:
         return sources, blocks * quotas + slots - (self._ends[sources] - quotas)
 
 
-class Source(Protocol):
-    """What is mixed: windows of a corpus, or pairs."""
+class Samples(Protocol):
+    """A source of a mixture: windows of a corpus, or pairs."""
 
     @property
     def seq_len(self) -> int: ...
@@ -64,23 +73,23 @@ class Source(Protocol):
 
 
 class MixedWindows:
-    """The samples of several sources as one, by weight. Its epoch is as many draws as they have samples.
+    """The samples of several sources as one, by weight. An epoch has as many draws as the sources have samples.
 
-    Sources keep epochs of their own: a source that is drawn often starts over, with a new order, when it is used up.
+    Every source has its own epochs: one that is drawn often starts again, in a new order, when it is used up.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[Samples],
         weights: Sequence[float],
         *,
         seed: int = 0,
         block: int = DEFAULT_BLOCK,
     ) -> None:
-        self.sources: list[Any] = list(sources)  # those packed by "concat" have `windows` as well
+        self.sources: list[Any] = list(sources)  # those with packing "concat" have `windows` as well
         self.seed, self.seq_len = seed, max(source.seq_len for source in sources)
         self.mixture = Mixture(weights, block=block, seed=seed)
-        self.lengths = None  # they change from epoch to epoch: batches of mixed sources are cut by examples
+        self.lengths = None  # they differ between epochs: batches of mixed sources are cut by examples
         self._count = sum(len(source) for source in sources)
 
     def __len__(self) -> int:
@@ -98,37 +107,30 @@ class MixedWindows:
         return list(zip(drawn.tolist(), own_epochs.tolist(), places.tolist(), strict=True))
 
     def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
-        """int64 [n, t]; every source must be packed by "concat", with windows of one length t."""
+        """int64 [n, t]; every source must have packing "concat", with windows of one length t."""
         rows: dict[int, np.ndarray] = {}
-        for number, own, places, windows in self._grouped(epoch, indices):
-            rows.update(zip(places, self.sources[number].windows(own, windows), strict=True))
+        for number, own_epoch, places, windows in self._by_source(epoch, indices):
+            rows.update(zip(places, self.sources[number].windows(own_epoch, windows), strict=True))
         return np.stack([rows[place] for place in range(len(indices))])
-
-    def window(self, epoch: int, index: int) -> np.ndarray:
-        """The ids of one window."""
-        return self.examples(epoch, [index])[0].ids
 
     def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Any]:
         """The samples, each of its source's own kind."""
         found: dict[int, Any] = {}
-        for number, own, places, windows in self._grouped(epoch, indices):
-            found.update(zip(places, self.sources[number].examples(own, windows), strict=True))
+        for number, own_epoch, places, windows in self._by_source(epoch, indices):
+            found.update(zip(places, self.sources[number].examples(own_epoch, windows), strict=True))
         return [found[place] for place in range(len(indices))]
 
-    def _grouped(
+    def _by_source(
         self, epoch: int, indices: np.ndarray | Sequence[int]
     ) -> Iterator[tuple[int, int, list[int], list[int]]]:
-        """(source, its epoch, places in `indices`, windows there): what one call to a source can answer."""
+        """(source, its epoch, places in `indices`, windows there), so that each source is called once."""
         groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        for place, (number, own, window) in enumerate(self.locate(epoch, indices)):
-            places, windows = groups.setdefault((number, own), ([], []))
+        for place, (number, own_epoch, window) in enumerate(self.locate(epoch, indices)):
+            places, windows = groups.setdefault((number, own_epoch), ([], []))
             places.append(place)
             windows.append(window)
-        for (number, own), (places, windows) in groups.items():
-            yield number, own, places, windows
-
-
-# Shapes: N samples (and pairs), P sets.
+        for (number, own_epoch), (places, windows) in groups.items():
+            yield number, own_epoch, places, windows
 
 
 class MixedPairs:
@@ -137,7 +139,7 @@ class MixedPairs:
     Attributes:
         pairs: all of them, set after set.
         quotas: int64 [P]: samples of each set in an epoch.
-        lengths: int64 [N]: the most ids that a sample has, in any epoch.
+        lengths: int64 [N]: most ids of each sample in any epoch.
 
     Raises InputError for a weight that is too small for one sample an epoch.
     """
@@ -156,18 +158,18 @@ class MixedPairs:
         of_set = np.repeat(np.arange(len(sets)), sizes)
         self._by_length_N = np.lexsort((self.pairs.lengths, of_set))
         self.lengths = self.pairs.lengths[self._by_length_N[self._first_N + self._size_N - 1]]
-        # Stretches begin at different places: else an epoch would have the shortest pair of each.
+        # Ranges begin at different places; otherwise an epoch would have the shortest pair of each.
         self._shift_N = permute(np.arange(len(set_N)), size=len(set_N), key=derive_key("pairs of stretches", seed))
 
     def __len__(self) -> int:
         return len(self._first_N)
 
     def locate(self, epoch: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """int64 [n]: which of `pairs` each sample shows in an epoch."""
+        """int64 [n]: the number in `pairs` of each sample in an epoch."""
         chosen = np.asarray(indices, dtype=np.int64)
         place = (self._shift_N[chosen] + epoch) % self._size_N[chosen]
         return self._by_length_N[self._first_N[chosen] + place]
 
     def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[PairExample]:
-        """The pairs that these samples show in an epoch."""
+        """The pairs of these samples in an epoch."""
         return self.pairs.examples(epoch, self.locate(epoch, indices))

@@ -1,25 +1,36 @@
-"""Batch plan: which samples form which batch; and a thread that prepares batches ahead."""
+"""Batch plan: which samples form which batch, a pure function of (seed, epoch, window, lengths); and prefetching.
+
+An epoch is every sample once, in an order drawn by a keyed permutation. The order is cut into windows. Inside a window
+the samples are sorted by length (with `sort_window`), cut into global batches by examples or by padded tokens, the
+batches are shuffled, and each is split over the processes. A cursor (epoch, window, batch) is the only state: it
+resumes in O(1), or O(window) where lengths matter, and does not depend on the number of processes.
+
+`Prefetcher` prepares the next items in one thread while the current one is used. The corpus is memory-mapped and
+collating is short, so a thread hides it without the copies that processes would need.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute
 from tformer.errors import InputError
 
-TOKEN_WINDOW = 8192  # samples per window when batches are cut by tokens and nothing is sorted
+TOKEN_WINDOW = 8192  # samples per window if batches are cut by tokens and not sorted
+END = object()  # of the items of a source
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Cursor:
-    """The place of a global batch. `next()` may step past the last batch of a window: the plan carries it over."""
+    """The place of a global batch. `next()` may be past the last batch of a window; see `BatchPlan.canonical`."""
 
     epoch: int = 0
     window: int = 0
@@ -33,7 +44,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Cursor:
-        """The inverse of `to_json`; InputError for anything else."""
+        """The inverse of `to_json`. Raises InputError for anything else."""
         found = [values.get(name) for name in ("epoch", "window", "batch")]
         if len(values) != 3 or not all(type(value) is int and value >= 0 for value in found):
             raise InputError(f"data position: expected whole numbers epoch, window and batch, found {values}")
@@ -43,9 +54,9 @@ class Cursor:
 class BatchPlan:
     """The batches of every epoch over `num_samples` samples, or over `lengths` (one length per sample, in tokens).
 
-    Give `batch_size` (samples per global batch) or `batch_tokens` (its longest sample times its samples, so padding is
-    counted; a sample longer than that is a batch of its own). With equal lengths, give `num_samples` and the length as
-    a number. The last batch of a window may be smaller: no sample is dropped or repeated within an epoch.
+    Batches are cut by `batch_size` (samples per global batch) or by `batch_tokens` (longest sample times samples, so
+    padding counts; a longer sample is a batch of its own). For equal lengths, give `num_samples` and the length as a
+    number. The last batch of a window may be smaller: no sample is dropped or repeated within an epoch.
     """
 
     def __init__(
@@ -85,18 +96,18 @@ class BatchPlan:
     def _window_size(self, sort_window: int) -> int:
         if self.batch_size is None:
             return sort_window if self.sorts else TOKEN_WINDOW
-        if self.sorts:  # whole batches: only the last window of an epoch has a smaller one
+        if self.sorts:  # whole batches: only the last window of an epoch may have a smaller one
             return -(-sort_window // self.batch_size) * self.batch_size
         return self.num_samples
 
     def batch(self, cursor: Cursor) -> list[int]:
-        """This process's sample ids of the batch at `cursor`; empty when the batch has fewer samples than processes."""
+        """This process's sample ids of the batch at `cursor`; empty if the batch has fewer samples than processes."""
         return self.global_batch(cursor)[self.rank :: self.world]
 
     def global_batch(self, cursor: Cursor) -> list[int]:
         """The sample ids of all processes."""
         cursor = self.canonical(cursor)
-        if not self._needs_lengths:  # straight from the permutation: no window is ever formed
+        if not self._needs_lengths:  # from the permutation alone, without forming a window
             assert self.batch_size is not None
             start = cursor.batch * self.batch_size
             places = np.arange(start, min(start + self.batch_size, self.num_samples))
@@ -134,13 +145,13 @@ class BatchPlan:
         return sum(self.batches_in_window(0, window) for window in range(self.num_windows))
 
     def epoch_fraction(self, cursor: Cursor) -> float:
-        """Epochs done when the batch at `cursor` begins, for progress lines."""
+        """Number of epochs done when the batch at `cursor` begins, for progress lines."""
         cursor = self.canonical(cursor)
         inside = cursor.batch / self.batches_in_window(cursor.epoch, cursor.window)
         return cursor.epoch + min(1.0, (cursor.window + inside) * self.window_size / self.num_samples)
 
     def cursors(self, start: Cursor | None = None) -> Iterator[Cursor]:
-        """Every batch's place from `start` on, without end."""
+        """The place of every batch from `start` on, endlessly."""
         cursor = self.canonical(start or Cursor())
         while True:
             yield cursor
@@ -177,7 +188,7 @@ class BatchPlan:
 
 
 def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:
-    """Where to cut so that (longest length) x (samples) of each part is at most `batch_tokens`."""
+    """Cuts after which (longest length) x (samples) of each part is at most `batch_tokens`."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
@@ -187,88 +198,38 @@ def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:
     return cuts
 
 
-Item = TypeVar("Item")
-
-
-class _Channel(Generic[Item]):
-    """What both threads see; it holds no reference to the Prefetcher, so that dropping that one ends the thread."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.items: deque[Item] = deque()
-        self.changed = threading.Condition()
-        self.closed = False  # the reader wants no more
-        self.finished = False  # the source has no more
-        self.error: BaseException | None = None
-
-
-def _produce(source: Iterable[Item], channel: _Channel[Item]) -> None:
-    try:
-        for item in source:
-            with channel.changed:
-                channel.changed.wait_for(lambda: channel.closed or len(channel.items) < channel.depth)
-                if channel.closed:
-                    break
-                channel.items.append(item)
-                channel.changed.notify_all()
-    except BaseException as error:  # re-raised in the reader's thread
-        channel.error = error
-    finally:
-        close = getattr(source, "close", None)
-        if close is not None:  # a generator's cleanup belongs to the thread that ran it
-            close()
-        with channel.changed:
-            channel.finished = True
-            channel.changed.notify_all()
-
-
 class Prefetcher(Iterator[Item]):
-    """Iterates over `source` from a thread of its own, in order, at most `depth` items ahead.
+    """Iterates over `source` in a thread, in order, at most `depth` finished items ahead.
 
-    An exception of the source is raised by the `next` that would have returned the failed item. `close()` (or leaving
-    a `with` block) stops and joins the thread; items not yet taken are dropped.
+    An exception of the source is raised by the `next` that would have returned the failed item. `close()`, also at the
+    end of a `with` block, stops the thread after its current item; items not yet taken are dropped.
     """
 
     def __init__(self, source: Iterable[Item], *, depth: int = 2) -> None:
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, found {depth}")
-        self._channel: _Channel[Item] = _Channel(depth)
-        self._thread = threading.Thread(target=_produce, args=(source, self._channel), name="prefetch", daemon=True)
-        self._thread.start()
+        self._source = iter(source)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._pending = deque(self._prepare() for _ in range(depth + 1))  # the last one is in preparation
+
+    def _prepare(self) -> Future[Any]:
+        return self._pool.submit(next, self._source, END)
 
     def __next__(self) -> Item:
-        channel = self._channel
-        with channel.changed:
-            channel.changed.wait_for(lambda: channel.items or channel.finished or channel.closed)
-            if channel.items and not channel.closed:
-                item = channel.items.popleft()
-                channel.changed.notify_all()
-                return item
-            error, channel.error = channel.error, None
-        if error is not None:
-            raise error
-        raise StopIteration
+        item: Any = self._pending.popleft().result() if self._pending else END
+        if item is END:
+            self._pending.clear()
+            raise StopIteration
+        self._pending.append(self._prepare())
+        return item
 
     def close(self) -> None:
-        """Stops the thread after the item it is working on. Safe to call twice."""
-        with self._channel.changed:
-            self._channel.closed = True
-            self._channel.items.clear()
-            self._channel.changed.notify_all()
-        self._thread.join()
+        """Stops the thread and the source. Safe to call twice."""
+        self._pending.clear()
+        self._pool.shutdown(cancel_futures=True)
+        if isinstance(self._source, Generator):
+            self._source.close()
 
     def __enter__(self) -> Prefetcher[Item]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        channel = getattr(self, "_channel", None)
-        if channel is not None:
-            channel.closed = True
-            if channel.changed.acquire(blocking=False):  # never wait inside the garbage collector
-                channel.changed.notify_all()
-                channel.changed.release()

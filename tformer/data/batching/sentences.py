@@ -1,4 +1,18 @@
-"""Pairs of sentences for next-sentence prediction: splitting, tokenising, sampling."""
+"""Pairs of texts for next-sentence prediction (BERT, arXiv 1810.04805, section 3.1): a pure function of (epoch, index).
+
+    [CLS] a [SEP] b [SEP]     label 0: b follows a in its document; 1: b is drawn at random from another document
+
+Text is split into sentences by rules: a sentence ends at the end of a line, and at . ! ? before white space and no
+small letter. The rules know no abbreviations but initials ("J. Smith"); for pairs of neighbouring texts a cut too many
+does no harm. A source of several documents (rows, a folder) has these; in a single plain text file a blank line ends a
+document, as in BERT's own data. Tokens stay in memory, four bytes each, so their number is limited to `MAX_TOKENS`.
+
+Every document is cut into spans of neighbouring sentences, as many as fit into seq_len, at least two. In each epoch a
+span is divided anew: its first sentences are a; b is the rest or, for exactly half of the samples, as many sentences as
+fit from a random place of another document. Nearly all spans fill seq_len; some are shorter, because fine-tuning sees
+short texts (section A.2). A pair that is too long loses tokens of its longer text, a at its front, b at its end. A
+document of one sentence has no pair; it is only drawn as a random second text.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +22,22 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from tformer.data.permutation import derive_key, permute
 from tformer.data.shards.corpus import Example
-from tformer.data.shards.template import pair_template
+from tformer.data.shards.template import fitting_sizes, pair_template, text_room
 from tformer.data.shards.token_files import DOCUMENT_END, in_batches
 from tformer.data.sources.files import Piece, Progress, ShouldStop, total_bytes
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
-LINE_LIMIT = 1 << 20  # characters; a longer line is cut here, whatever stands there
+MAX_TOKENS = 1 << 29  # 2 GB
+SHORT_SHARE = 0.1  # of the spans: those with a random length instead of the greatest
+LINE_LIMIT = 1 << 20  # characters, where a longer line is cut
 
 _BOUNDARY = re.compile(
     r"(?<=[.!?…])(?<!\b[A-Z]\.)\s+(?=[^\sa-z])"
@@ -60,15 +76,6 @@ def sentences_of(pieces: Iterable[Piece]) -> Iterator[Sentence]:
             new_paragraph = new_document = True
 
 
-MAX_TOKENS = 1 << 29  # 2 GB
-
-
-class Encoder(Protocol):
-    """What is needed of a tokenizer."""
-
-    def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
-
-
 @dataclass(frozen=True)
 class SentenceCorpus:
     """Sentence i has the ids `ids[offsets[i] : offsets[i + 1]]`; document d the sentences `documents[d : d + 2]`.
@@ -98,7 +105,7 @@ class SentenceCorpus:
     def split(self, *, fraction: float) -> tuple[SentenceCorpus, SentenceCorpus]:
         """(training part, validation part): the last documents, about `fraction` of the tokens; always the same.
 
-        Both keep at least two documents. Raises InputError when there are fewer than four.
+        Both have at least two documents. Raises InputError for fewer than four.
         """
         if self.num_documents < 4:
             raise InputError(
@@ -125,19 +132,19 @@ class SentenceCorpus:
 
 def prepare_sentences(
     sources: Sequence[TextSource],
-    tokenizer: Encoder,
+    tokenizer: Tokenizer,
     *,
     progress: Progress | None = None,
     should_stop: ShouldStop | None = None,
 ) -> SentenceCorpus:
     """Split and tokenise all documents of the sources.
 
-    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte; when the latter
-    is true, Interrupted is raised. InputError for more than `MAX_TOKENS` tokens.
+    `progress(done_bytes, total_bytes or None)` and `should_stop()` are called about once a megabyte. Raises Interrupted
+    if the latter returns true; InputError for more than `MAX_TOKENS` tokens.
     """
     total = total_bytes(sources)
     name = ", ".join(source.name for source in sources)
-    building = _Building(name)
+    builder = _CorpusBuilder(name)
     for source in sources:
         for batch in in_batches(
             sentences_of(source.documents()),
@@ -145,15 +152,15 @@ def prepare_sentences(
             task=f"tokenising {name}",
             should_stop=should_stop,
         ):
-            building.add(batch, tokenizer.encode_batch([f" {sentence.text}" for sentence in batch]))
+            builder.add(batch, tokenizer.encode_batch([f" {sentence.text}" for sentence in batch]))
             if progress is not None:
-                progress(building.num_bytes, total)
-        building.end_source()
-    return building.finish()
+                progress(builder.num_bytes, total)
+        builder.end_source()
+    return builder.finish()
 
 
-class _Building:
-    """A corpus on its way: growing arrays, and where the source that is being read has begun."""
+class _CorpusBuilder:
+    """Growing arrays of a corpus, and the documents of the current source."""
 
     def __init__(self, name: str) -> None:
         self.name, self.num_bytes = name, 0
@@ -188,7 +195,7 @@ class _Building:
             )
 
     def end_source(self) -> None:
-        """A source of one document has one per paragraph instead."""
+        """In a source of a single document, every paragraph is a document."""
         self._finished += self._documents if len(self._documents) > 1 else self._paragraphs
         self._documents, self._paragraphs = [], []
 
@@ -203,16 +210,11 @@ class _Building:
         )
 
 
-__all__ = ["SentenceCorpus", "SentencePairs", "prepare_sentences"]
-
-SHORT_SHARE = 0.1  # of the spans: of a random length instead of the greatest
-
-
 class SentencePairs:
     """The samples of a corpus. `lengths` are those of real pairs; a random second text may be of another length.
 
-    `token_types=False` is for models without them; a template that does not tell texts apart (RoBERTa) gives none.
-    Raises InputError for a corpus with fewer than two documents, or where none has two sentences, and when the template
+    `token_types=False` is for models without them; a template with equal types for both texts (RoBERTa) has none.
+    Raises InputError for a corpus with fewer than two documents, or none of two sentences, and for a template that
     leaves no room.
     """
 
@@ -228,13 +230,7 @@ class SentencePairs:
         template = pair_template(tokenizer)
         self.corpus, self.seq_len, self.seed = corpus, seq_len, seed
         self.template, self.has_types = template, token_types and template.second_type != 0
-        self.room = seq_len - template.num_special
-        if self.room < 2:
-            raise InputError(
-                f"data.seq_len: {seq_len} tokens leave no room for two texts beside the template's "
-                f"{template.num_special} special tokens",
-                hint=f"set it to at least {template.num_special + 2}",
-            )
+        self.room = text_room(seq_len, template.num_special, texts=2)
         if corpus.num_documents < 2:
             raise InputError(
                 f"{corpus.name}: next_sentence needs at least two documents, found {corpus.num_documents}",
@@ -267,8 +263,9 @@ class SentencePairs:
         middle = int(rng.integers(first + 1, last))
         a, b = self.corpus.tokens(first, middle), self.corpus.tokens(middle, last)
         if is_random:
-            b = self._elsewhere(int(self._document[index]), len(a), rng)
-        a, b = _trim(a, b, self.room)
+            b = self._random_text(int(self._document[index]), len(a), rng)
+        kept_a, kept_b = fitting_sizes(len(a), len(b), self.room)
+        a, b = a[len(a) - kept_a :], b[:kept_b]
         frame = self.template
         ids = np.concatenate([frame.prefix, a, frame.middle, b, frame.suffix]).astype(np.int64)
         types = None
@@ -277,8 +274,8 @@ class SentencePairs:
             types = np.array([*frame.prefix_types, *types_a, *frame.middle_types, *types_b, *frame.suffix_types])
         return Example(ids, token_type_ids=types, label=int(is_random))
 
-    def _elsewhere(self, document: int, taken: int, rng: np.random.Generator) -> np.ndarray:
-        """Whole sentences from a random one outside `document` on that fit beside `taken` tokens; one at least."""
+    def _random_text(self, document: int, taken: int, rng: np.random.Generator) -> np.ndarray:
+        """Whole sentences from outside `document` that fit beside `taken` tokens, at least one."""
         offsets, documents = self.corpus.offsets, self.corpus.documents
         begin, end = documents[document], documents[document + 1]
         start = int(rng.integers(0, self.corpus.num_sentences - (end - begin)))
@@ -289,9 +286,9 @@ class SentencePairs:
 
 
 def _spans(corpus: SentenceCorpus, room: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(first, last) sentences of the spans [first, last): together every sentence that has a neighbour.
+    """(first, last) sentences of the spans [first, last), which cover every sentence that has a neighbour.
 
-    A single sentence at the end of a document is paired with the one before it once more.
+    A single sentence at the end of a document shares a span with the one before it, which is then used twice.
     """
     rng = np.random.default_rng(seed)
     sizes = np.diff(corpus.offsets).tolist()
@@ -312,10 +309,3 @@ def _spans(corpus: SentenceCorpus, room: int, *, seed: int) -> tuple[np.ndarray,
 
 def _limit(room: int, rng: np.random.Generator) -> int:
     return int(rng.integers(2, room + 1)) if rng.random() < SHORT_SHARE else room
-
-
-def _trim(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Both, shortened to `room` tokens together: the longer one first, `a` at its front, `b` at its end."""
-    keep_a = max(room - len(b), room - room // 2)
-    keep_b = max(room - len(a), room // 2)
-    return a[max(0, len(a) - keep_a) :], b[:keep_b]

@@ -1,7 +1,26 @@
-"""Training windows of a token corpus, for causal and for masked language models."""
+"""Training windows of a token corpus, for causal and for masked language models: a pure function of (epoch, index).
+
+`LmWindows` hold up to T + 1 ids (T = seq_len): the first T are the inputs, the last T the labels, so neighbouring
+windows share one id and no token is predicted twice in an epoch. `MaskedWindows` hold at most T ids, among them the
+special tokens that the tokenizer's template puts around a text ([CLS] ... [SEP]); nothing is shifted, and every token
+of the corpus is in some window of every epoch.
+
+Packing:
+- concat: documents one after the other, cut into windows of one length. Each epoch has its own offset, drawn from
+  (seed, epoch), so that a token is seen in different contexts. `LmWindows` leave out what does not fill a window at
+  both ends; `MaskedWindows` move the first and the last window inside the corpus, where they overlap their neighbours.
+- documents: as many whole documents, in order, as fit; a longer one is split, and its rest is packed with what follows.
+- none: one document an example; a longer document is split into several, none is truncated.
+
+Where the template ends with the token that ends documents (RoBERTa's </s>), packings "documents" and "none" have it
+once. The order of samples is decided by `BatchPlan`, the masks by the objective.
+"""
+
+# Shapes: n samples, t ids of one sample.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,16 +28,96 @@ import numpy as np
 
 from tformer.data.permutation import derive_key
 from tformer.data.shards.corpus import Example, TokenCorpus
+from tformer.data.shards.template import text_room
 from tformer.errors import InputError
 
 Packing = Literal["concat", "documents", "none"]
 
 
-class LmWindows:
-    """The samples of a corpus. `lengths` is None when every sample has seq_len + 1 ids (concat), else one per sample.
+class Windows(ABC):
+    """The samples of a corpus. `lengths` are their numbers of ids; None if all have the same (concat)."""
 
-    Raises InputError when the corpus cannot fill one window.
-    """
+    def __init__(
+        self,
+        corpus: TokenCorpus,
+        seq_len: int,
+        *,
+        room: int,
+        shared: int,
+        prefix: Sequence[int] | np.ndarray,
+        suffix: Sequence[int] | np.ndarray,
+        packing: Packing,
+        seed: int,
+        document_mask: bool,
+    ) -> None:
+        """`room`: most tokens of text in a window; `shared`: tokens that neighbouring windows share."""
+        self.corpus, self.seq_len, self.packing, self.seed = corpus, seq_len, packing, seed
+        self.document_mask = document_mask
+        self.prefix, self.suffix = np.array(prefix, dtype=np.int64), np.array(suffix, dtype=np.int64)
+        self.lengths: np.ndarray | None = None
+        self._room = room
+        self._starts = self._sizes = np.zeros(0, dtype=np.int64)
+        if packing == "concat":
+            self._count = self._num_concat_windows()
+        else:
+            cut = pack_documents if packing == "documents" else cut_documents
+            self._starts, sizes = cut(corpus.document_offsets, room, shared=shared)
+            self._sizes = sizes - self._ends_twice(self._starts, sizes)
+            self.lengths = self._sizes + len(self.prefix) + len(self.suffix)
+            self._count = len(self._starts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
+        """int64 [n, t] with one t for all, the fast way for packing "concat"; the other packings have `examples`."""
+        if self.packing != "concat":
+            raise ValueError(f'windows() needs packing "concat", found "{self.packing}"')
+        text = self.corpus.gather(self._concat_starts(epoch, np.asarray(indices, dtype=np.int64)), self._room)
+        begin, end = (np.broadcast_to(ids, (len(text), len(ids))) for ids in (self.prefix, self.suffix))
+        return np.concatenate([begin, text, end], axis=1)
+
+    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
+        """The samples of any packing, with document ids if `document_mask` is set."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if self.packing == "concat":
+            starts = self._concat_starts(epoch, indices)
+            texts = list(self.corpus.gather(starts, self._room))
+        else:
+            starts, stops = self._starts[indices], self._starts[indices] + self._sizes[indices]
+            texts = [self.corpus.slice(*span) for span in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return [self._example(start, text) for start, text in zip(starts.tolist(), texts, strict=True)]
+
+    @abstractmethod
+    def offset(self, epoch: int) -> int:
+        """By how many tokens the windows of an epoch are moved (concat)."""
+
+    @abstractmethod
+    def _num_concat_windows(self) -> int: ...
+
+    @abstractmethod
+    def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray: ...
+
+    def _example(self, start: int, text: np.ndarray) -> Example:
+        edges = (len(self.prefix), len(self.suffix))
+        ids = np.concatenate([self.prefix, text, self.suffix]) if any(edges) else text
+        if not self.document_mask:
+            return Example(ids)
+        documents = document_ids(self.corpus, start, len(text))
+        if any(edges):  # special tokens belong to the documents next to them
+            documents = np.pad(documents, edges, mode="edge")
+        return Example(ids, documents)
+
+    def _ends_twice(self, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """bool [n]: the text's last token is the one that the suffix begins with."""
+        if not len(self.suffix):
+            return np.zeros(len(starts), dtype=bool)
+        last = self.corpus.gather(starts + sizes - 1, 1)[:, 0]
+        return (last == self.suffix[0]) & (sizes > 1)
+
+
+class LmWindows(Windows):
+    """Windows of a causal language model. Raises InputError if the corpus cannot fill one window."""
 
     def __init__(
         self,
@@ -36,64 +135,78 @@ class LmWindows:
                 f"{seq_len} tokens and its label need",
                 hint=f"give more text, or set data.seq_len to at most {len(corpus) - 1}" if len(corpus) > 1 else None,
             )
-        self.corpus, self.seq_len, self.packing, self.seed = corpus, seq_len, packing, seed
-        self.document_mask = document_mask
-        self.split_documents = 0  # documents longer than one window
-        self._starts: np.ndarray | None = None
-        self.lengths: np.ndarray | None = None
-        if packing == "concat":
-            self._count = max(1, len(corpus) // seq_len - 1)
-            return
-        cut = pack_documents if packing == "documents" else cut_documents
-        sizes = np.diff(corpus.document_offsets)
-        self._starts, self.lengths = cut(corpus.document_offsets, seq_len + 1, shared=1)
-        self._count = len(self._starts)
-        self.split_documents = int((sizes > seq_len + 1).sum())
-        if self._count == 0:
+        super().__init__(
+            corpus,
+            seq_len,
+            room=seq_len + 1,
+            shared=1,
+            prefix=(),
+            suffix=(),
+            packing=packing,
+            seed=seed,
+            document_mask=document_mask,
+        )
+        if not len(self):
             raise InputError(f"{corpus.name}: no document has the 2 tokens that one prediction needs")
-
-    def __len__(self) -> int:
-        return self._count
 
     def offset(self, epoch: int) -> int:
         """Where the first window of an epoch starts (concat), in [0, seq_len)."""
-        spare = len(self.corpus) - 1 - self._count * self.seq_len
+        spare = len(self.corpus) - 1 - len(self) * self.seq_len
         return derive_key("window offset", self.seed, epoch) % (min(spare, self.seq_len - 1) + 1)
 
-    def windows(self, epoch: int, indices: np.ndarray | list[int]) -> np.ndarray:
-        """int64 [n, seq_len + 1], the fast way for packing "concat"; the other packings have `examples`."""
-        if self.packing != "concat":
-            raise ValueError(f'windows() needs packing "concat", found "{self.packing}"')
-        return self.corpus.gather(self._concat_starts(epoch, indices), self.seq_len + 1)
+    def _num_concat_windows(self) -> int:
+        return max(1, len(self.corpus) // self.seq_len - 1)
 
-    def window(self, epoch: int, index: int) -> np.ndarray:
-        """int64 [t]: the ids of one sample; t = seq_len + 1 for packing "concat", else at most that."""
-        return self.examples(epoch, [index])[0].ids
+    def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        return self.offset(epoch) + indices * self.seq_len
 
-    def examples(self, epoch: int, indices: np.ndarray | list[int]) -> list[Example]:
-        """The samples of any packing, with document ids when `document_mask` is set."""
-        indices = np.asarray(indices, dtype=np.int64)
-        if self._starts is None or self.lengths is None:
-            starts, rows = self._concat_starts(epoch, indices), list(self.windows(epoch, indices))
-        else:
-            starts = self._starts[indices]
-            rows = [
-                self.corpus.slice(int(start), int(start + length))
-                for start, length in zip(starts, self.lengths[indices], strict=True)
-            ]
-        if not self.document_mask:
-            return [Example(ids) for ids in rows]
-        return [
-            Example(ids, document_ids(self.corpus, int(start), len(ids)))
-            for start, ids in zip(starts, rows, strict=True)
-        ]
 
-    def _concat_starts(self, epoch: int, indices: np.ndarray | list[int]) -> np.ndarray:
-        return self.offset(epoch) + np.asarray(indices, dtype=np.int64) * self.seq_len
+class MaskedWindows(Windows):
+    """Windows of a masked language model, between the special tokens `prefix` and `suffix`.
+
+    Raises InputError if the special tokens leave no room.
+    """
+
+    def __init__(
+        self,
+        corpus: TokenCorpus,
+        seq_len: int,
+        *,
+        prefix: Sequence[int] | np.ndarray = (),
+        suffix: Sequence[int] | np.ndarray = (),
+        packing: Packing = "concat",
+        seed: int = 0,
+        document_mask: bool = False,
+    ) -> None:
+        room = text_room(seq_len, len(prefix) + len(suffix))
+        super().__init__(
+            corpus,
+            seq_len,
+            room=min(room, len(corpus)) if packing == "concat" else room,
+            shared=0,
+            prefix=prefix,
+            suffix=suffix,
+            packing=packing,
+            seed=seed,
+            document_mask=document_mask,
+        )
+
+    def offset(self, epoch: int) -> int:
+        """How many tokens before the multiples of their length an epoch's windows start (concat)."""
+        spare = len(self) * self._room - len(self.corpus)
+        return derive_key("window offset", self.seed, epoch) % min(self._room, spare + 1)
+
+    def _num_concat_windows(self) -> int:
+        if len(self.corpus) == self._room:
+            return 1
+        return -(-len(self.corpus) // self._room) + 1  # one more than needed, so that they can be moved
+
+    def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        return np.clip(indices * self._room - self.offset(epoch), 0, len(self.corpus) - self._room)
 
 
 def document_ids(corpus: TokenCorpus, start: int, length: int) -> np.ndarray:
-    """[length]: which document each token from `start` on belongs to, counted from the first one's (0)."""
+    """[length]: the document of each token from `start` on, counted from the first one's (0)."""
     numbers = np.searchsorted(corpus.document_offsets, np.arange(start, start + length), side="right")
     return numbers - numbers[0]
 
@@ -109,8 +222,8 @@ def restarting_positions(document_ids: np.ndarray) -> np.ndarray:
 def cut_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.ndarray, np.ndarray]:
     """(starts, lengths) of one or more pieces per document, at most `width` tokens each.
 
-    Neighbouring pieces of a document share `shared` tokens (1 where the last one is only a label); a document of no
-    more tokens than that gives no piece.
+    Neighbouring pieces of a document share `shared` tokens (1 if the last one is only a label); a document of no more
+    tokens than that gives no piece.
     """
     sizes, step = np.diff(offsets), width - shared
     pieces = np.maximum(0, -(-(sizes - shared) // step))
@@ -123,7 +236,7 @@ def cut_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.n
 def pack_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.ndarray, np.ndarray]:
     """(starts, lengths) of consecutive token ranges that end where a document ends, unless one document fills them.
 
-    A document that is split goes on with its last `shared` tokens again; a range of no more tokens is left out.
+    The rest of a split document begins with its last `shared` tokens again; a range of no more tokens is left out.
     """
     starts: list[int] = []
     lengths: list[int] = []
@@ -131,103 +244,10 @@ def pack_documents(offsets: np.ndarray, width: int, *, shared: int) -> tuple[np.
     while total - start > shared:
         limit = start + width
         end = next_start = int(offsets[np.searchsorted(offsets, limit, side="right") - 1])
-        if end <= start:  # no document ends in here: split it
+        if end <= start:  # no document ends in this range: split it
             end, next_start = limit, limit - shared
         if end - start > shared:
             starts.append(start)
             lengths.append(end - start)
         start = next_start
     return np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
-
-
-class MaskedWindows:
-    """The samples of a corpus. `lengths` is None when all have the same (concat), else one per sample, in ids.
-
-    `prefix` and `suffix` are the special tokens before and after the text. Raises InputError when they leave no room.
-    """
-
-    def __init__(
-        self,
-        corpus: TokenCorpus,
-        seq_len: int,
-        *,
-        prefix: Sequence[int] | np.ndarray = (),
-        suffix: Sequence[int] | np.ndarray = (),
-        packing: Packing = "concat",
-        seed: int = 0,
-        document_mask: bool = False,
-    ) -> None:
-        self.corpus, self.seq_len, self.packing, self.seed = corpus, seq_len, packing, seed
-        self.prefix, self.suffix = np.array(prefix, dtype=np.int64), np.array(suffix, dtype=np.int64)
-        self.document_mask = document_mask
-        num_special = len(self.prefix) + len(self.suffix)
-        room = seq_len - num_special
-        if room < 1:
-            raise InputError(
-                f"data.seq_len: {seq_len} tokens leave no room for text beside the template's {num_special} special "
-                f"tokens",
-                hint=f"set it to at least {num_special + 1}",
-            )
-        self.split_documents = 0  # documents longer than one window
-        self._starts: np.ndarray | None = None
-        self._sizes: np.ndarray | None = None  # of the text alone
-        self.lengths: np.ndarray | None = None
-        if packing == "concat":
-            self._room = min(room, len(corpus))
-            # One window more than needed: that is what leaves the offsets room to move.
-            self._count = 1 if len(corpus) <= room else -(-len(corpus) // room) + 1
-            return
-        cut = pack_documents if packing == "documents" else cut_documents
-        self._starts, sizes = cut(corpus.document_offsets, room, shared=0)
-        self._sizes = sizes - self._ends_twice(self._starts, sizes)
-        self.lengths = self._sizes + num_special
-        self._count = len(self._starts)
-        self.split_documents = int((np.diff(corpus.document_offsets) > room).sum())
-
-    def __len__(self) -> int:
-        return self._count
-
-    def offset(self, epoch: int) -> int:
-        """How many tokens earlier than at multiples of their length an epoch's windows start (concat)."""
-        spare = self._count * self._room - len(self.corpus)
-        return derive_key("window offset", self.seed, epoch) % min(self._room, spare + 1)
-
-    def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
-        """int64 [n, t] with one t for all, the fast way for packing "concat"; the other packings have `examples`."""
-        if self.packing != "concat":
-            raise ValueError(f'windows() needs packing "concat", found "{self.packing}"')
-        text = self.corpus.gather(self._concat_starts(epoch, indices), self._room)
-        begin, end = (np.broadcast_to(ids, (len(text), len(ids))) for ids in (self.prefix, self.suffix))
-        return np.concatenate([begin, text, end], axis=1)
-
-    def window(self, epoch: int, index: int) -> np.ndarray:
-        """int64 [t]: the ids of one sample."""
-        return self.examples(epoch, [index])[0].ids
-
-    def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Example]:
-        """The samples of any packing, with document ids when `document_mask` is set."""
-        indices = np.asarray(indices, dtype=np.int64)
-        if self._starts is None or self._sizes is None:
-            starts, sizes = self._concat_starts(epoch, indices), np.full(len(indices), self._room)
-        else:
-            starts, sizes = self._starts[indices], self._sizes[indices]
-        return [self._example(int(start), int(size)) for start, size in zip(starts, sizes, strict=True)]
-
-    def _example(self, start: int, size: int) -> Example:
-        ids = np.concatenate([self.prefix, self.corpus.slice(start, start + size), self.suffix])
-        if not self.document_mask:
-            return Example(ids)
-        # The special tokens belong to the documents that they stand beside.
-        documents = np.pad(document_ids(self.corpus, start, size), (len(self.prefix), len(self.suffix)), mode="edge")
-        return Example(ids, documents)
-
-    def _concat_starts(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
-        starts = np.asarray(indices, dtype=np.int64) * self._room - self.offset(epoch)
-        return np.clip(starts, 0, len(self.corpus) - self._room)
-
-    def _ends_twice(self, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """bool [n]: the text's last token is the one that the suffix begins with."""
-        if not len(self.suffix):
-            return np.zeros(len(starts), dtype=bool)
-        last = self.corpus.gather(starts + sizes - 1, 1)[:, 0]
-        return (last == self.suffix[0]) & (sizes > 1)

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Token ids: the shards and cache of running text, and labelled rows and pairs in memory."""

@@ -32,7 +32,6 @@ import numpy as np
 from tformer.data.shards import token_files
 from tformer.data.shards.token_files import (
     DamagedShardError,
-    Encoder,
     map_array,
     shard_path,
     storage_error,
@@ -44,6 +43,7 @@ from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.text import TextSource
 from tformer.device import default_cache_dir
 from tformer.errors import InputError
+from tformer.tokenizer import Tokenizer
 
 TEMPORARY = ".tmp-"  # begins the names of temporary directories
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
@@ -130,10 +130,6 @@ class TokenCorpus:
         last = int(np.searchsorted(self.all_documents, self.stop, side="left"))
         return np.clip(self.all_documents[first : last + 1] - self.start, 0, len(self))
 
-    @property
-    def num_documents(self) -> int:
-        return len(self.document_offsets) - 1
-
     @cached_property
     def num_bytes(self) -> int:
         """UTF-8 bytes of the text (newlines counted once, no byte order mark) that these tokens stand for."""
@@ -183,7 +179,7 @@ class TokenCorpus:
 
 def token_corpus(
     source: TextSource,
-    tokenizer: Encoder,
+    tokenizer: Tokenizer,
     *,
     cache_dir: Path | str | None = None,
     progress: Progress | None = None,
@@ -271,7 +267,7 @@ def _sweep(home: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _publish(folder: Path, entry: Path, name: str, tokenizer: Encoder) -> None:
+def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None:
     """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
     try:
         with _locked(entry.parent):
@@ -295,7 +291,7 @@ def _publish(folder: Path, entry: Path, name: str, tokenizer: Encoder) -> None:
 
 
 def _open_entry(
-    entry: Path, name: str, tokenizer: Encoder, *, notes: tuple[str, ...] = (), owner: object = None
+    entry: Path, name: str, tokenizer: Tokenizer, *, notes: tuple[str, ...] = (), owner: object = None
 ) -> TokenCorpus:
     """Maps a cache entry. Raises DamagedShardError if a file is missing, cut, changed or of another tokenizer."""
     digest = bytes.fromhex(tokenizer.sha256)

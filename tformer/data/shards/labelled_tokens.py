@@ -1,4 +1,6 @@
-"""Labelled rows as token ids in memory, and the held-out part of labelled data."""
+"""Labelled rows as token ids in memory: template, truncation and token types applied, labels as numbers."""
+
+# Shapes: N examples, L labels.
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from tformer.data.shards.template import (
     assemble,
     pair_template,
     single_template,
+    text_room,
 )
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop
@@ -25,11 +28,9 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
-# Shapes: N examples, L labels; M ids of all examples together.
-
 
 class RowSource(Protocol):
-    """What is needed of a `LabelledSource`."""
+    """Rows to tokenise: a `LabelledSource`, or rows in memory."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +40,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class LabelledTokens:
-    """Examples by number; the same in every epoch.
+    """Examples by number, the same in every epoch.
 
     Attributes:
         labels: int64 [N] classes, float32 [N] scores, bool [N, L] for several labels, or None.
@@ -116,11 +117,11 @@ def tokenise_labelled(
 
     Args:
         index: of the labels; None: `numeric` scores, or no labels.
-        token_types: the model tells first and second texts apart: pairs get `token_type_ids`.
-        progress: called with the characters done and those in all.
+        token_types: pairs get `token_type_ids`, for a model that uses them.
+        progress: called with the characters done and their total.
 
-    Raises InputError for a wrong row, an unknown label, or no room beside the special tokens; Interrupted when
-    `should_stop` says so.
+    Raises InputError for a wrong row, an unknown label, or no room beside the special tokens; Interrupted if
+    `should_stop` returns true.
     """
     rows = [row for source in sources for row in source.rows()]
     name = ", ".join(dict.fromkeys(source.name for source in sources))
@@ -129,12 +130,7 @@ def tokenise_labelled(
     labels = _labels(rows, index, numeric=numeric)
     is_pair = rows[0].text2 is not None
     template = pair_template(tokenizer) if is_pair else single_template(tokenizer)
-    room = seq_len - template.num_special
-    if room < 1 + is_pair:
-        raise InputError(
-            f"data.seq_len: {seq_len} tokens leave no room for text beside {template.num_special} special tokens",
-            hint=f"set it to at least {template.num_special + 1 + is_pair}",
-        )
+    room = text_room(seq_len, template.num_special, texts=1 + is_pair)
     dtype = token_dtype(tokenizer.vocab_size)
     ids: list[tuple[np.ndarray, np.ndarray]] = []
     types: list[tuple[np.ndarray, np.ndarray]] = []

@@ -1,4 +1,14 @@
-"""Pairs as token ids in memory: filter, tokenise, join, split."""
+"""Pairs as token ids in memory: tokenised, filtered, joined and split.
+
+    source  the text inside the special tokens of its tokenizer's template: [START] a [END], a </s>, <s> a </s>
+    target  the text and the end-of-sequence token; the objective adds the decoder's start
+
+A pair is left out if a side is empty (no text, or no tokens), if a side is longer than its limit, or if one side has
+more than `max_length_ratio` times the tokens of the other. Each is counted for the first reason that applies. A pair
+that is too long and kept loses the end of its text, never a special token.
+"""
+
+# Shapes: N pairs, n of one batch; t and u ids of one source and one target.
 
 from __future__ import annotations
 
@@ -17,6 +27,7 @@ from tformer.data.shards.template import (
     TextTemplate,
     assemble,
     single_template,
+    text_room,
     texts_as_bytes,
 )
 from tformer.data.shards.token_files import in_batches, token_dtype
@@ -25,15 +36,12 @@ from tformer.data.sources.tables import PairRow
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
-# Shapes: N rows, M values of all of them together.
-
-
-# Shapes: N pairs; t and u ids of one source and one target.
+Overlong = Literal["drop", "truncate", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
 class PairExample:
-    """One pair: source ids [t] inside their template, target ids [u] up to and with their end; the task's number."""
+    """One pair: source ids [t] with their template, target ids [u] with their end, and the number of its task."""
 
     source: np.ndarray
     target: np.ndarray
@@ -44,12 +52,27 @@ class PairExample:
 
 
 @dataclass(frozen=True)
+class SideTokens:
+    """The sources or the targets of a set of pairs: ids, and texts in UTF-8."""
+
+    ids: Ragged
+    texts: Ragged
+
+    def subset(self, indices: np.ndarray) -> SideTokens:
+        return SideTokens(self.ids.subset(indices), self.texts.subset(indices))
+
+    @classmethod
+    def join(cls, parts: Sequence[SideTokens]) -> SideTokens:
+        return cls(Ragged.concatenate([part.ids for part in parts]), Ragged.concatenate([part.texts for part in parts]))
+
+
+@dataclass(frozen=True)
 class PairTokens:
-    """Pairs by number; the same in every epoch.
+    """Pairs by number, the same in every epoch.
 
     Attributes:
-        seq_len, target_seq_len: the most ids of a source and of a target, all special tokens included.
-        tasks: names of the tasks; `PairExample.task` is a number in here.
+        seq_len, target_seq_len: most ids of a source and of a target, with all special tokens.
+        tasks: names of the tasks, numbered as in `PairExample.task`.
         notes: how many pairs were left out or cut, and why.
     """
 
@@ -59,24 +82,22 @@ class PairTokens:
     target_seq_len: int
     tasks: tuple[str, ...]
     notes: tuple[str, ...]
-    _sources: Ragged
-    _targets: Ragged
-    _source_texts: Ragged
-    _target_texts: Ragged
-    _tasks: np.ndarray  # int64 [N]
+    sources: SideTokens
+    targets: SideTokens
+    task_numbers: np.ndarray  # int64 [N]
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self.task_numbers)
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """int64 [N]: ids of each source, template included."""
-        return self._sources.lengths
+        """int64 [N]: ids of each source, with its template."""
+        return self.sources.ids.lengths
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """int64 [N]: ids of each target, its end included."""
-        return self._targets.lengths
+        """int64 [N]: ids of each target, with its end."""
+        return self.targets.ids.lengths
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -87,30 +108,26 @@ class PairTokens:
         """The pairs with these numbers."""
         return [
             PairExample(
-                self._sources.row(index).astype(np.int64),
-                self._targets.row(index).astype(np.int64),
-                int(self._tasks[index]),
+                self.sources.ids.row(index).astype(np.int64),
+                self.targets.ids.row(index).astype(np.int64),
+                int(self.task_numbers[index]),
             )
             for index in np.asarray(indices, dtype=np.int64).tolist()
         ]
 
     def texts(self, index: int) -> tuple[str, str]:
         """(source with its prefix, target) as they were read."""
-        return self._source_texts.text(index), self._target_texts.text(index)
+        return self.sources.texts.text(index), self.targets.texts.text(index)
 
     @property
     def named_tasks(self) -> tuple[str, ...]:
-        """The names of the tasks that pairs in here have, when there are several."""
+        """The names of the tasks of these pairs; empty if there is only one."""
         named = tuple(task for task in self.tasks if task and len(self.of_task(task)))
         return named if len(named) > 1 else ()
 
     def of_task(self, task: str) -> np.ndarray:
         """int64 [n]: the numbers of the pairs of one of `tasks`."""
-        return np.flatnonzero(self._tasks == self.tasks.index(task))
-
-    def source_bytes(self, index: int) -> bytes:
-        """The source text in UTF-8."""
-        return self._source_texts.row(index).tobytes()
+        return np.flatnonzero(self.task_numbers == self.tasks.index(task))
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> PairTokens:
         """Some of the pairs, in this order; their ids and texts are shared, not copied."""
@@ -118,11 +135,9 @@ class PairTokens:
         return replace(
             self,
             fingerprint=hashlib.sha256(self.fingerprint.encode() + chosen.tobytes()).hexdigest(),
-            _sources=self._sources.subset(chosen),
-            _targets=self._targets.subset(chosen),
-            _source_texts=self._source_texts.subset(chosen),
-            _target_texts=self._target_texts.subset(chosen),
-            _tasks=self._tasks[chosen],
+            sources=self.sources.subset(chosen),
+            targets=self.targets.subset(chosen),
+            task_numbers=self.task_numbers[chosen],
         )
 
     def split(self, *, fraction: float) -> tuple[PairTokens, PairTokens]:
@@ -133,7 +148,10 @@ class PairTokens:
         Raises InputError if there are not two different sources.
         """
         key = derive_key("held out pairs", 0).to_bytes(8, "little")
-        digests = [hashlib.blake2b(self.source_bytes(n), digest_size=8, key=key).digest() for n in range(len(self))]
+        digests = [
+            hashlib.blake2b(self.sources.texts.row(n).tobytes(), digest_size=8, key=key).digest()
+            for n in range(len(self))
+        ]
         hashes_N = np.frombuffer(b"".join(digests), dtype=">u8")
         groups, counts = np.unique(hashes_N, return_counts=True)
         if len(groups) < 2:
@@ -149,11 +167,10 @@ class PairTokens:
 
 
 def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
-    """Several sets as one, in order; tasks of one name are one task. Tokenised with the same tokenizers."""
+    """Several sets, of the same tokenizers, as one, in order; tasks of one name are one task."""
     if len(parts) == 1:
         return parts[0]
     tasks = tuple(dict.fromkeys(task for part in parts for task in part.tasks))
-    numbers = [np.array([tasks.index(task) for task in part.tasks], dtype=np.int64)[part._tasks] for part in parts]
     return PairTokens(
         name=", ".join(dict.fromkeys(part.name for part in parts)),
         fingerprint=hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest(),
@@ -161,47 +178,58 @@ def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
         target_seq_len=max(part.target_seq_len for part in parts),
         tasks=tasks,
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-        _sources=Ragged.concatenate([part._sources for part in parts]),
-        _targets=Ragged.concatenate([part._targets for part in parts]),
-        _source_texts=Ragged.concatenate([part._source_texts for part in parts]),
-        _target_texts=Ragged.concatenate([part._target_texts for part in parts]),
-        _tasks=np.concatenate(numbers),
+        sources=SideTokens.join([part.sources for part in parts]),
+        targets=SideTokens.join([part.targets for part in parts]),
+        task_numbers=np.concatenate(
+            [np.array([tasks.index(task) for task in part.tasks], dtype=np.int64)[part.task_numbers] for part in parts]
+        ),
     )
 
 
-# Shapes: n pairs of one batch.
+class SideBuilder:
+    """The tokenizer, template and limit of one side of the pairs, and what was added so far."""
 
+    def __init__(self, tokenizer: Tokenizer, template: TextTemplate, limit: int, *, key: str) -> None:
+        self.tokenizer, self.template, self.limit = tokenizer, template, limit
+        self.room = text_room(limit, template.num_special, key=key)
+        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._ids: list[tuple[np.ndarray, np.ndarray]] = []
+        self._texts: list[tuple[np.ndarray, np.ndarray]] = []
 
-Overlong = Literal["drop", "truncate", "refuse"]
+    def add(self, texts: Sequence[str], encoded: Sequence[Sequence[int]]) -> None:
+        ids, _, lengths, _ = assemble(encoded, self.template, room=self.room, pairs=False, truncation="head")
+        self._ids.append((ids.astype(self._dtype), lengths))
+        self._texts.append(texts_as_bytes(texts))
+
+    def tokens(self) -> SideTokens:
+        return SideTokens(Ragged.join(self._ids), Ragged.join(self._texts))
 
 
 class PairFilter:
-    """Chooses batch by batch, and counts.
+    """Chooses the pairs to keep, batch by batch, and counts the others.
 
     Args:
-        limits: the most ids of a source and of a target, special tokens included, as messages name them.
-        rooms: the same without special tokens.
-        overlong: "drop"; "truncate": longer ones stay, and are cut by the caller; "refuse": they are an error.
+        overlong: "drop"; "truncate": longer pairs are kept, and cut by the caller; "refuse": they are an error.
         max_length_ratio: None: any.
-        keep_all: nothing is left out, for evaluation: "drop" is then as "truncate".
+        keep_all: nothing is left out, for evaluation: "drop" then means "truncate".
     """
 
     def __init__(
         self,
-        limits: tuple[int, int],
+        sides: tuple[SideBuilder, SideBuilder],
         *,
-        rooms: tuple[int, int],
         overlong: Overlong,
         max_length_ratio: float | None,
         keep_all: bool,
     ) -> None:
-        self._limits, self._rooms, self._ratio = limits, rooms, max_length_ratio
+        self._limits, self._rooms = ([side.limit for side in sides], [side.room for side in sides])
+        self._ratio = max_length_ratio
         self._overlong, self._keep_all = overlong, keep_all
         self._read = self._cut = 0
         self._out: Counter[str] = Counter()
 
     def keep(self, rows: Sequence[PairRow], sources: list[list[int]], targets: list[list[int]]) -> list[int]:
-        """The numbers of the rows that stay; ids without special tokens. Raises InputError for what is refused."""
+        """The numbers of the rows to keep; ids are without special tokens. Raises InputError for a refused row."""
         self._read += len(rows)
         source_n, target_n = (np.array([len(ids) for ids in side], dtype=np.int64) for side in (sources, targets))
         blank = [not row.source.strip() or not row.target.strip() for row in rows]
@@ -210,16 +238,16 @@ class PairFilter:
         uneven = np.zeros_like(empty)
         if self._ratio is not None:
             uneven = np.maximum(source_n, target_n) > self._ratio * np.minimum(source_n, target_n)
-        left = np.ones_like(empty)
+        kept = np.ones_like(empty)
         reasons = {"empty": empty, "long": overlong & (self._overlong == "drop"), "ratio": uneven}
         for reason, out in () if self._keep_all else reasons.items():
-            self._out[reason] += int((out & left).sum())
-            left &= ~out
-        if self._overlong == "refuse" and (overlong & left).any():
-            first = int(np.flatnonzero(overlong & left)[0])
+            self._out[reason] += int((out & kept).sum())
+            kept &= ~out
+        if self._overlong == "refuse" and (overlong & kept).any():
+            first = int(np.flatnonzero(overlong & kept)[0])
             raise self._too_long(rows[first], (len(sources[first]), len(targets[first])))
-        self._cut += int((overlong & left).sum())
-        return np.flatnonzero(left).tolist()
+        self._cut += int((overlong & kept).sum())
+        return np.flatnonzero(kept).tolist()
 
     def notes(self, name: str) -> tuple[str, ...]:
         """How many pairs were left out and why, and how many were cut."""
@@ -231,7 +259,7 @@ class PairFilter:
         return tuple(notes)
 
     def nothing_left(self, name: str) -> InputError:
-        """What is wrong when no pair stays."""
+        """The error if no pair is kept."""
         if not self._read:
             return InputError(f"{name}: no rows")
         return InputError(
@@ -245,7 +273,7 @@ class PairFilter:
         return InputError(
             f"{row.place}: the {('source', 'target')[side]} has {lengths[side] + special:,} tokens, "
             f"expected at most {self._limits[side]:,}",
-            hint="that is what the model reads; leave the pair out",
+            hint="the model reads no more; leave the pair out",
         )
 
     def _reasons(self) -> str:
@@ -261,11 +289,8 @@ class PairFilter:
         return f"longer than {source:,} tokens" + ("" if source == target else f" (targets: {target:,})")
 
 
-# Shapes: N pairs.
-
-
 class RowSource(Protocol):
-    """What is needed of a `PairSource`."""
+    """Rows to tokenise: a `PairSource`, or pairs in memory."""
 
     @property
     def name(self) -> str: ...
@@ -292,57 +317,45 @@ def tokenise_pairs(
     """All rows of the sources, read and tokenised.
 
     Args:
-        seq_len, target_seq_len: the most ids of a source and of a target (`eos` included; a forced first token is not).
-        eos: what ends a target, in its own vocabulary.
-        overlong: what becomes of longer pairs: left out, cut, or an error.
-        max_length_ratio: of the token counts of both sides, without special tokens and before any cutting.
-        keep_all: for evaluation: no pair is left out, too long ones are cut (or an error).
-        tasks: names that are numbered first, so that sets tokenised one by one agree; others follow as they come.
-        progress: called with the bytes done and those in all.
+        seq_len, target_seq_len: most ids of a source and of a target, with `eos` but without a forced first token.
+        eos: the id that ends a target.
+        overlong: longer pairs are left out, cut, or an error.
+        max_length_ratio: of the token counts of both sides, without special tokens and before cutting.
+        keep_all: for evaluation: no pair is left out, longer ones are cut (or an error).
+        tasks: names that are numbered first, so that sets tokenised one by one agree; others follow in order.
+        progress: called with the bytes done and their total.
 
     Raises InputError: a wrong row, no room beside the special tokens, no pair left, a pair that is refused for its
-    length; Interrupted when `should_stop` says so.
+    length; Interrupted if `should_stop` returns true.
     """
     name = ", ".join(dict.fromkeys(source.name for source in sources))
     template = single_template(tokenizer)
     ending = TextTemplate((), (), (eos,), (), (), (0,), second_type=0)
-    room = _room(seq_len, template, key="data.seq_len")
-    target_room = _room(target_seq_len, ending, key="data.target_seq_len")
-    chosen = PairFilter(
-        (seq_len, target_seq_len),
-        rooms=(room, target_room),
-        overlong=overlong,
-        max_length_ratio=max_length_ratio,
-        keep_all=keep_all,
+    sides = (
+        SideBuilder(tokenizer, template, seq_len, key="data.seq_len"),
+        SideBuilder(target_tokenizer, ending, target_seq_len, key="data.target_seq_len"),
     )
+    pair_filter = PairFilter(sides, overlong=overlong, max_length_ratio=max_length_ratio, keep_all=keep_all)
     task_ids = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
-    sides: tuple[list[tuple[np.ndarray, np.ndarray]], ...] = ([], [], [], [])
     numbers: list[int] = []
-    total = total_bytes(sources)
-    done = 0
+    total, done = total_bytes(sources), 0
     rows = (row for source in sources for row in source.rows())
     for batch in in_batches(
         rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenising {name}", should_stop=should_stop
     ):
         texts = [[row.source for row in batch], [row.target for row in batch]]
-        encoded = [tokenizer.encode_batch(texts[0]), target_tokenizer.encode_batch(texts[1])]
-        kept = chosen.keep(batch, *encoded)
-        texts, encoded = [[side[n] for n in kept] for side in texts], [[side[n] for n in kept] for side in encoded]
-        encoded[0] = [ids or _nothing(tokenizer, template) for ids in encoded[0]]
-        for side, ids, frame, most, vocabulary in (
-            (sides[0], encoded[0], template, room, tokenizer),
-            (sides[1], encoded[1], ending, target_room, target_tokenizer),
-        ):
-            flat, _, lengths, _ = assemble(ids, frame, room=most, pairs=False, truncation="head")
-            side.append((flat.astype(token_dtype(vocabulary.vocab_size)), lengths))
-        for side, strings in zip(sides[2:], texts, strict=True):
-            side.append(texts_as_bytes(strings))
+        encoded = [side.tokenizer.encode_batch(strings) for side, strings in zip(sides, texts, strict=True)]
+        kept = pair_filter.keep(batch, *encoded)
+        if not template.num_special:  # an encoder needs at least one id
+            encoded[0] = [ids or _blank(tokenizer) for ids in encoded[0]]
+        for side, strings, ids in zip(sides, texts, encoded, strict=True):
+            side.add([strings[n] for n in kept], [ids[n] for n in kept])
         numbers += [task_ids.setdefault(batch[n].task, len(task_ids)) for n in kept]
         done += sum(len(row.source.encode()) + len(row.target.encode()) + 2 for row in batch)
         if progress is not None:
             progress(done if total is None else min(done, total), total)
     if not numbers:
-        raise chosen.nothing_left(name)
+        raise pair_filter.nothing_left(name)
     settings = (seq_len, target_seq_len, eos, overlong, max_length_ratio, keep_all, tuple(task_ids))
     parts = [source.fingerprint() for source in sources]
     key = f"{parts} {tokenizer.sha256} {target_tokenizer.sha256} {settings}"
@@ -352,26 +365,13 @@ def tokenise_pairs(
         seq_len=seq_len,
         target_seq_len=target_seq_len,
         tasks=tuple(task_ids),
-        notes=chosen.notes(name),
-        _sources=Ragged.join(sides[0]),
-        _targets=Ragged.join(sides[1]),
-        _source_texts=Ragged.join(sides[2]),
-        _target_texts=Ragged.join(sides[3]),
-        _tasks=np.array(numbers, dtype=np.int64),
+        notes=pair_filter.notes(name),
+        sources=sides[0].tokens(),
+        targets=sides[1].tokens(),
+        task_numbers=np.array(numbers, dtype=np.int64),
     )
 
 
-def _room(seq_len: int, template: TextTemplate, *, key: str) -> int:
-    room = seq_len - template.num_special
-    if room < 1:
-        raise InputError(
-            f"{key}: {seq_len} tokens leave no room for text beside {template.num_special} special tokens",
-            hint=f"set it to at least {template.num_special + 1}",
-        )
-    return room
-
-
-def _nothing(tokenizer: Tokenizer, template: TextTemplate) -> list[int]:
-    """An encoder needs one id to read, also of an empty text without a template."""
-    special = tokenizer.special
-    return [] if template.num_special else [next(i for i in (special.unk, special.pad, 0) if i is not None)]
+def _blank(tokenizer: Tokenizer) -> list[int]:
+    """Ids that stand for an empty text."""
+    return [next(i for i in (tokenizer.special.unk, tokenizer.special.pad, 0) if i is not None)]

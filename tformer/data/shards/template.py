@@ -1,4 +1,20 @@
-"""Tokenised texts inside the special tokens of a tokenizer's template, truncated to fit."""
+"""Tokenised texts inside the special tokens of a tokenizer's template, truncated to fit; and ragged arrays.
+
+The ids that the template puts around one text and around two are found by encoding a probe:
+
+    bert      [CLS] a [SEP]       [CLS] a [SEP] b [SEP]
+    roberta   <s> a </s>          <s> a </s></s> b </s>
+    none      a                   a \\n b
+
+A tokenizer without a template ends a text with its end-of-text token, if it has one (pooling `eos` reads there), and
+separates two texts by it, else by a line break, else by the unknown token.
+
+Of a text that is too long, the beginning is kept ("head"), the end ("tail"), or half of each ("head_tail"; Sun et al.,
+"How to fine-tune BERT for text classification", arXiv 1905.05583). Of a pair, the longer text is cut first until both
+fit, as BERT does. Special tokens are never cut.
+"""
+
+# Shapes: n examples, m ids of all examples together; N rows of a ragged array, M values.
 
 from __future__ import annotations
 
@@ -12,10 +28,7 @@ import numpy as np
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
-# Shapes: n examples, m ids of all examples together.
-
-
-PROBES = ("a", "0", ".", "the", "\u4e00")  # one of them, surely, gives tokens
+PROBES = ("a", "0", ".", "the", "\u4e00")  # texts of which at least one should give tokens
 
 Truncation = Literal["head", "tail", "head_tail"]
 Runs = list[tuple[np.ndarray, np.ndarray]]
@@ -24,9 +37,9 @@ Runs = list[tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class TextTemplate:
-    """Ids before the first text, between two texts (of one text: none) and after the last; each with its type.
+    """Ids before the first text, between two texts (for one text: none) and after the last; each with its type.
 
-    `second_type` is the token type of the second text: 0 where the template does not tell the texts apart (RoBERTa).
+    `second_type` is the token type of the second text: 0 if the template has equal types for both (RoBERTa).
     """
 
     prefix: tuple[int, ...]
@@ -43,7 +56,7 @@ class TextTemplate:
 
 
 def single_template(tokenizer: Tokenizer) -> TextTemplate:
-    """What stands around one text."""
+    """The special tokens around one text."""
     bare = tokenizer.encode("", template=True)
     text, probe = _probe(tokenizer)
     cut = _place(bare, tokenizer.encode(text, template=True), probe)
@@ -54,7 +67,7 @@ def single_template(tokenizer: Tokenizer) -> TextTemplate:
 
 
 def pair_template(tokenizer: Tokenizer) -> TextTemplate:
-    """What stands around and between two texts. Raises InputError for a template that turns their order round."""
+    """The special tokens around and between two texts. Raises InputError for a template that reverses their order."""
     bare, types = tokenizer.encode_pair("", "")
     text, probe = _probe(tokenizer)
     with_first, _ = tokenizer.encode_pair(text, "")
@@ -91,11 +104,31 @@ def _probe(tokenizer: Tokenizer) -> tuple[str, list[int]]:
 
 
 def _place(bare: list[int], filled: list[int], probe: list[int], *, last: bool = False) -> int:
-    """Where the probe's ids were put into the bare template: the first place that fits, or the last."""
+    """The place of the probe's ids in the bare template: the first that fits, or the last."""
     places = [cut for cut in range(len(bare) + 1) if bare[:cut] + probe + bare[cut:] == filled]
     if not places:
         raise InputError("the tokenizer's template changes the text that it is put around")
     return places[-1 if last else 0]
+
+
+def text_room(seq_len: int, num_special: int, *, texts: int = 1, key: str = "data.seq_len") -> int:
+    """Tokens of text that fit beside the special tokens. Raises InputError for less than one for each text."""
+    if seq_len - num_special < texts:
+        raise InputError(
+            f"{key}: {seq_len} tokens leave no room for {'text' if texts == 1 else 'two texts'} beside {num_special} "
+            "special tokens",
+            hint=f"set it to at least {num_special + texts}",
+        )
+    return seq_len - num_special
+
+
+def fitting_sizes(first: np.ndarray | int, second: np.ndarray | int, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that are kept of two texts of these sizes: the closed form of BERT's trimming, token by token.
+
+    The longer text is trimmed, the second if both are equal.
+    """
+    first_kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
+    return first_kept, np.minimum(second, room - first_kept)
 
 
 def assemble(
@@ -104,7 +137,7 @@ def assemble(
     """Texts (of pairs: first, second, first, ...) inside their template: (ids [m], types [m], lengths [n], cut).
 
     Every example is seven runs of one pool of ids: prefix, first text in two parts, middle, second text in two parts,
-    suffix; what is not there has length 0. So all are gathered at once.
+    suffix; missing ones have length 0. So all are gathered at once.
     """
     special = (*template.prefix, *template.middle, *template.suffix)
     special_types = (*template.prefix_types, *template.middle_types, *template.suffix_types)
@@ -115,9 +148,7 @@ def assemble(
     step = 2 if pairs else 1
     first, first_size = starts[::step], sizes[::step]
     second, second_size = (starts[1::2], sizes[1::2]) if pairs else (first, np.zeros_like(first_size))
-    # BERT trims the longer one token by token, the second when they are equal: in closed form.
-    first_kept = np.minimum(first_size, np.maximum(-(-room // 2), room - second_size))
-    second_kept = np.minimum(second_size, room - first_kept)
+    first_kept, second_kept = fitting_sizes(first_size, second_size, room)
     types = np.zeros(len(pool), dtype=np.int64)
     types[: len(special)] = special_types
     if pairs:
@@ -135,14 +166,13 @@ def assemble(
     run_starts = np.stack([start for start, _ in runs], axis=1)
     run_sizes = np.stack([size for _, size in runs], axis=1)
     lengths = run_sizes.sum(axis=1)
-    run_starts, run_sizes = run_starts.ravel(), run_sizes.ravel()
-    places = np.arange(run_sizes.sum()) + np.repeat(run_starts - (np.cumsum(run_sizes) - run_sizes), run_sizes)
+    places = Ragged(pool, run_starts.ravel(), run_sizes.ravel()).places()
     cut = int((first_kept + second_kept < first_size + second_size).sum())
     return pool[places], types[places], lengths, cut
 
 
 def _kept(start: np.ndarray, size: np.ndarray, kept: np.ndarray, truncation: Truncation) -> Runs:
-    """The part of each text that stays, as two runs (start, size)."""
+    """The part of each text that is kept, as two runs (start, size)."""
     if truncation == "head":
         head = kept
     elif truncation == "tail":

@@ -29,15 +29,16 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError, StorageError, cannot_write
+from tformer.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # encoded at once, over the tokenizer's threads
 MARK_BYTES = 4096  # at least this much text between two marks
@@ -45,7 +46,7 @@ DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
 MAGIC = b"TFTOKENS"
 VERSION = 1
 SHARD_BYTES = 128 << 20
-VERIFY_BYTES = 64 << 20  # caches up to this size are read through when opened; larger ones only measured
+VERIFY_BYTES = 64 << 20  # caches up to this size are verified when opened; of larger ones only the sizes
 
 _FIELDS = struct.Struct("<8sII32s32sIQQQQII")
 HEADER_BYTES = 128
@@ -62,7 +63,7 @@ Item = TypeVar("Item")
 
 
 class DamagedShardError(Exception):
-    """A cached file is not what was written: it will be rebuilt from the text."""
+    """A cached file differs from what was written; it is made again from the text."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +80,7 @@ class ShardHeader:
     checksum: int = 0
 
     def pack(self) -> bytes:
-        fields = (
-            MAGIC,
-            VERSION,
-            self.item_bytes,
-            self.tokenizer,
-            self.text,
-            self.number,
-            self.count,
-            self.tokens,
-            self.num_bytes,
-            self.shard_tokens,
-            self.vocab_size,
-            self.checksum,
-        )
-        data = _FIELDS.pack(*fields)
+        data = _FIELDS.pack(MAGIC, VERSION, *astuple(self))
         return (data + struct.pack("<I", zlib.crc32(data))).ljust(HEADER_BYTES, b"\0")
 
     @classmethod
@@ -107,9 +94,9 @@ class ShardHeader:
         return cls(*values)
 
 
-def token_dtype(vocab_size: int, *, requested: str | None = None) -> np.dtype[Any]:
-    """The smallest of uint16 and uint32 that holds every id; InputError when the requested one does not."""
-    for name in (requested,) if requested else ("uint16", "uint32"):
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest of uint16 and uint32 that holds every id. Raises InputError if neither does."""
+    for name in ("uint16", "uint32"):
         dtype = np.dtype(name)
         if vocab_size - 1 <= np.iinfo(dtype).max:
             return dtype
@@ -120,7 +107,7 @@ def token_dtype(vocab_size: int, *, requested: str | None = None) -> np.dtype[An
 
 
 class ArrayWriter:
-    """Appends to one file; the header is filled in, and everything forced to disk, by `finish`."""
+    """Appends to one file; `finish` writes the header and forces everything to disk."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype = path, dtype
@@ -169,7 +156,7 @@ def storage_error(path: Path, error: OSError, *, needed: int | None = None) -> S
 
 
 def map_array(path: Path, dtype: np.dtype[Any], *, tokenizer: bytes) -> tuple[np.ndarray, ShardHeader]:
-    """The file's array, memory-mapped read-only, and its header; DamagedShardError when anything does not fit."""
+    """The file's array, memory-mapped read-only, and its header. Raises DamagedShardError if anything does not fit."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -192,7 +179,7 @@ def verify_array(array: np.ndarray, header: ShardHeader) -> None:
 
 
 def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The same documents in chunks of `CHUNK_CHARACTERS` or less where safe places are that close."""
+    """The same documents in chunks, of at most `CHUNK_CHARACTERS` where safe places are that close."""
     parts: list[str] = []
     length = 0
     for piece in pieces:
@@ -215,7 +202,7 @@ def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _find_cut(text: str, start: int) -> int:
-    """Where the chunk that begins at `start` ends: the end of the text, or at most `CHUNK_LIMIT` further."""
+    """The end of the chunk that begins at `start`: the end of the text, or at most `CHUNK_LIMIT` further."""
     end, limit = start + CHUNK_CHARACTERS, min(start + CHUNK_LIMIT, len(text))
     newline = _last(_LINE_START, "\n", text, start + 1, end)
     if newline < 0 and (later := _LINE_START.search(text, end, limit)):
@@ -227,7 +214,7 @@ def _find_cut(text: str, start: int) -> int:
 
 
 def _last(pattern: re.Pattern[str], character: str, text: str, start: int, end: int) -> int:
-    """The last place in [start, end) where the pattern, which begins with `character`, matches; -1 when none does."""
+    """The last place in [start, end) where the pattern, which begins with `character`, matches; -1 if none does."""
     place = text.rfind(character, start, end)
     while place >= 0 and not pattern.match(text, place):
         place = text.rfind(character, start, place)
@@ -263,26 +250,6 @@ def in_batches(
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-class Special(Protocol):
-    @property
-    def eos(self) -> int | None: ...
-
-
-class Encoder(Protocol):
-    """A tokenizer, as far as it is used here."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def special(self) -> Special: ...
-    @property
-    def opening(self) -> tuple[int, ...]: ...
-    @property
-    def sha256(self) -> str: ...
-    def encode_batch(self, texts: list[str], /) -> list[list[int]]: ...
-    def decode(self, ids: list[int], /) -> str: ...
-
-
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"tokens-{number:05d}.bin"
 
@@ -290,7 +257,7 @@ def shard_path(folder: Path, number: int) -> Path:
 def write_entry(
     folder: Path,
     source: TextSource,
-    tokenizer: Encoder,
+    tokenizer: Tokenizer,
     *,
     progress: Progress | None,
     should_stop: ShouldStop | None,
@@ -313,7 +280,7 @@ def write_entry(
 class _EntryWriter:
     """The open files of a cache entry, and the figures so far."""
 
-    def __init__(self, folder: Path, name: str, tokenizer: Encoder) -> None:
+    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer) -> None:
         self.folder, self.name, self.tokenizer = folder, name, tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
         self.shard_tokens = SHARD_BYTES // self.dtype.itemsize
@@ -381,7 +348,7 @@ class _EntryWriter:
         last_tokens, last_bytes = self._mark
         if self.num_bytes - last_bytes < min_bytes:
             return
-        if tokens > last_tokens:  # else the text since gave no tokens: it belongs to the same place
+        if tokens > last_tokens:  # text without tokens belongs to the same place
             self._marks.append(np.array(self._mark, dtype=np.int64))
         self._mark = (tokens, self.num_bytes)
 

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Sources: files, tables, images and built-in data, read as documents, rows or arrays."""

@@ -1,10 +1,10 @@
 """Columns of a table and their roles: text, second text and label of an example; source and target of a pair.
 
 A column is named by its name, by its number from 0, or (sides of pairs) as several columns joined by commas, with texts
-that are joined by one space: "lemma,features". A column that really has such a name goes first.
+that are joined by one space: "lemma,features". A column with exactly this name takes precedence.
 
-A role without a named column is guessed: from known column names, then from what is left over. `Layout` is what a table
-is read for; it also decides whether the first row holds names or data.
+A role without a named column is guessed: from known column names, then from the remaining columns. A `Layout` is a set
+of roles with their rules; it also decides whether the first row holds names or data.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def describe_columns(names: Sequence[str] | None, width: int) -> str:
 
 
 class Layout(ABC):
-    """What a table is read for: its roles, and how their columns are found."""
+    """A set of roles, and the rules that find their columns."""
 
     roles: ClassVar[tuple[str, ...]]
 
@@ -180,7 +180,7 @@ class LabelledLayout(Layout):
 
     def plain_text_error(self, name: str, *, empty: bool) -> InputError:
         missing = "labels" if self.needs_label else "columns"
-        hint = "labels stand in files that end in .csv, .tsv, .jsonl or .parquet"
+        hint = "files with labels end in .csv, .tsv, .jsonl or .parquet"
         return InputError(f"{name}: plain text has no {missing}", hint=hint)
 
     def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:

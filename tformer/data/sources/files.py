@@ -1,4 +1,4 @@
-"""Files, folders and streams: what a path of the data section means, its bytes and its text, in bounded memory.
+"""Reading of files, folders and streams: the paths of the data section, their bytes and text, in bounded memory.
 
 Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8, and comes in pieces of at most `PIECE_BYTES`, so that a
 file of one endless line streams like any other. CRLF and CR become LF (Python's universal newlines); a byte order mark

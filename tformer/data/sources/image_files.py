@@ -6,7 +6,7 @@ A zip is read in place, with a limit on the size of each member. Hidden files ar
 image is refused, because leaving it out would lose data silently.
 
 An image of another size is scaled until its shorter side fits (bicubic) and cut to the square in its middle. Colour and
-grey are converted to what is wanted, transparency becomes white, and photographs are turned upright by their EXIF tag.
+grey are converted to the wanted channels, transparency becomes white, photographs are turned upright by their EXIF tag.
 
 IDX is the format of MNIST (yann.lecun.com/exdb/mnist): a magic number, the dimensions, then the values.
 
@@ -380,7 +380,7 @@ def labels_beside(images_path: Path) -> Path:
         path = images_path.with_name(candidate)
         if path != images_path and path.is_file():
             return path
-    hint = "name them alike, as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz are"
+    hint = "use matching names, as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz"
     raise InputError(f"{images_path}: no file of labels beside it, expected {plain} or {plain}{GZIP}", hint=hint)
 
 

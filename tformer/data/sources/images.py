@@ -1,4 +1,17 @@
-"""Labelled image sets as uint8 arrays of one size, and their augmentation."""
+"""Labelled image sets as uint8 arrays of one size and number of channels, and their augmentation.
+
+A set is kept in memory if that takes at most 2 GB; otherwise every batch is decoded when it is needed.
+
+Augmentation changes the images of a batch a little in every epoch:
+
+    shift   moved by up to an eighth of the side, with zeros at the border
+    flip    half of the images mirrored left to right
+    crop    a part of 40 to 100 % of the area, stretched to the whole (Inception's crop, arXiv 1409.4842, but gentler)
+
+All is drawn from the generator, so that the key of a batch determines its augmentation.
+"""
+
+# Shapes: N images of a set, B of a batch, C channels, Y x X pixels.
 
 from __future__ import annotations
 
@@ -32,93 +45,14 @@ from tformer.data.sources.image_files import (
 from tformer.data.sources.labelled import hold_out
 from tformer.errors import InputError, did_you_mean
 
-# Shapes: B images, C channels, Y x X pixels, uint8.
-
-
-SHIFT_SHARE = 8  # the side over this is the furthest move
-CROP_AREA = (0.4, 1.0)
-CROP_ASPECT = (3 / 4, 4 / 3)  # width over height
-
-
-def augment(pixels_BCYX: np.ndarray, kinds: Sequence[str], rng: np.random.Generator) -> np.ndarray:
-    """New images of the same shape and dtype, each varied on its own; the kinds are applied in the order given."""
-    for kind in kinds:
-        pixels_BCYX = AUGMENTATIONS[kind](pixels_BCYX, rng)
-    return pixels_BCYX
-
-
-def random_shift(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    count, _, height, width = pixels_BCYX.shape
-    down, right = (
-        rng.integers(-furthest, furthest + 1, size=count)
-        for furthest in (max(1, height // SHIFT_SHARE), max(1, width // SHIFT_SHARE))
-    )
-    return shift(pixels_BCYX, down, right)
-
-
-def random_flip(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return flip(pixels_BCYX, rng.random(len(pixels_BCYX)) < 0.5)
-
-
-def random_crop(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    count = len(pixels_BCYX)
-    area = rng.uniform(*CROP_AREA, size=count)
-    narrowest, widest = np.log(CROP_ASPECT)
-    aspect = np.exp(rng.uniform(narrowest, widest, size=count))
-    height = np.minimum(1.0, np.sqrt(area / aspect))
-    width = np.minimum(1.0, np.sqrt(area * aspect))
-    return crop(pixels_BCYX, rng.random(count) * (1 - height), rng.random(count) * (1 - width), height, width)
-
-
-AUGMENTATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
-    "shift": random_shift,
-    "flip": random_flip,
-    "crop": random_crop,
-}
-
-
-def shift(pixels_BCYX: np.ndarray, down_B: np.ndarray, right_B: np.ndarray) -> np.ndarray:
-    """Each image moved by whole pixels, zeros behind it; negative: up, left."""
-    _, _, height, width = pixels_BCYX.shape
-    moved = np.zeros_like(pixels_BCYX)
-    # A copy of one rectangle per image: ten times faster than indexing every pixel.
-    for image, target, down, right in zip(pixels_BCYX, moved, down_B.tolist(), right_B.tolist(), strict=True):
-        target[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
-            :, max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)
-        ]
-    return moved
-
-
-def flip(pixels_BCYX: np.ndarray, chosen_B: np.ndarray) -> np.ndarray:
-    """The chosen images mirrored left to right, the others as they are."""
-    flipped = pixels_BCYX.copy()
-    flipped[chosen_B] = pixels_BCYX[chosen_B][..., ::-1]
-    return flipped
-
-
-def crop(
-    pixels_BCYX: np.ndarray, top_B: np.ndarray, left_B: np.ndarray, height_B: np.ndarray, width_B: np.ndarray
-) -> np.ndarray:
-    """A rectangle of each image, bilinearly stretched to the whole; edges and sizes are shares of the side."""
-    to_input = np.zeros(
-        (len(pixels_BCYX), 2, 3), dtype=np.float32
-    )  # (x, y, 1) in [-1, 1] of the output -> of the input
-    to_input[:, 0, 0], to_input[:, 0, 2] = width_B, 2 * left_B + width_B - 1
-    to_input[:, 1, 1], to_input[:, 1, 2] = height_B, 2 * top_B + height_B - 1
-    grid = F.affine_grid(torch.from_numpy(to_input), list(pixels_BCYX.shape), align_corners=False)
-    images = torch.from_numpy(pixels_BCYX.astype(np.float32))
-    stretched = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return stretched.round_().to(torch.uint8).numpy()
-
-
-# Shapes: N images of a set, B of a batch, C channels, Y x X pixels.
-
-
 MEMORY_BYTES = 2 << 30
 THREADS = 4
 CHUNK = 64  # images that a thread decodes before it reports
-MAX_DIGITS = 255  # as long as a folder's name may be; in a zip it may be longer than Python reads as a number
-STATISTICS_SAMPLE = 4096  # images, evenly spread, of a set that is not in memory
+MAX_DIGITS = 255  # the longest name of a folder; in a zip one may have more digits than Python reads as a number
+STATISTICS_SAMPLE = 4096  # images, evenly spread, from a set that is not in memory
+SHIFT_SHARE = 8  # images move by at most the side divided by this
+CROP_AREA = (0.4, 1.0)
+CROP_ASPECT = (3 / 4, 4 / 3)  # width over height
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +66,10 @@ class ImageSet:
     """Labelled images, all of one size.
 
     Attributes:
-        labels: int64 [N], indices into `label_names`; None when labels were not asked for.
-        places: how messages name each image.
+        labels: int64 [N], indices into `label_names`; None without labels.
+        places: the name of each image in messages.
         gather: numbers int64 [B] -> pixels uint8 [B, C, Y, X].
-        seq_len: positions that a model makes of one image; whoever knows the model sets it.
+        seq_len: positions that the model makes of one image, set by the caller.
     """
 
     name: str
@@ -147,13 +81,13 @@ class ImageSet:
     in_memory: bool = True
     notes: tuple[str, ...] = ()
     seq_len: int = 1
-    lengths: None = None  # all are alike
+    lengths: None = None  # all have the same
 
     def __len__(self) -> int:
         return len(self.places)
 
     def pixels(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """uint8 [B, C, Y, X]. InputError: an image that turns out to be damaged only now."""
+        """uint8 [B, C, Y, X]. Raises InputError for a damaged image of a set that is not in memory."""
         return self.gather(np.asarray(indices, dtype=np.int64))
 
     def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[ImageExample]:
@@ -199,10 +133,10 @@ def open_images(
         size: side of the square that every image becomes.
         channels: 1 (grey) or 3 (red, green, blue).
         label_names: the classes in their order; empty: those found, numbers by value, other names by alphabet.
-        needs_label: False: images in any folders, one single image, or an IDX file alone will do.
+        needs_label: False: images in any folders, a single image, or an IDX file without labels are read too.
 
     Raises InputError: nothing there, no image, a damaged one, no classes or one only, an empty one, an unknown label;
-    Interrupted when `should_stop` says so.
+    Interrupted if `should_stop` returns true.
     """
     if str(path) == STANDARD_INPUT:
         raise InputError("images cannot come from standard input", hint=LAYOUT_HINT)
@@ -212,7 +146,7 @@ def open_images(
             f"{path}: no such file or directory", hint=None if place.is_absolute() else f"looked in {Path.cwd()}"
         )
     if channels not in MODES:
-        raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), the model asks for {channels}")
+        raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), found a model with {channels}")
     from_idx = place.is_file() and is_idx(place)
     found = (_find_in_idx if from_idx else _find_in_files)(place, size=size, channels=channels, needs_label=needs_label)
     labels, names = None, tuple(label_names)
@@ -228,10 +162,10 @@ def open_images(
         gather=lambda numbers: _decode_many(found.decode, numbers, shape)[0],
         in_memory=found.pixels is not None or count * channels * size * size <= MEMORY_BYTES,
     )
-    pixels, resized, recoloured = found.pixels, 0, 0
     if not images.in_memory:
         images.notes = (f"{path}: {count:,} images, decoded and resized to {size}x{size} when they are needed",)
         return images
+    pixels, resized, recoloured = found.pixels, 0, 0
     if pixels is None:
         pixels, resized, recoloured = _decode_many(
             found.decode, np.arange(count), shape, name=str(path), progress=progress, should_stop=should_stop
@@ -242,14 +176,14 @@ def open_images(
 
 
 def class_order(names: Sequence[str] | set[str]) -> tuple[str, ...]:
-    """Numbers by value when all are numbers, else by alphabet."""
+    """By value if all names are numbers, else by alphabet."""
     if all(name.isdecimal() and len(name) <= MAX_DIGITS for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
 def channel_statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of values in [0, 1]; of a constant channel 1, to divide by.
+    """Mean and standard deviation of each channel, of values in [0, 1]; 1 for a constant channel, as a divisor.
 
     Of a set that is not in memory a fixed sample is read.
     """
@@ -284,7 +218,7 @@ def to_pixels(images_BCYX: np.ndarray, mean: Sequence[float], std: Sequence[floa
 
 @dataclass(frozen=True)
 class _Found:
-    """Images before they are decoded; `pixels` [N, C, Y, X] when nothing is left to do."""
+    """Images before they are decoded; `pixels` [N, C, Y, X] if they need no decoding."""
 
     places: Sequence[str]
     classes: Sequence[str] | None
@@ -358,7 +292,7 @@ def _decode_many(
     progress: Progress | None = None,
     should_stop: ShouldStop | None = None,
 ) -> tuple[np.ndarray, int, int]:
-    """(uint8 [B, C, Y, X], how many were resized, recoloured); of several damaged images the first is reported."""
+    """(uint8 [B, C, Y, X], number resized, number recoloured). Of several damaged images the first is reported."""
     count = len(numbers)
     pixels = np.empty((count, *shape), dtype=np.uint8)
 
@@ -383,3 +317,76 @@ def _decode_many(
         finally:
             pool.shutdown(cancel_futures=True)
     return pixels, resized, recoloured
+
+
+# -- augmentation ------------------------------------------------------------------------------------------------------
+
+
+def augment(pixels_BCYX: np.ndarray, kinds: Sequence[str], rng: np.random.Generator) -> np.ndarray:
+    """New images of the same shape and dtype, each varied independently; the kinds are applied in the order given."""
+    for kind in kinds:
+        pixels_BCYX = AUGMENTATIONS[kind](pixels_BCYX, rng)
+    return pixels_BCYX
+
+
+def random_shift(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    count, _, height, width = pixels_BCYX.shape
+    down, right = (
+        rng.integers(-furthest, furthest + 1, size=count)
+        for furthest in (max(1, height // SHIFT_SHARE), max(1, width // SHIFT_SHARE))
+    )
+    return shift(pixels_BCYX, down, right)
+
+
+def random_flip(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return flip(pixels_BCYX, rng.random(len(pixels_BCYX)) < 0.5)
+
+
+def random_crop(pixels_BCYX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    count = len(pixels_BCYX)
+    area = rng.uniform(*CROP_AREA, size=count)
+    narrowest, widest = np.log(CROP_ASPECT)
+    aspect = np.exp(rng.uniform(narrowest, widest, size=count))
+    height = np.minimum(1.0, np.sqrt(area / aspect))
+    width = np.minimum(1.0, np.sqrt(area * aspect))
+    return crop(pixels_BCYX, rng.random(count) * (1 - height), rng.random(count) * (1 - width), height, width)
+
+
+AUGMENTATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "shift": random_shift,
+    "flip": random_flip,
+    "crop": random_crop,
+}
+
+
+def shift(pixels_BCYX: np.ndarray, down_B: np.ndarray, right_B: np.ndarray) -> np.ndarray:
+    """Each image moved by whole pixels, with zeros at the border; negative: up, left."""
+    _, _, height, width = pixels_BCYX.shape
+    moved = np.zeros_like(pixels_BCYX)
+    # Copying one rectangle per image is ten times faster than indexing every pixel.
+    for image, target, down, right in zip(pixels_BCYX, moved, down_B.tolist(), right_B.tolist(), strict=True):
+        target[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
+            :, max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)
+        ]
+    return moved
+
+
+def flip(pixels_BCYX: np.ndarray, chosen_B: np.ndarray) -> np.ndarray:
+    """The images, those that are chosen mirrored left to right."""
+    flipped = pixels_BCYX.copy()
+    flipped[chosen_B] = pixels_BCYX[chosen_B][..., ::-1]
+    return flipped
+
+
+def crop(
+    pixels_BCYX: np.ndarray, top_B: np.ndarray, left_B: np.ndarray, height_B: np.ndarray, width_B: np.ndarray
+) -> np.ndarray:
+    """A rectangle of each image, stretched to the whole (bilinear); edges and sizes are shares of the side."""
+    # (x, y, 1) in [-1, 1] of the output -> (x, y) of the input
+    to_input = np.zeros((len(pixels_BCYX), 2, 3), dtype=np.float32)
+    to_input[:, 0, 0], to_input[:, 0, 2] = width_B, 2 * left_B + width_B - 1
+    to_input[:, 1, 1], to_input[:, 1, 2] = height_B, 2 * top_B + height_B - 1
+    grid = F.affine_grid(torch.from_numpy(to_input), list(pixels_BCYX.shape), align_corners=False)
+    images = torch.from_numpy(pixels_BCYX.astype(np.float32))
+    stretched = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return stretched.round_().to(torch.uint8).numpy()

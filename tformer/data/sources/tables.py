@@ -6,6 +6,7 @@ found in its first rows when it is opened.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import sys
@@ -133,7 +134,7 @@ class Table:
             elif len(cells) != self.width:
                 raise InputError(
                     f"{place}: expected {self.width} fields, found {len(cells)}",
-                    hint='a field with a comma or a line break stands in "quotes"' if self.format == ".csv" else None,
+                    hint='put a field with a comma or a line break in "quotes"' if self.format == ".csv" else None,
                 )
             else:
                 yield place, {role: _joined([cells[column] for column in numbers]) for role, numbers in columns}
@@ -148,21 +149,20 @@ class Table:
             for role in self.layout.required:
                 for key in keys.get(role, ()):
                     _require_key(record, key, role=role, place=place)
-            yield (
-                place,
-                {
-                    role: record.get(several[0])
-                    if role == "label"
-                    else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
-                    for role, several in keys.items()
-                },
-            )
+            values: dict[str, Any] = {
+                role: _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
+                for role, several in keys.items()
+                if role != "label"
+            }
+            if "label" in keys:  # of any type, and perhaps missing
+                values["label"] = record.get(keys["label"][0])
+            yield place, values
 
     def _records(self, keys: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if self.format == ".jsonl":
             return json_objects(self.content)
-        values = parquet_records(self.content.file, lambda schema: keys)
-        return ((number, dict(zip(keys, row, strict=True))) for number, row in enumerate(values, 1))
+        rows = enumerate(parquet_rows(self.content.file, keys), 1)
+        return ((number, dict(zip(keys, row, strict=True))) for number, row in rows)
 
 
 def open_table(content: Content, layout: Layout, *, columns: object, preferred: object = None) -> Table:
@@ -172,7 +172,7 @@ def open_table(content: Content, layout: Layout, *, columns: object, preferred: 
         columns: what the user named: an attribute for each role.
         preferred: columns to use for other roles, in a table that has them.
 
-    Raises InputError for what is no table, has no rows, or has a column that is missing or ambiguous.
+    Raises InputError for a file without a table or without rows, and for a column that is missing or ambiguous.
     """
     named = layout.named(columns)
     wished = {role: column for role, column in layout.named(preferred).items() if column not in named.values()}
@@ -267,14 +267,14 @@ def _head(
         keys = tuple(dict.fromkeys(key for row in objects for key in row))
         return keys or None, [[_as_text(row.get(key)) for key in keys] for row in objects]
     if format == ".parquet":
-        names = parquet_names(content.file)
-        records = islice(parquet_records(content.file, lambda schema: names, skip_unreadable=True), HEAD_ROWS)
-        return tuple(names), [list(map(_as_text, record)) for record in records]
-    rows = [row for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
-    rows = [row for row in rows if len(row) == len(rows[0])]  # rows of another width are reported when they are read
-    if rows and layout.has_names(rows, named):
-        return tuple(rows[0]), rows[1:]
-    return None, rows
+        names = parquet_schema(content.file).names
+        rows = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
+        return tuple(names), [list(map(_as_text, row)) for row in rows]
+    head = [row for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
+    head = [row for row in head if len(row) == len(head[0])]  # rows of another width are reported when they are read
+    if head and layout.has_names(head, named):
+        return tuple(head[0]), head[1:]
+    return None, head
 
 
 def _as_text(value: Any) -> str:
@@ -325,8 +325,8 @@ def text_column(content: Content, column: Column) -> Iterator[str]:
     columns.
     """
     format = FORMATS[format_ending(content.file)]
-    rows = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(format, _delimited_texts)
-    return (text for text in rows(content, column) if text)
+    texts = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(format, _delimited_texts)
+    return filter(None, texts(content, column))
 
 
 def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
@@ -370,24 +370,21 @@ def _find_name(names: Sequence[str], wanted: str, *, name: str) -> int:
 
 
 def _parquet_texts(content: Content, column: Column) -> Iterator[str]:
+    import pyarrow as pa
+
     path, hint = content.file, column_hint("text")
-
-    def choose(schema: Any) -> list[str]:
-        import pyarrow as pa
-
-        names = schema.names
-        wanted = names[column] if isinstance(column, int) and column < len(names) else column or DEFAULT_COLUMN
-        if wanted not in names:
-            raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(str(wanted), names)}", hint=hint)
-        require_single(names, str(wanted), name=str(path))
-        kind = schema.field(wanted).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=hint)
-        return [str(wanted)]
-
-    return (value for (value,) in parquet_records(path, choose))
+    schema = parquet_schema(path)
+    names = schema.names
+    wanted = names[column] if isinstance(column, int) and column < len(names) else str(column or DEFAULT_COLUMN)
+    if wanted not in names:
+        raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(wanted, names)}", hint=hint)
+    require_single(names, wanted, name=str(path))
+    kind = schema.field(wanted).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=hint)
+    return (value for (value,) in parquet_rows(path, [wanted]))
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -433,41 +430,50 @@ def json_objects(content: Content, *, expected: str = "an object") -> Iterator[t
         yield number, row
 
 
-def parquet_names(path: Path) -> list[str]:
-    """The names of all columns."""
-    names: list[str] = []
-
-    def choose(schema: Any) -> list[str]:
-        names.extend(schema.names)
-        return names
-
-    next(parquet_records(path, choose, skip_unreadable=True), None)
-    return names
+def parquet_schema(path: Path) -> Any:
+    """The schema of a Parquet file, a `pyarrow.Schema`."""
+    with _open_parquet(path) as file:
+        return file.schema_arrow
 
 
-def parquet_records(
-    path: Path, choose: Callable[[Any], list[str]], *, skip_unreadable: bool = False
-) -> Iterator[tuple[Any, ...]]:
-    """The values of the columns that `choose` picks from the schema, row by row; of several of one name, the first.
+def parquet_rows(path: Path, names: list[str], *, skip_unreadable: bool = False) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns, row by row; of several columns of one name, the first.
 
-    Parquet can hold what Python cannot, as a time of the year 100,000: InputError, or None with `skip_unreadable`.
+    Parquet can hold values that Python cannot, as a time of the year 100,000. Raises InputError for one; with
+    `skip_unreadable` its column is None for some rows.
     """
+    done = 0
+    with _open_parquet(path, lambda: done) as file:
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(names))):
+            by_name = {name: batch.column(batch.schema.names.index(name)) for name in names}
+            columns = [_python_values(by_name[name], name, path, done, skip=skip_unreadable) for name in names]
+            yield from zip(*columns, strict=True)
+            done += len(batch)
+
+
+@contextlib.contextmanager
+def _open_parquet(path: Path, rows_done: Callable[[], int] = lambda: 0) -> Iterator[Any]:
+    """The `pyarrow.parquet.ParquetFile`. Raises InputError, with the number of rows read, for damaged data."""
     require_packages(path)
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
-    _check_parquet_edges(path)
-    done = 0
+    with open_input(path) as file:
+        size = file.seek(0, 2)
+        for offset in (0, max(0, size - len(PARQUET_MAGIC))):
+            file.seek(offset)
+            found = file.read(len(PARQUET_MAGIC))
+            if found != PARQUET_MAGIC:
+                raise InputError(
+                    f"{path}: damaged or not Parquet: expected {PARQUET_MAGIC!r} at byte {offset} of {size}, "
+                    f"found {found!r}"
+                )
     try:
-        with ParquetFile(path, memory_map=True) as file:
-            names = choose(file.schema_arrow)
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(names))):
-                by_name = {name: batch.column(batch.schema.names.index(name)) for name in names}
-                columns = [_python_values(by_name[name], name, path, done, skip=skip_unreadable) for name in names]
-                yield from zip(*columns, strict=True)
-                done += len(batch)
+        with ParquetFile(path, memory_map=True) as parquet:
+            yield parquet
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: damaged Parquet data after row {done}: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: damaged Parquet data after row {rows_done()}: {reason}") from error
 
 
 def _python_values(values: Any, name: str, path: Path, done: int, *, skip: bool) -> list[Any]:
@@ -483,16 +489,3 @@ def _python_values(values: Any, name: str, path: Path, done: int, *, skip: bool)
         raise InputError(
             f"{path}: column '{name}' has a value after row {done} that cannot be read: {error}"
         ) from error
-
-
-def _check_parquet_edges(path: Path) -> None:
-    with open_input(path) as file:
-        size = file.seek(0, 2)
-        for offset in (0, max(0, size - len(PARQUET_MAGIC))):
-            file.seek(offset)
-            found = file.read(len(PARQUET_MAGIC))
-            if found != PARQUET_MAGIC:
-                raise InputError(
-                    f"{path}: damaged or not Parquet: expected {PARQUET_MAGIC!r} at byte {offset} of {size}, "
-                    f"found {found!r}"
-                )

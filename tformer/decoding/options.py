@@ -1,0 +1,411 @@
+"""The options of `tformer generate`: what can be refused before a model is loaded, and the settings they give.
+
+This module imports no model, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
+
+from tformer.errors import InputError
+from tformer.options import (
+    MACHINE,
+    Checkpoint,
+    Device,
+    Errors,
+    Option,
+    Precision,
+    Quantize,
+    argument,
+    check_quantize,
+    panel,
+    require_at_most_one,
+)
+
+if TYPE_CHECKING:
+    from tformer.decoding.settings import BeamSettings, GenerationSettings
+    from tformer.recipe.sections import Generation
+
+PROMPT, BEAMS, SAMPLING = panel("What to continue or translate"), panel("Beam search"), panel("Sampling")
+LENGTH, OUTPUT = panel("Length and repetition"), panel("Output")
+BATCH_OF_PROMPTS, BATCH_OF_SOURCES = 16, 32
+DEFAULT_SEED = 1337
+
+
+class Use(Enum):
+    """What an option is for; an option without one is for every model."""
+
+    SAMPLE = "drawing samples"
+    SEARCH = "beam search"
+    SOURCE = "sources of encoder-decoders"
+    TEXT = "models that write text: not for filling masks"
+
+
+class Neutral(NamedTuple):
+    """The value with which an option asks for nothing: the same as leaving it out."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """The options of `tformer generate`; None where one was not given and the model's recipe has the default."""
+
+    arguments: Annotated[
+        tuple[str, ...],
+        argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.", show_default=False),
+    ] = ()
+    prompt: Annotated[
+        str | None,
+        PROMPT("--prompt", help="Text to continue (default: nothing); for an encoder-decoder the source."),
+    ] = None
+    input_path: Annotated[
+        str | None,
+        PROMPT(
+            "--input",
+            metavar="FILE|-",
+            help="One prompt or source a line; each gives one line of output, its completion alone. "
+            "For an encoder-decoder the default is standard input.",
+        ),
+    ] = None
+    special_tokens: Annotated[
+        bool,
+        PROMPT(
+            "--special-tokens",
+            help="A special token that a prompt spells (`<mask>`, `<extra_id_0>`) is that token, not text.",
+        ),
+    ] = False
+    errors: Annotated[Errors, PROMPT("--errors", help="Invalid UTF-8 in --input.")] = "strict"
+    prefix: Annotated[
+        str | None,
+        PROMPT(
+            "--prefix",
+            metavar="TEXT",
+            help="Written before every source that does not begin with it; default: the prefix that all of the run's "
+            "tasks share.",
+        ),
+        Use.SOURCE,
+    ] = None
+    too_long: Annotated[
+        Literal["error", "cut"],
+        PROMPT("--too-long", help="A source that is longer than the model reads is refused, or loses its end."),
+        Use.SOURCE,
+        Neutral("error"),
+    ] = "error"
+    target_prefix: Annotated[
+        str | None,
+        PROMPT("--target-prefix", metavar="TEXT", help="Every output begins with it."),
+        Use.SOURCE,
+    ] = None
+    target_prefix_file: Annotated[
+        str | None,
+        PROMPT("--target-prefix-file", metavar="FILE", help="One such beginning per line of --input."),
+        Use.SOURCE,
+    ] = None
+
+    beam_size: Annotated[
+        int | None,
+        BEAMS("--beam-size", metavar="B", help="Hypotheses kept at every step; 1 is greedy."),
+        Use.SEARCH,
+    ] = None
+    n_best: Annotated[
+        int | None,
+        BEAMS(
+            "--n-best",
+            metavar="N",
+            help="The N best different texts of each line, best first: at most N lines of INDEX, SCORE and TEXT with "
+            "tabs between them; INDEX counts the input's lines from 0.",
+        ),
+        Use.SEARCH,
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        BEAMS("--length-penalty", metavar="A", help="Above 0 favours long texts, below 0 short."),
+        Use.SEARCH,
+    ] = None
+    length_penalty_type: Annotated[
+        Literal["gnmt", "avg", "none"] | None,
+        BEAMS("--length-penalty-type", help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1."),
+        Use.SEARCH,
+    ] = None
+    coverage_penalty: Annotated[
+        float | None,
+        BEAMS(
+            "--coverage-penalty",
+            metavar="B",
+            help="Against skipped source tokens: scores get B times the sum of log min(attention to a token, 1).",
+        ),
+        Use.SEARCH,
+        Use.SOURCE,
+        Neutral(0),
+    ] = None
+    stopping: Annotated[
+        Literal["beam", "heuristic", "exhaustive"] | None,
+        BEAMS(
+            "--stopping",
+            help="When a text is done. beam: B hypotheses have finished. heuristic: besides, no unfinished hypothesis "
+            "scores higher than the worst of the B best finished ones. exhaustive: besides, none can become better.",
+        ),
+        Use.SEARCH,
+    ] = None
+    beam_groups: Annotated[
+        int | None,
+        BEAMS("--beam-groups", metavar="G", help="Divide the beam into G groups that choose different tokens."),
+        Use.SEARCH,
+    ] = None
+    diversity_penalty: Annotated[
+        float | None,
+        BEAMS(
+            "--diversity-penalty",
+            metavar="X",
+            help="Subtracted from a token for each hypothesis of earlier groups that took it.",
+        ),
+        Use.SEARCH,
+        Neutral(0),
+    ] = None
+    ensemble: Annotated[
+        tuple[str, ...],
+        BEAMS(
+            "--ensemble",
+            metavar="RUN...",
+            help="Average the probabilities of several models of one vocabulary: A B C or A,B,C; the first gives the "
+            "defaults, and RUN is one of them.",
+            show_default=False,
+        ),
+        Use.SEARCH,
+    ] = ()
+
+    temperature: Annotated[float | None, SAMPLING("--temperature", help="0 is greedy."), Use.SAMPLE, Neutral(0)] = None
+    top_k: Annotated[
+        int | None,
+        SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: the number shown (5)."),
+        Use.SAMPLE,
+        Neutral(0),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        SAMPLING("--top-p", help="Keep the fewest tokens of total probability P."),
+        Use.SAMPLE,
+        Neutral(1),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        SAMPLING("--min-p", help="Keep tokens at least P times as probable as the best."),
+        Use.SAMPLE,
+        Neutral(0),
+    ] = None
+    greedy: Annotated[bool, SAMPLING("--greedy", help="Always the most probable token."), Use.TEXT] = False
+    num_samples: Annotated[
+        int, SAMPLING("--num-samples", help="Completions of each prompt."), Use.SAMPLE, Neutral(1)
+    ] = 1
+    seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
+    stop: Annotated[
+        tuple[str, ...],
+        SAMPLING("--stop", help="End before this text (not in a beam search); may be repeated.", show_default=False),
+        Use.TEXT,
+    ] = ()
+
+    max_new_tokens: Annotated[
+        int | None, LENGTH("--max-new-tokens", help="Maximum length of a completion in tokens."), Use.TEXT
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens."), Use.TEXT, Neutral(0)
+    ] = None
+    length_margin: Annotated[
+        int | None,
+        LENGTH("--length-margin", metavar="N", help="At most N tokens more than the source has."),
+        Use.SOURCE,
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, LENGTH("--repetition-penalty", help="Above 1: used tokens become less likely."), Use.TEXT
+    ] = None
+    no_repeat_ngram: Annotated[
+        int | None, LENGTH("--no-repeat-ngram", metavar="N", help="No N tokens in a row twice."), Use.TEXT
+    ] = None
+    context: Annotated[
+        Literal["slide", "error"],
+        LENGTH(
+            "--context",
+            help="When a decoder's context is full: go on with its last half (a beam search ends), or stop (and refuse "
+            "a longer prompt). For sources there is --too-long.",
+        ),
+    ] = "slide"
+
+    output: Annotated[Path | None, OUTPUT("--output", help="A file instead of standard output.")] = None
+    as_json: Annotated[
+        bool,
+        OUTPUT("--json", help="One JSON document per prompt, one a line, with all completions (and their scores)."),
+    ] = False
+    logprobs: Annotated[bool, OUTPUT("--logprobs", help="The model's log-probabilities of the tokens."), Use.TEXT] = (
+        False
+    )
+    alignments: Annotated[
+        bool,
+        OUTPUT(
+            "--alignments",
+            help="Which source token each output token attends to most, from 0: `SOURCE-TARGET` pairs (0-0 1-2) after "
+            "a tab; in --json [source, target] pairs, with the tokens.",
+        ),
+        Use.SOURCE,
+    ] = False
+
+    checkpoint: Checkpoint = "best"
+    batch_size: Annotated[
+        int | None,
+        MACHINE("--batch-size", help="Lines of --input at a time; default: 16, for an encoder-decoder 32."),
+    ] = None
+    device: Device = "auto"
+    precision: Precision = "auto"
+    quantize: Quantize = "none"
+    compile: Annotated[
+        Literal["auto", "on", "off"],
+        MACHINE("--compile", help="Compile the step of decoding; auto: on a GPU, for many tokens."),
+    ] = "auto"
+
+    # --- what can be refused before a model is loaded -----------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InputError for options that contradict each other, before anything is loaded."""
+        prompt, target_prefix_file = ("--prompt", self.prompt), ("--target-prefix-file", self.target_prefix_file)
+        require_at_most_one([prompt, ("--input", self.input_path)])
+        require_at_most_one([("--target-prefix", self.target_prefix), target_prefix_file])
+        require_at_most_one([prompt, target_prefix_file])
+        if self.greedy and self.temperature:
+            raise InputError(f"--greedy and --temperature {self.temperature:g} exclude each other")
+        if self.is_greedy and (self.beam_size or 1) > 1:
+            how = "--greedy" if self.greedy else "--temperature 0"
+            raise InputError(f"{how} and --beam-size {self.beam_size} exclude each other", hint="greedy is a beam of 1")
+        if self.input_path is not None and self.num_samples > 1 and not self.as_json:
+            raise InputError(
+                f"--num-samples {self.num_samples} with --input gives more than one line a prompt", hint="add --json"
+            )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
+        if self.length_margin is not None and self.length_margin < 0:
+            raise InputError(f"--length-margin must be at least 0, found {self.length_margin}")
+        if self.coverage_penalty is not None and not 0 <= self.coverage_penalty < float("inf"):
+            raise InputError(f"--coverage-penalty must be at least 0 and finite, found {self.coverage_penalty:g}")
+        check_quantize(self.quantize, self.precision)
+        if self.compile == "on" and self.quantize != "none":
+            raise InputError(
+                f"--compile on and --quantize {self.quantize} exclude each other",
+                hint="8-bit matrices cannot be compiled",
+            )
+        sampling, search = self.given(Use.SAMPLE), self.given(Use.SEARCH)
+        if sampling and search:
+            raise InputError(
+                f"{sampling[0]} and {search[0]} exclude each other",
+                hint=f"{sampling[0]} draws samples, {search[0]} is for beam search",
+            )
+        if search and self.stop:
+            raise InputError(f"--stop and {search[0]} exclude each other", hint="a beam ends at the end token")
+
+    def given(self, *uses: Use) -> list[str]:
+        """Flags of the options for one of these uses that were given and ask for something."""
+        values = [(option, getattr(self, option.name)) for option in _declared() if option.uses.intersection(uses)]
+        return [
+            option.flag
+            for option, value in values
+            if value is not None and value is not False and value != () and value != option.neutral
+        ]
+
+    @property
+    def files(self) -> list[str]:
+        """The files that are read, as they were written; `-`: standard input."""
+        texts = "-" if self.prompt is None and self.input_path is None else self.input_path
+        return [name for name in (texts, self.target_prefix_file) if name is not None]
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.greedy or self.temperature == 0
+
+    def engine(self, generation: Generation, *, encoder_decoder: bool) -> Literal["sample", "beam"]:
+        """How the model is decoded: an encoder-decoder by beam search (1 is greedy) unless sampling is asked for, a
+        decoder alone by sampling unless beam search is asked for or its recipe's beam is wider than 1.
+
+        Raises InputError for a stop text in a beam of more than one.
+        """
+        if self.given(Use.SAMPLE):
+            return "sample"
+        width = 1 if self.is_greedy else generation.beam_size
+        if not self.given(Use.SEARCH) and width == 1 and (self.stop or not encoder_decoder):
+            return "sample"
+        if self.stop:
+            raise InputError(
+                f"--stop is not for beam search, and the model's recipe asks for a beam of {width}", hint="add --greedy"
+            )
+        return "beam"
+
+    def texts_at_once(self, *, encoder_decoder: bool) -> int:
+        """Lines of --input in a batch."""
+        return self.batch_size or (BATCH_OF_SOURCES if encoder_decoder else BATCH_OF_PROMPTS)
+
+    def rows_of_a_step(self, generation: Generation, *, encoder_decoder: bool) -> int:
+        """The largest number of rows in a decoding step: texts of a batch, each with its samples or beams."""
+        texts = 1 if self.prompt is not None else self.texts_at_once(encoder_decoder=encoder_decoder)
+        if self.engine(generation, encoder_decoder=encoder_decoder) == "sample":
+            return texts * self.num_samples
+        return texts * (1 if self.is_greedy else self.beam_size or generation.beam_size)
+
+    def check_decoder_only(self, path: Path) -> None:
+        """Raise InputError for an option about sources, which a decoder alone does not have."""
+        for flag in self.given(Use.SOURCE):
+            raise InputError(
+                f"{flag} is for encoder-decoders, {path} is a decoder alone",
+                hint="its prompt is what an output begins with" if flag.startswith("--target-prefix") else None,
+            )
+
+    def sampling_settings(
+        self, generation: Generation, *, eos_id: int | None, encoder_decoder: bool, forced_eos: int | None = None
+    ) -> GenerationSettings:
+        """The options over the recipe's defaults. An encoder-decoder is greedy unless sampling is asked for."""
+        from tformer.decoding.settings import GenerationSettings
+
+        chosen = self._values_for(GenerationSettings)
+        if self.is_greedy or (encoder_decoder and not self.given(Use.SAMPLE)):
+            chosen["temperature"] = 0.0
+        stop_texts = self.stop or None
+        ends: dict[str, Any] = {"eos_id": eos_id, "forced_eos": forced_eos, "stop_texts": stop_texts}
+        return GenerationSettings.from_recipe(generation, **chosen, **ends)
+
+    def beam_settings(
+        self, generation: Generation, *, eos_id: int | None, forced_eos: int | None = None
+    ) -> BeamSettings:
+        """The options over the recipe's defaults; greedy is a beam of 1."""
+        from tformer.decoding.settings import BeamSettings, fitting_beam_settings
+
+        chosen = self._values_for(BeamSettings)
+        if self.is_greedy:
+            chosen["beam_size"] = 1
+        return fitting_beam_settings(generation, eos_id=eos_id, forced_eos=forced_eos, **chosen)
+
+    def _values_for(self, settings: type) -> dict[str, Any]:
+        """The options that the settings have under the same names."""
+        return {field.name: getattr(self, field.name) for field in fields(settings) if hasattr(self, field.name)}
+
+
+class _Declared(NamedTuple):
+    name: str
+    flag: str
+    uses: frozenset[Use]
+    neutral: Any
+
+
+@cache
+def _declared() -> list[_Declared]:
+    """The options above that have a use."""
+    found = []
+    for name, hint in get_type_hints(GenerateOptions, include_extras=True).items():
+        facts = hint.__metadata__
+        uses = frozenset(fact for fact in facts if isinstance(fact, Use))
+        neutral = next((fact.value for fact in facts if isinstance(fact, Neutral)), None)
+        if uses:
+            [option] = [fact for fact in facts if isinstance(fact, Option)]
+            found.append(_Declared(name, option.flags[0], uses, neutral))
+    return found
