@@ -219,9 +219,7 @@ def _embedding_tensors(
     """Descriptions of an embedding's taps, and its letters."""
     width = embedding.weight.shape[1] if isinstance(embedding, TokenEmbedding) else embedding.weight.shape[0]
     e = "D" if embedding.project is None else "E"
-    rows = (
-        "the waves of each position" if isinstance(positions, TabledPositions) else "the table's row of each position"
-    )
+    rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
     described: dict[str, Described] = {
         "ids": ("ids", ("B", at), "token numbers"),
         "tokens": ("tokens", ("B", at, e), "the table's row of each token"),
