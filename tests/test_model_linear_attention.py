@@ -18,7 +18,7 @@ from tformer.checkpoint import RunDirectory, average_checkpoints, read_checkpoin
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
-from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper
+from tformer.decoding.stepper import ModelStepper
 from tformer.errors import InputError
 from tformer.loading import load, load_weights
 from tformer.model import Transformer
@@ -134,7 +134,7 @@ def force_decoded(model: Transformer, source: list[int] | None, prefix: list[int
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_beam_search_sums_what_an_uncached_pass_finds(kind: str) -> None:
     model = build(KINDS[kind], sides=("decoder",))
-    stepper = DecoderStepper(model, PROMPTS, capacity=8)
+    stepper = ModelStepper(model, PROMPTS, capacity=8)
     found = beam_search(stepper, BeamSettings(eos_id=EOS, max_new_tokens=8, beam_size=3), histories=PROMPTS)
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
         for hypothesis in hypotheses:
@@ -146,7 +146,7 @@ def test_beam_search_sums_what_an_uncached_pass_finds(kind: str) -> None:
 def test_beam_search_beside_an_encoder(kind: str) -> None:
     model = build(KINDS[kind], sides=("encoder", "decoder"))
     prefixes = [[1], [1, 5], [1], [1, 6]]
-    stepper = EncoderDecoderStepper(model, PROMPTS, prefixes, capacity=8)
+    stepper = ModelStepper(model, prefixes, sources=PROMPTS, capacity=8)
     found = beam_search(stepper, BeamSettings(eos_id=EOS, max_new_tokens=8, beam_size=3), histories=prefixes)
     for source, prefix, hypotheses in zip(PROMPTS, prefixes, found, strict=True):
         for hypothesis in hypotheses:

@@ -1,4 +1,4 @@
-"""Device, number format, freed memory and cache directory: what a process chooses once about its machine.
+"""Device, number format, memory allocator and cache directory of this process.
 
 Mixed precision (arXiv 1710.03740) is a property of the modules, without autocast: parameters and optimizer state stay
 fp32; the residual stream and every matrix product run in the compute dtype (`tformer.nn.linear` casts the weights);
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,12 +30,17 @@ def default_cache_dir() -> Path:
 
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4  # of mallopt(3)
-MAX_MALLOPT_VALUE = 2**31 - 1  # bytes: what fits its argument
-HEAP_GROWTH_BYTES = 2**26  # bytes by which the heap grows at least
+MAX_MALLOPT_VALUE = 2**31 - 1  # bytes; the type of its argument is int
+HEAP_GROWTH_BYTES = 2**26  # minimum growth of the heap
 
 
 def keep_freed_memory() -> None:
-    """From now on reuse what is freed, blocks of any size. For a process that computes for long."""
+    """Make the C library (glibc) keep freed memory for reuse, for processes that compute for long.
+
+    By default glibc returns every large tensor to the system and maps it anew: each page is then cleared again, which
+    costs a model of 100M parameters a third of its training step. Batches of texts have many shapes, and the gaps that
+    freed tensors leave add up: `return_free_memory` returns them between long tasks.
+    """
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
         if not tune(M_MMAP_THRESHOLD, MAX_MALLOPT_VALUE):
@@ -42,8 +49,17 @@ def keep_freed_memory() -> None:
         tune(M_TOP_PAD, HEAP_GROWTH_BYTES)
 
 
+def peak_resident_bytes(pid: int | None = None) -> int | None:
+    """Largest resident set of a process, by default this one, in bytes; None where the system does not report it."""
+    with suppress(OSError):
+        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return None if found is None else int(found[1]) * 1024
+    return None
+
+
 def return_free_memory() -> None:
-    """Hand the allocator's free pages back; costs some milliseconds."""
+    """Return the free pages of the allocator to the system; takes some milliseconds."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -60,15 +76,15 @@ def has_bf16_instructions() -> bool:
 
 
 PROBE_FLOPS = 4e10
-"""A probe's product has at most so many operations (rows are left out): a fraction of a second on the slowest CPU."""
+"""Maximum number of operations of a measured product: a fraction of a second on the slowest CPU."""
 
 MIN_SPEEDUP = 1.2
-"""bf16 must multiply this much faster than fp32 to be worth its eight bits of mantissa."""
+"""Minimum speedup of bf16 products over fp32 for `auto` to choose bf16."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A resolved policy: `name` goes into the run's recipe, `reason` to the user."""
+    """A resolved number format: `name` is written into the run's recipe, `reason` is shown to the user."""
 
     name: PrecisionName
     reason: str
@@ -81,9 +97,9 @@ class Precision:
 def matmul_flops_per_second(
     dtype: torch.dtype, device: torch.device, *, rows: int, inner: int, columns: int, seconds: float = 0.05
 ) -> float:
-    """Best rate of a [rows, inner] x [inner, columns] product, in FLOP/s, over about `seconds` of trying.
+    """Highest measured rate of a [rows, inner] x [inner, columns] product, in FLOP/s, over about `seconds`.
 
-    On a CPU rows beyond `PROBE_FLOPS` are left out: they change the rate little and the time much.
+    On a CPU the number of rows is limited by `PROBE_FLOPS`: more rows hardly change the rate.
     """
     if device.type == "cpu":
         inner, columns = min(inner, 8192), min(columns, 8192)
@@ -91,7 +107,7 @@ def matmul_flops_per_second(
     left = torch.randn(rows, inner, device=device).to(dtype)
     right = torch.randn(columns, inner, device=device).to(dtype)
     best = float("inf")
-    calls = 20 if device.type == "cuda" else 1  # between two waits: a queue hides what starting a kernel takes
+    calls = 20 if device.type == "cuda" else 1  # between two synchronisations, so that launch overhead is hidden
     began = time.perf_counter()
     tries = 0
     while tries < 4 or (time.perf_counter() - began < seconds and tries < 200):
@@ -106,7 +122,7 @@ def matmul_flops_per_second(
 
 
 def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: int, d_ff: int) -> Precision:
-    """`auto` measures both formats on the product [rows, d_model] x [d_model, d_ff]; names stand as given."""
+    """The number format of a training; `auto` measures both on the product [rows, d_model] x [d_model, d_ff]."""
     if name == "fp32":
         return Precision("fp32", "as asked")
     if name == "bf16":
@@ -114,7 +130,7 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
     if name == "fp16":
         return Precision("fp16", "as asked; the loss is scaled dynamically")
     shape = {"rows": min(rows, 8192), "inner": d_model, "columns": d_ff}
-    # A machine that multiplies bf16 in software would take long over a big probe: 0.02 s each settles it.
+    # Emulated bf16 is slow, so the measurement is short.
     slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)
     fast = matmul_flops_per_second(torch.bfloat16, device, **shape, seconds=0.02)
     rates = f"bf16 multiplies at {fast / 1e9:,.0f} GFLOP/s here, fp32 at {slow / 1e9:,.0f}"
@@ -124,7 +140,7 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:1` as a device that exists."""
+    """The device `auto`, `cpu`, `cuda` or `cuda:1`. Raises InputError for an unknown name and a missing device."""
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, index = name.partition(":")
@@ -133,5 +149,5 @@ def resolve_device(name: str) -> torch.device:
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(index or 0) >= count:
-            raise InputError(f"device '{name}' is not here: {count} CUDA devices found", hint="use --device cpu")
+            raise InputError(f"device '{name}' not found: {count} CUDA devices found", hint="use --device cpu")
     return torch.device(name)

@@ -1,5 +1,4 @@
-"""Whatever a person may name (a run, a checkpoint, a Hugging Face folder, nothing at all) to a model, its tokenizer and
-its recipe.
+"""Loading of a run, a checkpoint or a Hugging Face folder as a model with its tokenizer and recipe (`tformer.load`).
 
 >>> run = load("runs/gpt-tiny-1")
 >>> run.model(input_ids=ids).logits
@@ -33,40 +32,40 @@ from tformer.recipe.recipe import (
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
-HEADS = "heads."  # how the names of head tensors begin
-TOKEN_TABLE = "embedding.weight"  # its rows are the ids that the model knows
+HEADS = "heads."  # prefix of the names of head tensors
+TOKEN_TABLE = "embedding.weight"  # one row per token id
 TARGET_TABLE = "decoder_embedding.weight"
 
 
 @dataclass
 class Loaded:
-    """A model ready for inference (eval mode), with what belongs to it.
+    """A model ready for inference (eval mode), with its tokenizer and recipe.
 
     `path` is the checkpoint folder; `notes` says what a person should know (averaged weights, NaN).
     """
 
     model: Transformer
-    tokenizer: Tokenizer | None  # None: a model of images
+    tokenizer: Tokenizer | None  # None for images
     recipe: Recipe
     path: Path
     step: int
     notes: list[str] = field(default_factory=list)
-    own_target_tokenizer: Tokenizer | None = None  # of a model with a vocabulary for each side
-    imported: bool = False  # as it came from elsewhere: nothing is known of the data that it learned from
+    own_target_tokenizer: Tokenizer | None = None  # None: one vocabulary for both sides
+    imported: bool = False  # from another library: its training data are unknown
 
     @property
     def target_tokenizer(self) -> Tokenizer:
-        """The tokenizer of what is written: the target side's own, else the one for all."""
+        """The tokenizer of the output: the target side's own, else the common one."""
         return self.text_tokenizer if self.own_target_tokenizer is None else self.own_target_tokenizer
 
     @property
     def decoder_tokens(self) -> DecoderTokens:
-        """What the decoder beside an encoder begins and ends with."""
+        """Start and end tokens of the decoder of an encoder-decoder."""
         return decoder_tokens_of(self.recipe, self.target_tokenizer)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, for whoever has text. Raises InputError for a model of images."""
+        """The tokenizer; raises InputError for a model of images."""
         if self.tokenizer is None:
             raise InputError(f"{self.path} is a model of images: it reads no text")
         return self.tokenizer
@@ -81,7 +80,7 @@ def load(
     runs_dir: str | Path = "runs",
     kinds: Collection[str] | None = None,
 ) -> Loaded:
-    """Loads a model for inference.
+    """Load a model for inference.
 
     Args:
         path: a run, checkpoint or Hugging Face folder; None: the run under `runs_dir` that was saved to last and has a
@@ -140,7 +139,7 @@ def load(
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:
-    """Copies a checkpoint's weights into a model, every one of them or none.
+    """Copy a checkpoint's weights into a model: all of them, or none and an InputError.
 
     Args:
         model: on any device, in any floating type.
@@ -166,7 +165,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False)
 
 
 def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collection[str] = ()) -> list[str]:
-    """Copies everything of a checkpoint but its heads; of these the ones in `keep_heads` whose shapes are the same.
+    """Copy a checkpoint's weights except the heads; of these, the ones in `keep_heads` with equal shapes.
 
     Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
     Averaged weights go first. Returns the names of the tensors that stay as freshly initialised, all of them in heads.
@@ -201,10 +200,10 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collectio
 
 
 def load_generator(generator: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copies ELECTRA's second model from a checkpoint. Errors: InputError when names or shapes differ."""
+    """Copy ELECTRA's generator from a checkpoint. Raises InputError when names or shapes differ."""
     state, weights = generator.state_dict(), checkpoint.generator() or {}
     owners = {tensor.data_ptr(): name for name, tensor in state.items() if name in weights}
-    for name, tensor in state.items():  # tensors that are one in the model are stored once
+    for name, tensor in state.items():  # tied tensors are stored once
         if name not in weights and tensor.data_ptr() in owners:
             weights[name] = weights[owners[tensor.data_ptr()]]
     problems = differences(state, weights, aliases={})
@@ -220,7 +219,8 @@ def _recipe_of(checkpoint: Checkpoint) -> Recipe:
 
 
 def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
-    """Whether a run found by itself is one that the command can use; a damaged one is, so that its damage is told."""
+    """Whether a command can use the checkpoint of a run that the user did not name; a damaged one counts, so that
+    its damage is reported."""
     if kinds is None:
         return True
     try:
@@ -243,7 +243,7 @@ def _heads(recipe: Recipe) -> list[str]:
 
 
 def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenizer, *, side: str = "source") -> None:
-    """That a tokenizer is the model's own; `side` "source" is also that of the only one."""
+    """Raise InputError unless a tokenizer is the model's own; `side` is "source" for the only one, too."""
     target = side == "target"
     recorded = checkpoint.target_tokenizer_sha256 if target else checkpoint.tokenizer_sha256
     if recorded is not None and tokenizer.sha256 != recorded:
@@ -263,7 +263,7 @@ def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenize
 
 
 def decoder_tokens_of(recipe: Recipe, tokenizer: Tokenizer) -> DecoderTokens:
-    """The conventions of a recipe's target side, whose tokenizer this is.
+    """Start and end tokens of a recipe's target side.
 
     Raises InputError for a tokenizer without an end-of-sequence token, and for an id that it does not have.
     """
@@ -279,7 +279,7 @@ def decoder_tokens_of(recipe: Recipe, tokenizer: Tokenizer) -> DecoderTokens:
 
 
 def _convert(model: Transformer, dtype: torch.dtype) -> None:
-    """Parameters and activations in another type; tables computed from formulas stay in fp32."""
+    """Cast parameters to another number format; tables computed from formulas stay in fp32."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)

@@ -75,18 +75,19 @@ def flag_of(options_type: type[Any], name: str) -> str:
 
 def command_line(words: Sequence[str], options: Any) -> str:
     """The command line `words` with the flags of these options; defaults are left out."""
-    return shlex.join([*words, *_flag_words(options)])
+    return shlex.join([*words, *flag_words(options)])
 
 
-def _flag_words(options: Any) -> Iterator[str]:
+def flag_words(options: Any) -> Iterator[str]:
+    """The flags and values of these options; defaults are left out."""
     for field in fields(options):
         value = getattr(options, field.name)
         if is_dataclass(value):
-            yield from _flag_words(value)
+            yield from flag_words(value)
         elif value != field.default:
             flag = flag_of(type(options), field.name)
             for item in value if isinstance(value, tuple) else (value,):
-                yield from (flag,) if item is True else (flag, f"{item:g}" if isinstance(item, float) else str(item))
+                yield from (flag,) if item is True else (flag, f"{item:.15g}" if isinstance(item, float) else str(item))
 
 
 # --- shared options ---------------------------------------------------------------------------------------------------

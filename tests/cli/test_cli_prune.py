@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import RECIPE
-from tformer.cli.prune import read_plan, report_lines
+from tformer.cli.prune import report_lines
+from tformer.workflows.prune.plan import Plan
 
 Cli = Callable[..., Any]
-
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("stack", "keep_layers", "drop_layers", "keep", "rate", "strategy", "max_trials", "heads", "heads_per_layer")
-)
 
 
 @pytest.mark.parametrize(
@@ -29,20 +26,26 @@ NOTHING: dict[str, Any] = dict.fromkeys(
         (["--out", "new", "--rate", -0.5], "--rate must be above 0 and below 1, found -0.5"),
         (["--out", "new", "--rate", "nan"], "--rate must be above 0 and below 1, found nan"),
         (["--out", "new", "--keep", 0], "--keep must be at least 1, found 0"),
-        (["--out", "new", "--keep", 2, "--strategy", "best"], "--strategy must be every-other, search or learned"),
+        (["--out", "new", "--keep", 2, "--strategy", "best"], "Invalid value for '--strategy': 'best' is not one of"),
         (["--out", "new", "--drop-layers", "1", "--strategy", "search"], "--strategy search needs --keep N or --rate"),
-        (["--out", "new", "--keep", 2, "--stack", "both ends"], "--stack must be encoder, decoder or both"),
+        (
+            ["--out", "new", "--keep", 2, "--stack", "both ends"],
+            "Invalid value for '--stack': 'both ends' is not one of",
+        ),
         (
             ["--out", "new", "--drop-layers", "1,x"],
             "--drop-layers: expected numbers of layers such as 0,2,4, found 'x'",
         ),
         (["--out", "new", "--drop-layers", ""], "--drop-layers: expected numbers of layers"),
-        (["--out", "new", "--heads", "1.5"], "--heads: expected a share between 0 and 1, or how many heads go"),
-        (["--out", "new", "--heads", "few"], "--heads: expected a share between 0 and 1, or how many heads go"),
-        (["--out", "new", "--heads", "0"], "--heads: expected a share between 0 and 1, or how many heads go"),
-        (["--out", "new", "--heads", "0.3", "--heads-per-layer", "odd"], "--heads-per-layer must be even or free"),
-        (["--out", "new", "--rate", 0.5, "--heads-per-layer", "free"], "--heads-per-layer says how --heads spreads"),
-        (["--out", "new", "--rate", 0.5, "--max-trials", 9], "--max-trials bounds --strategy search"),
+        (["--out", "new", "--heads", "1.5"], "--heads: expected a share between 0 and 1, or a number of heads"),
+        (["--out", "new", "--heads", "few"], "--heads: expected a share between 0 and 1, or a number of heads"),
+        (["--out", "new", "--heads", "0"], "--heads: expected a share between 0 and 1, or a number of heads"),
+        (
+            ["--out", "new", "--heads", "0.3", "--heads-per-layer", "odd"],
+            "Invalid value for '--heads-per-layer': 'odd' is not one of",
+        ),
+        (["--out", "new", "--rate", 0.5, "--heads-per-layer", "free"], "--heads-per-layer needs --heads"),
+        (["--out", "new", "--rate", 0.5, "--max-trials", 9], "--max-trials needs --strategy search"),
         (["--out", "new", "--rate", 0.5, "--max-examples", 0], "--max-examples must be at least 1, found 0"),
         (["--out", "new", "--rate", 0.5, "--source", "a"], "--source without --target"),
     ],
@@ -54,19 +57,14 @@ def test_bad_usage_is_one_line_and_exit_2(words: list[object], message: str, cli
     assert message in line
 
 
-def test_options_become_a_plan() -> None:
-    plan = read_plan(out=Path("new"), **NOTHING | {"keep": 3, "strategy": "search", "max_trials": 7, "heads": "0.25"})
-    assert (plan.keep, plan.strategy, plan.max_trials, plan.heads, plan.heads_per_layer) == (
-        3,
-        "search",
-        7,
-        0.25,
-        "even",
-    )
-    assert plan.needs_data and plan.searches
-    named = read_plan(out=Path("new"), **NOTHING | {"drop_layers": " 1, 3"})
-    assert named.drop_layers == (1, 3) and named.strategy == "every-other" and not named.needs_data
-    assert read_plan(out=Path("new"), **NOTHING | {"heads": "4", "heads_per_layer": "free"}).heads == 4
+def test_options_of_a_plan() -> None:
+    plan = Plan(keep=3, strategy="search", max_trials=7, heads="0.25")
+    plan.check()
+    assert plan.head_amount == 0.25 and plan.trials == 7 and plan.needs_data and plan.searches
+    named = Plan(drop_layers=" 1, 3")
+    named.check()
+    assert named.dropped_layers == (1, 3) and not named.needs_data and named.trials == 100
+    assert Plan(heads="4", heads_per_layer="free").head_amount == 4
 
 
 @pytest.fixture
@@ -132,8 +130,9 @@ def test_costs_alone_without_evaluation(cli: Cli, deep_run: Path, tmp_path: Path
 
 
 def test_report_names_layers_heads_and_notes() -> None:
-    from tformer.workflows.prune import LayerChoice, Pruned
     from tformer.workflows.prune.heads import HeadChoice, LayerHeads
+    from tformer.workflows.prune.layers import LayerChoice
+    from tformer.workflows.prune.pruning import Pruned
 
     made = Pruned(
         Path("new"),
@@ -144,9 +143,10 @@ def test_report_names_layers_heads_and_notes() -> None:
         {"parameters": 2000, "flops_per_token": 4000.0, "loss": 1.0, "examples": 5},
         {"parameters": 1000, "flops_per_token": 3000.0, "loss": 1.25, "examples": 5},
         "loss",
+        "valid.txt",
         ["a note"],
     )
-    assert list(report_lines(made, "valid.txt")) == [
+    assert list(report_lines(made)) == [
         "encoder: 2 of 4 layers stay: 0, 3 (search, greedy, 9 evaluations)",
         "heads: 3 of 8 stay (free)",
         "encoder heads by layer: 2, 1",

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.workflows.run_makers import make_run
-from tformer.cli.runs_text import compare_lines, figure, list_lines, show_lines, text_of
+from tformer.cli.runs import compare_lines, figure, list_lines, show_lines, text_of
 from tformer.formatting import decimal_bytes, duration, short_count
-from tformer.workflows.runs import RunSummary, compare_runs, describe_run, summarise_run
+from tformer.workflows.runs.compare import compare_runs, describe_run
+from tformer.workflows.runs.summary import RunSummary, summarise_run
 
 
 @pytest.fixture(scope="module")

@@ -22,19 +22,17 @@ from tformer.data.batching.batch import Batch
 from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_probability
-from tformer.objectives.base import LossResult, Objective, count_labels, token_terms, vocabulary_soft_loss
+from tformer.objectives.base import Objective, TokenObjective
 from tformer.objectives.collate import pad_samples
 
 
-class WordOrder(Objective):
+class WordOrder(TokenObjective):
     """The objective; an encoder learns it with the head of masked language modelling."""
 
     data = "masked_text"
     head = MaskedLmHeadOptions()
     parts = ("encoder",)
     without = ("decoder",)
-    metrics = ("loss", "accuracy")
-    predicts_tokens = True
     unused_keys = ("data.columns.label",)
 
     @staticmethod
@@ -53,18 +51,6 @@ class WordOrder(Objective):
         inputs[:, :even][swapped], labels[:, :even][swapped] = other[swapped], ids[:, :even][swapped]
         labels[:, 0] = ids[:, 0]  # so that every batch has a label
         return replace(batch, input_ids=torch.from_numpy(inputs), labels=torch.from_numpy(labels))
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"masked_lm": swapped tokens}."""
-        return {self.head.kind: count_labels(batch)}
-
-    def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term."""
-        return token_terms(output, batch, self.head.kind, self.options.weight)
-
-    def soft_loss(self, student, teacher, batch, *, temperature, order_L):
-        """Soft targets over the vocabulary."""
-        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from tformer.data.sources.text import (
 )
 from tformer.errors import InputError
 
+Tokenised = Callable[..., TokenCorpus]
+Documents = Callable[..., list[str]]
+
 
 @dataclass(frozen=True)
 class FakeSpecial:
@@ -43,16 +46,23 @@ class ByteTokenizer:
 @dataclass(frozen=True)
 class Spec:
     path: str
-    weight: float = 1.0
+    target_path: str | None = None
+    prefix: str = ""
+    task: str | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
-class FakeColumns:
+class Columns:
     text: str | int | None = None
+    text2: str | int | None = None
+    label: str | int | None = None
+    source: str | int | None = None
+    target: str | int | None = None
 
 
 def open_one(path: Path | str, *, column: str | int | None = None, errors: str = "strict") -> TextSource:
-    return open_sources([Spec(str(path))], columns=FakeColumns(column), errors=errors)[0]  # type: ignore[arg-type]
+    return open_sources([Spec(str(path))], columns=Columns(column), errors=errors)[0]  # type: ignore[arg-type]
 
 
 def read_documents(source: TextSource) -> list[str]:
@@ -64,9 +74,6 @@ def read_documents(source: TextSource) -> list[str]:
             parts = []
     assert not parts, "the last piece did not end its document"
     return documents
-
-
-Tokenised = Callable[..., TokenCorpus]
 
 
 def ids_of(corpus: TokenCorpus) -> list[int]:
@@ -81,9 +88,6 @@ def leftovers(cache: Path) -> list[Path]:
     return list(cache.glob(".tmp-*"))
 
 
-Documents = Callable[..., list[str]]
-
-
 def write(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -93,5 +97,5 @@ def write(path: Path, content: str | bytes) -> Path:
 def refusal(action: Callable[[], object]) -> InputError:
     with pytest.raises(InputError) as caught:
         action()
-    assert "\n" not in caught.value.message
+    assert "\n" not in caught.value.message and caught.value.exit_code == 2
     return caught.value

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.data.fakes import Columns, Spec
 from tformer.data.shards.pair_tokens import PairTokens, tokenise_pairs
 from tformer.data.sources.pairs import (
     PairSource,
@@ -19,26 +20,6 @@ from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]
 
 
-@dataclass(frozen=True)
-class Spec:
-    path: str
-    target_path: str | None = None
-    prefix: str = ""
-    task: str | None = None
-    weight: float | None = None
-
-
-@dataclass(frozen=True)
-class Columns:
-    source: str | int | None = None
-    target: str | int | None = None
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
 def open_one(
     path: Path | str,
     target: Path | str | None = None,
@@ -47,7 +28,7 @@ def open_one(
     target_column: str | int | None = None,
     **spec: Any,
 ) -> PairSource:
-    columns = Columns(source_column, target_column)
+    columns = Columns(source=source_column, target=target_column)
     return open_pairs([Spec(str(path), None if target is None else str(target), **spec)], columns=columns)[0]
 
 

@@ -95,7 +95,7 @@ def test_padding_random_is_a_function_of_its_generator() -> None:
 
 
 def test_padding_refuses_rows_over_the_maximum() -> None:
-    with pytest.raises(ValueError, match=r"3 tokens.*maximum of 2"):
+    with pytest.raises(AssertionError, match=r"3 tokens.*maximum of 2"):
         pad_layout([3, 1, 2], max_len=2)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.data.fakes import open_one, read_documents
-from tests.data.pair_makers import Spec, tokenise
+from tests.data.fakes import Spec, open_one, read_documents
+from tests.data.pair_makers import tokenise
 from tformer.data.sources.builtin import (
     BUILTINS,
     DATE_FORMS,

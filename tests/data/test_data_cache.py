@@ -315,8 +315,7 @@ def test_bad_text_in_the_middle_leaves_nothing(tmp_path: Path, tokenised: Tokeni
 
 def test_full_disk_is_a_storage_error_that_names_the_bytes(rows: Path, tmp_path: Path) -> None:
     script = f"""
-import resource, signal, sys
-sys.path[:0] = {[str(Path(__file__).parent)]!r}
+import resource, signal
 from tests.data.fakes import ByteTokenizer, open_one
 from tformer.data.shards.corpus import token_corpus
 from tformer.errors import StorageError
@@ -407,21 +406,19 @@ def test_writers_at_the_same_time_agree(rows: Path, tmp_path: Path, tokenised: T
     assert len(entries(cache)) == 1 and not leftovers(cache)
 
 
-@pytest.mark.parametrize("kind", ["lines", "one line", "gzip"])
+@pytest.mark.parametrize("kind", ["lines", "one line in gzip"])
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, kind: str) -> None:
-    """60 MB of text raise the resident size by well under 200 MB: lines, one endless line, and highly compressed."""
-    path = tmp_path / ("big.txt.gz" if kind == "gzip" else "big.txt")
+    """60 MB of text raise the resident size by well under 200 MB: lines, and one endless line highly compressed."""
+    path = tmp_path / ("big.txt.gz" if kind.endswith("gzip") else "big.txt")
     script = f"""
-import gzip, resource, sys
-sys.path[:0] = {[str(Path(__file__).parent)]!r}
-import numpy as np
+import gzip, resource
 from tests.data.fakes import ByteTokenizer, open_one
 from tformer.data.shards.corpus import token_corpus
 class Fast(ByteTokenizer):  # a thirtieth of the tokens, so that lists of numbers do not take the test's time
     def encode_batch(self, texts):
         return [list(text.encode()[::30]) for text in texts]
-line = b"the quick brown fox jumps over " + {b" " if kind == "one line" else chr(10).encode()!r}
-with {"gzip.open" if kind == "gzip" else "open"}({str(path)!r}, "wb") as file:
+line = b"the quick brown fox jumps over " + {b" " if kind.startswith("one line") else chr(10).encode()!r}
+with {"gzip.open" if kind.endswith("gzip") else "open"}({str(path)!r}, "wb") as file:
     for _ in range(60):
         file.write(line * ((1 << 20) // len(line)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.data.fakes import refusal
 from tests.data.image_makers import encoded, idx_bytes, noise_image, write_idx, write_tree, write_zip
 from tformer.data.sources import image_files
 from tformer.data.sources.image_files import (
@@ -30,13 +31,6 @@ from tformer.data.sources.image_files import (
 from tformer.errors import InputError
 
 PNG = encoded(noise_image(0))
-
-
-def refusal(action: Callable[[], object]) -> InputError:
-    with pytest.raises(InputError) as caught:
-        action()
-    assert "\n" not in caught.value.message
-    return caught.value
 
 
 def classes_of(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.fakes import refusal
 from tests.data.image_makers import encoded, noise_image, write_idx, write_tree, write_zip
 from tformer.data.sources import images as module
 from tformer.data.sources.images import (
@@ -30,7 +31,7 @@ from tformer.data.sources.images import (
     shift,
     to_pixels,
 )
-from tformer.errors import InputError, Interrupted
+from tformer.errors import Interrupted
 
 KINDS = tuple(AUGMENTATIONS)
 
@@ -126,13 +127,6 @@ def tree(*names: str, size: int = 8, channels: int = 3) -> dict[str, bytes]:
 
 
 TREE = tree("cat/1.png", "cat/2.png", "dog/1.png", "ant/1.png")
-
-
-def refusal(action: Callable[[], object]) -> InputError:
-    with pytest.raises(InputError) as caught:
-        action()
-    assert "\n" not in caught.value.message
-    return caught.value
 
 
 def open_rgb(path: Path, **options: object) -> ImageSet:

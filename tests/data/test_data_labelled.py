@@ -6,8 +6,6 @@ import gzip
 import io
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.fakes import Columns, Spec, refusal, write
 from tformer.data.sources.labelled import (
     LabelIndex,
     LabelledSource,
@@ -26,38 +25,12 @@ from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 
 
-@dataclass(frozen=True)
-class Spec:
-    path: str
-    weight: float | None = None
-
-
-@dataclass(frozen=True)
-class Columns:
-    text: str | int | None = None
-    text2: str | int | None = None
-    label: str | int | None = None
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
 def open_one(path: Path | str, columns: Columns | None = None, **options: object) -> LabelledSource:
     return open_labelled([Spec(str(path))], columns=columns, **options)[0]  # type: ignore[arg-type]
 
 
 def read(path: Path | str, columns: Columns | None = None, **options: object) -> list[tuple[str, str | None]]:
     return [(row.text, row.label) for row in open_one(path, columns, **options).rows()]
-
-
-def refusal(action: Callable[[], object]) -> InputError:
-    with pytest.raises(InputError) as caught:
-        action()
-    assert "\n" not in caught.value.message and caught.value.exit_code == 2
-    return caught.value
 
 
 def pipe(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
@@ -149,7 +122,7 @@ def test_sources_must_agree_on_pairs_and_have_no_weights(tmp_path: Path) -> None
     one = write(tmp_path / "one.tsv", "text\tlabel\na\tx\n")
     two = write(tmp_path / "two.tsv", "text_a\ttext_b\tlabel\na\tb\tx\n")
     assert f"{one}: one text a row" in refusal(lambda: open_labelled([Spec(str(two)), Spec(str(one))])).message
-    both = [Spec(str(one), 2.0), Spec(str(one))]
+    both = [Spec(str(one), weight=2.0), Spec(str(one))]
     assert "no weights" in refusal(lambda: open_labelled(both)).message
     assert len(open_labelled([Spec(str(one)), Spec(str(one))])) == 2
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 
-from tformer.data.sources.columns import LabelledLayout
+from tests.data.fakes import Columns
+from tformer.data.sources.columns import Head, LabelledLayout
 from tformer.errors import InputError
-
-
-@dataclass(frozen=True)
-class Columns:
-    text: str | int | None = None
-    text2: str | int | None = None
-    label: str | int | None = None
 
 
 class Roles(NamedTuple):
@@ -30,9 +23,8 @@ def choose(
 ) -> Roles:
     layout = LabelledLayout(needs_label=needs_label, numeric_label=numeric_label)
     named = layout.named(Columns(**asked))  # type: ignore[arg-type]
-    chosen = layout.choose(
-        names.split(",") if names is not None else None, [row.split(",") for row in rows], named, name="a.csv"
-    )
+    head = Head("a.csv", None if names is None else tuple(names.split(",")), [row.split(",") for row in rows])
+    chosen = layout.choose(head, named)
     columns = [chosen.get(role, (None,))[0] for role in layout.roles]
     return Roles(*columns, guessed=bool(chosen.keys() - named.keys()))  # type: ignore[arg-type]
 

@@ -7,7 +7,6 @@ import gzip
 import io
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,21 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.pair_makers import Columns, Spec, open_one, read, write
+from tests.data.fakes import Columns, Spec, refusal, write
+from tests.data.pair_makers import open_one, read
 from tformer.data.sources.pairs import (
     open_pairs,
     shared_columns,
 )
 from tformer.data.sources.tables import PairRow
-from tformer.errors import InputError
 
 PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]
-
-
-def refusal(call: Callable[[], object]) -> InputError:
-    with pytest.raises(InputError) as caught:
-        call()
-    return caught.value
 
 
 # -- aligned files -----------------------------------------------------------------------------------------------------
@@ -200,15 +193,17 @@ def test_preferred_columns_hold_in_tables_that_have_them(tmp_path: Path) -> None
         [source] = open_pairs(specs, columns=asked, preferred=preferred)
         return [(row.source, row.target) for row in source.rows()]
 
-    forms, numbers = Columns("lemma,tag", "form"), Columns(2, 0)
+    forms, numbers = Columns(source="lemma,tag", target="form"), Columns(source=2, target=0)
     assert found("a.tsv", "form\ttag\tlemma\nsaw\tV\tsee\n", forms) == [("see V", "saw")]
     assert found("b.tsv", "source\ttarget\nsee\tsaw\n", forms) == [("see", "saw")]
     assert found("c.tsv", "see\tsaw\nbe\twas\n", forms) == [("see", "saw"), ("be", "was")]
     assert found("d.jsonl", '{"q": "x", "form": "saw"}\n', forms) == [("x", "saw")]
     assert found("e.tsv", "saw\tV\tsee\nwas\tV\tbe\n", numbers) == [("see", "saw"), ("be", "was")]
-    assert found("f.tsv", "target\tn\tsource\nsaw\tV\tsee\n", Columns(0, 2)) == [("see", "saw")]
+    assert found("f.tsv", "target\tn\tsource\nsaw\tV\tsee\n", Columns(source=0, target=2)) == [("see", "saw")]
     assert found("g.jsonl", '{"source": "see", "target": "saw"}\n', numbers) == [("see", "saw")]
-    assert found("h.tsv", "lemma\tform\nsee\tsaw\n", Columns("lemma", "form"), Columns("form")) == [("saw", "see")]
+    assert found(
+        "h.tsv", "lemma\tform\nsee\tsaw\n", Columns(source="lemma", target="form"), Columns(source="form")
+    ) == [("saw", "see")]
 
 
 def test_columns_are_shared_when_every_table_has_the_same(tmp_path: Path) -> None:

@@ -189,11 +189,11 @@ def test_cursor_refuses_what_is_no_position(values: dict[str, Any]) -> None:
 
 
 def test_plan_refuses_contradictions() -> None:
-    with pytest.raises(ValueError, match="batch_size or batch_tokens"):
+    with pytest.raises(AssertionError, match="batch_size or batch_tokens"):
         BatchPlan(seed=0, num_samples=3)
-    with pytest.raises(ValueError, match="needs lengths"):
+    with pytest.raises(AssertionError, match="needs lengths"):
         BatchPlan(seed=0, num_samples=3, batch_tokens=8)
-    with pytest.raises(ValueError, match="rank"):
+    with pytest.raises(AssertionError, match="rank"):
         BatchPlan(seed=0, num_samples=3, batch_size=1, rank=2, world=2)
     with pytest.raises(InputError, match="0 samples"):
         BatchPlan(seed=0, num_samples=0, batch_size=1)

@@ -275,7 +275,7 @@ def test_unknown_builtin_suggests_the_nearest() -> None:
 
 def test_sources_keep_their_weights_and_order(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, name) for name in ("a.txt", "b.txt")]
-    opened = open_sources([Spec(str(paths[0]), 2.0), Spec(str(paths[1]))])
+    opened = open_sources([Spec(str(paths[0]), weight=2.0), Spec(str(paths[1]), weight=1.0)])
     assert [(source.name, source.weight) for source in opened] == [(str(paths[0]), 2.0), (str(paths[1]), 1.0)]
 
 

@@ -118,7 +118,7 @@ def test_windows_refuse_a_corpus_without_a_prediction() -> None:
         LmWindows(corpus_of([1]), 8, packing="none")
     with pytest.raises(InputError, match="no document has the 2 tokens"):
         LmWindows(corpus_of([1, 1, 1]), 8, packing="none")
-    with pytest.raises(ValueError, match='packing "concat"'):
+    with pytest.raises(AssertionError, match='packing "concat"'):
         LmWindows(corpus_of([5]), 8, packing="none").windows(0, [0])
 
 
@@ -236,5 +236,5 @@ def test_a_template_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(InputError, match="2 tokens leave no room") as caught:
         MaskedWindows(corpus_of([5]), 2, prefix=[CLS], suffix=[SEP])
     assert caught.value.hint == "set it to at least 3"
-    with pytest.raises(ValueError, match='packing "concat"'):
+    with pytest.raises(AssertionError, match='packing "concat"'):
         make([5], packing="none").windows(0, [0])

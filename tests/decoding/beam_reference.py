@@ -35,7 +35,6 @@ class ScriptedStepper:
     def __init__(self, rules: Sequence[Rule], *, rooms: Sequence[int] | None = None) -> None:
         self.rules = list(rules)
         self.rooms = list(rooms) if rooms is not None else [1000] * len(rules)
-        self.max_steps = max(self.rooms, default=0)
         self.num_sentences = len(rules)
         self.vocab_size = len(self.rules[0](())) if rules else 5
         self.batches: list[int] = []  # sentences at each step

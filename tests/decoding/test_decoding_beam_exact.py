@@ -24,7 +24,7 @@ from tformer.decoding.settings import (
     GenerationSettings,
     Hypothesis,
 )
-from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper, EnsembleStepper
+from tformer.decoding.stepper import EnsembleStepper, ModelStepper
 from tformer.model import Transformer
 from tformer.recipe.model import Model
 
@@ -211,7 +211,7 @@ def writer() -> Transformer:
 
 def translate(model: Transformer, rows: list[int], **options: Any) -> list[list[Hypothesis]]:
     sources, prefixes = [SOURCES[row] for row in rows], [PREFIXES[row] for row in rows]
-    stepper = EncoderDecoderStepper(model, sources, prefixes, capacity=MODEL_STEPS)
+    stepper = ModelStepper(model, prefixes, sources=sources, capacity=MODEL_STEPS)
     return beam_search(
         stepper, BeamSettings(**{"eos_id": MODEL_EOS, "max_new_tokens": MODEL_STEPS} | options), histories=prefixes
     )
@@ -261,19 +261,19 @@ def test_a_beam_of_one_is_greedy_decoding_of_an_encoder_decoder(translator: Tran
 def test_a_beam_of_one_is_greedy_decoding_of_a_decoder(writer: Transformer) -> None:
     prompts = [[5, 6, 7], [8], [9, 10]]
     settings = GenerationSettings(max_new_tokens=MODEL_STEPS, temperature=0.0, eos_id=MODEL_EOS)
-    stepper = DecoderStepper(writer, prompts, capacity=MODEL_STEPS)
+    stepper = ModelStepper(writer, prompts, capacity=MODEL_STEPS)
     beams = beam_search(stepper, BeamSettings(beam_size=1, max_new_tokens=MODEL_STEPS, eos_id=MODEL_EOS))
     assert [found[0].ids for found in beams] == [found[0].ids for found in generate(writer, prompts, settings)]
 
 
 def test_ids_beyond_the_tokenizer_are_never_chosen(writer: Transformer) -> None:
-    stepper = DecoderStepper(writer, [[3], [4, 5]], capacity=MODEL_STEPS, vocab_size=6)
+    stepper = ModelStepper(writer, [[3], [4, 5]], capacity=MODEL_STEPS, vocab_size=6)
     hypotheses = beam_search(stepper, BeamSettings(beam_size=6, max_new_tokens=MODEL_STEPS, eos_id=MODEL_EOS))
     assert all(token < 6 for found in hypotheses for hypothesis in found for token in hypothesis.ids)
 
 
 def test_an_ensemble_of_one_model_twice_is_that_model(translator: Transformer) -> None:
-    steppers = [EncoderDecoderStepper(translator, SOURCES, PREFIXES, capacity=MODEL_STEPS) for _ in range(2)]
+    steppers = [ModelStepper(translator, PREFIXES, sources=SOURCES, capacity=MODEL_STEPS) for _ in range(2)]
     settings = BeamSettings(beam_size=3, max_new_tokens=MODEL_STEPS, eos_id=MODEL_EOS)
     alone = translate(translator, [0, 1, 2, 3], beam_size=3)
     for found, expected in zip(beam_search(EnsembleStepper(steppers), settings), alone, strict=True):

@@ -27,7 +27,7 @@ from tformer.decoding.inference import (
     no_compiled_steps,
 )
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper, EnsembleStepper
+from tformer.decoding.stepper import EnsembleStepper, ModelStepper
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
@@ -88,9 +88,9 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
 
 def search(models: list[Transformer], *, beam: int = 3, **changes: Any) -> list[list[Any]]:
     steppers = [
-        DecoderStepper(model, PREFIXES, capacity=15)
+        ModelStepper(model, PREFIXES, capacity=15)
         if model.encoder is None
-        else EncoderDecoderStepper(model, SOURCES, PREFIXES, capacity=15)
+        else ModelStepper(model, PREFIXES, sources=SOURCES, capacity=15)
         for model in models
     ]
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
@@ -203,14 +203,14 @@ def test_an_ensemble_of_compiled_models() -> None:
 def test_two_searches_of_one_model_do_not_share_memory() -> None:
     model = make()
     attach(model)
-    one, other = (DecoderStepper(model, prompts, capacity=9) for prompts in (PROMPTS[:2], PROMPTS[2:]))
+    one, other = (ModelStepper(model, prompts, capacity=9) for prompts in (PROMPTS[:2], PROMPTS[2:]))
     one.start(2)
     other.start(2)
     ids = torch.tensor([3, 4, 5, 6])
     found = [one.step(ids), other.step(ids), one.step(ids), other.step(ids)]
     model.compiled_decoder = None
-    for stepper, index in ((DecoderStepper(model, PROMPTS[:2], capacity=9), 0),
-                           (DecoderStepper(model, PROMPTS[2:], capacity=9), 1)):  # fmt: skip
+    for stepper, index in ((ModelStepper(model, PROMPTS[:2], capacity=9), 0),
+                           (ModelStepper(model, PROMPTS[2:], capacity=9), 1)):  # fmt: skip
         stepper.start(2)
         torch.testing.assert_close(found[index], stepper.step(ids), atol=1e-5, rtol=0)
         torch.testing.assert_close(found[index + 2], stepper.step(ids), atol=1e-5, rtol=0)

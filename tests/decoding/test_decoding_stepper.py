@@ -17,9 +17,8 @@ from tformer.decoding.generate import generate
 from tformer.decoding.inference import inference
 from tformer.decoding.settings import GenerationSettings
 from tformer.decoding.stepper import (
-    DecoderStepper,
-    EncoderDecoderStepper,
     EnsembleStepper,
+    ModelStepper,
     Stepper,
     mean_log_probabilities,
 )
@@ -53,11 +52,11 @@ def make(
     return random_model(given, encoder=encoder, vocab_size=VOCAB, max_seq_len=max_seq_len, seed=seed)
 
 
-def stepper_of(model: Transformer, sources: Sequence[list[int]], prefixes: Sequence[list[int]]) -> DecoderStepper:
+def stepper_of(model: Transformer, sources: Sequence[list[int]], prefixes: Sequence[list[int]]) -> ModelStepper:
     """With `sources` for an encoder-decoder, without for a decoder."""
     if model.encoder is None:
-        return DecoderStepper(model, prefixes, capacity=10)
-    return EncoderDecoderStepper(model, sources, prefixes, capacity=10)
+        return ModelStepper(model, prefixes, capacity=10)
+    return ModelStepper(model, prefixes, sources=sources, capacity=10)
 
 
 def whole(model: Transformer, source: list[int], prefix: list[int]) -> Tensor:
@@ -154,7 +153,7 @@ def test_probabilities_are_fp32_and_add_up_also_in_bf16() -> None:
 
 def test_ids_beyond_the_tokenizer_are_never_offered() -> None:
     model = make()
-    stepper = EncoderDecoderStepper(model, SOURCES, PREFIXES, capacity=4, vocab_size=20)
+    stepper = ModelStepper(model, PREFIXES, sources=SOURCES, capacity=4, vocab_size=20)
     first, second = stepper.start(2), stepper.step(torch.arange(8))
     assert stepper.vocab_size == 20 and first.shape == (4, 20) and second.shape == (8, 20)
     torch.testing.assert_close(second.exp().sum(-1), torch.ones(8))
@@ -207,7 +206,7 @@ def test_reordering_moves_self_attention_alone_and_the_identity_moves_nothing() 
 
 
 def test_the_cache_is_no_larger_than_the_request() -> None:
-    stepper = EncoderDecoderStepper(make(), SOURCES, PREFIXES, capacity=5)
+    stepper = ModelStepper(make(), PREFIXES, sources=SOURCES, capacity=5)
     stepper.start(2)
     assert stepper._cache.capacity == 4 + 5 - 1  # the last token is chosen, never read
 
@@ -243,7 +242,7 @@ def test_source_and_target_are_not_exchangeable() -> None:
     straight, swapped = whole(model, one, other), whole(model, other, one)
     assert (straight - swapped).abs().max() > 1e-2
     for pair, expected in (((one, other), straight), ((other, one), swapped)):
-        close(EncoderDecoderStepper(model, [pair[0]], [pair[1]], capacity=2).start(1), [expected])
+        close(ModelStepper(model, [pair[1]], sources=[pair[0]], capacity=2).start(1), [expected])
 
 
 def test_either_side_moves_the_result() -> None:
@@ -262,10 +261,10 @@ def test_each_sentence_has_the_room_it_has_alone(stack: dict[str, Any], encoder:
     model = make(stack, encoder=encoder, max_seq_len=7)
     long = [START, 3, 4, 5, 6]
     stepper = stepper_of(model, SOURCES[:2], [long, [START]])
-    assert stepper.rooms == [3, 7] and stepper.max_steps == 7
+    assert stepper.rooms == [3, 7]
     rows = [long, [START]]
     stepper.start(1)
-    for step in range(stepper.max_steps - 1):  # the first goes on past its room, unheeded
+    for step in range(6):  # the first goes on past its room, unheeded
         rows = [[*row, 8 + step] for row in rows]
         logprobs = stepper.step(torch.tensor([8 + step] * 2))
         assert torch.isfinite(logprobs).all()
@@ -277,15 +276,15 @@ def test_each_sentence_has_the_room_it_has_alone(stack: dict[str, Any], encoder:
 def test_what_cannot_be_started_is_said() -> None:
     model = make(max_seq_len=6)
     with pytest.raises(InputError, match="prompt 2 has no tokens"):
-        EncoderDecoderStepper(model, SOURCES[:2], [[START], []], capacity=4)
+        ModelStepper(model, [[START], []], sources=SOURCES[:2], capacity=4)
     with pytest.raises(InputError, match="source 1 has no tokens"):
-        EncoderDecoderStepper(model, [[], [3]], [[START]] * 2, capacity=4)
+        ModelStepper(model, [[START]] * 2, sources=[[], [3]], capacity=4)
     with pytest.raises(InputError, match="prompt 1 has 7 tokens, but the model's context holds 6"):
-        EncoderDecoderStepper(model, SOURCES[:1], [[START] * 7], capacity=4)
+        ModelStepper(model, [[START] * 7], sources=SOURCES[:1], capacity=4)
     with pytest.raises(ValueError, match="2 sources and 1 decoder prefixes"):
-        EncoderDecoderStepper(model, SOURCES[:2], [[START]], capacity=4)
+        ModelStepper(model, [[START]], sources=SOURCES[:2], capacity=4)
     with pytest.raises(ValueError, match="an encoder and a decoder"):
-        EncoderDecoderStepper(make(encoder=False), SOURCES[:1], [[START]], capacity=4)
+        ModelStepper(make(encoder=False), [[START]], sources=SOURCES[:1], capacity=4)
 
 
 def test_a_broken_model_is_an_error() -> None:
@@ -335,7 +334,7 @@ def test_copies_of_one_model_are_that_model() -> None:
     for found, expected in zip(course(ensemble), alone, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert ensemble.num_sentences == 2
-    assert (ensemble.vocab_size, ensemble.max_steps, ensemble.rooms) == (VOCAB, 10, [10] * 4)
+    assert (ensemble.vocab_size, ensemble.rooms) == (VOCAB, [10] * 4)
 
 
 def test_an_ensemble_is_the_logarithm_of_the_mean_probability() -> None:
@@ -353,7 +352,7 @@ def test_a_model_that_excludes_a_token_does_not_veto_it() -> None:
 
 
 def test_ensembles_that_do_not_fit_are_refused() -> None:
-    small = EncoderDecoderStepper(make(), SOURCES, PREFIXES, capacity=4, vocab_size=20)
+    small = ModelStepper(make(), PREFIXES, sources=SOURCES, capacity=4, vocab_size=20)
     with pytest.raises(InputError, match="vocabularies of 29, 20 tokens") as raised:
         EnsembleStepper([stepper_of(make(), SOURCES, PREFIXES), small])
     assert "tokenizer" in str(raised.value.hint)

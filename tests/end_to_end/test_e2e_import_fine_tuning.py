@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -69,7 +68,6 @@ def train(options: TrainOptions, *, stop_at: int | None = None) -> bool:
             console=Console(quiet=True, stderr=True),
             progress=lambda description, total=None: nullcontext(lambda *_, **__: None),
             should_stop=Polls(stop_at),
-            interrupted=lambda message, hint=None: Interrupted(message, signal_number=signal.SIGINT, hint=hint),
             began=0.0,
         )
     except Interrupted:

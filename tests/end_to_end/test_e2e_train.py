@@ -172,7 +172,9 @@ def test_standard_input_is_data(cli_process: Start, tmp_path: Path, text_file: P
     assert done.stdout.decode().strip() == str(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_exits(
     number: signal.Signals, code: int, cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_p
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.slow
 def test_a_signal_is_heard_while_waiting_for_a_pipe_that_nobody_writes(
     cli_process: Start, tmp_path: Path, tiny_recipe: Path
 ) -> None:
@@ -247,6 +250,7 @@ def test_two_runs_in_one_directory(
         process.communicate()
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_resumes_to_the_same_weights(
     cli_process: Start, cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path
 ) -> None:

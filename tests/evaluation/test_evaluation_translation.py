@@ -20,7 +20,7 @@ from tformer.errors import InputError
 from tformer.evaluation.translation import (
     Outputs,
     evaluate_pairs,
-    evaluate_translation,
+    output_metrics,
     score_pairs,
     translate_pairs,
     translation_metrics,
@@ -94,6 +94,10 @@ def translator(model, *, max_source: int = CONTEXT, **settings) -> Translator:
     return Translator([model], TOKENIZER, TOKENIZER, settings=chosen, target=TARGET, max_source=max_source)
 
 
+def evaluate_translation(translator, pairs, **options):
+    return output_metrics(translate_pairs(translator, pairs), pairs, **options)
+
+
 def test_the_loss_is_that_of_a_plain_loop_whatever_the_batch():
     model, nll, correct = make(), [], []
     for source, target in ROWS:
@@ -162,7 +166,7 @@ def test_own_outputs_are_compared_with_the_references():
     figures = evaluate_translation(one, pairs_of(), lowercase=True, tokenize="char")
     assert figures == translation_metrics(outputs.texts, outputs.references, lowercase=True, tokenize="char")
     perfect = pairs_of([(source, text) for source, text in zip(outputs.sources, outputs.texts, strict=True)])
-    assert evaluate_translation(one, perfect, batch_size=2)["sequence_accuracy"] == 1
+    assert evaluate_translation(one, perfect)["sequence_accuracy"] == 1
 
 
 def test_sources_longer_than_the_model_reads_are_cut_and_counted():

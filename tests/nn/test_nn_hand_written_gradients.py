@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tformer.nn.dropout import dropout, keep_mask
 from tformer.nn.feedforward import relu2
-from tformer.nn.norm import rms_norm
+from tformer.nn.layer_norm import rms_norm
 from tformer.nn.positions.rope import Rotation
 
 
@@ -142,7 +142,7 @@ def test_formulas_used_off_the_cpu_agree(monkeypatch: pytest.MonkeyPatch) -> Non
         return [rms_norm(x, gain, 1e-5), relu2(x), *turned]
 
     by_hand = everything()
-    for module in ("norm", "feedforward", "positions.rope"):
+    for module in ("layer_norm", "feedforward", "positions.rope"):
         monkeypatch.setattr(f"tformer.nn.{module}.eager_on_cpu", lambda x: False)
     torch.testing.assert_close(everything(), by_hand)
 

@@ -79,7 +79,7 @@ def test_labels_are_classes_scores_or_rows() -> None:
 
 
 def test_a_text_longer_than_the_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="13 tokens, more than the maximum of 12"):
+    with pytest.raises(AssertionError, match="13 tokens, more than the maximum of 12"):
         collate([single(*range(5, 16))])
 
 

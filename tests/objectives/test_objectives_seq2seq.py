@@ -117,7 +117,7 @@ def test_an_empty_source_without_special_tokens_is_a_column_of_padding() -> None
 
 @pytest.mark.parametrize("lengths", [(SEQ_LEN - 1, 1), (1, 16)])
 def test_pairs_longer_than_the_context_are_refused(lengths: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="more than the maximum of"):
+    with pytest.raises(AssertionError, match="more than the maximum of"):
         collate([pair(*lengths)], target_seq_len=16)
 
 

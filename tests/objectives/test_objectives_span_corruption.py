@@ -25,7 +25,6 @@ from tformer.objectives.span_corruption import (
     corrupt_spans,
     noise_mask,
     random_parts,
-    restore_spans,
     span_counts,
 )
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
@@ -34,6 +33,14 @@ PAD, EOS, UNK, WORDS, VOCAB, SEQ_LEN = 0, 1, 2, 40, 50, 32
 SENTINELS = tuple(range(VOCAB - 1, WORDS - 1, -1))  # <extra_id_0> has the highest id
 SPECIAL = SpecialIds(pad=PAD, eos=EOS, unk=UNK, sentinels=SENTINELS)
 PLAIN = SpanCorruptionOptions()
+
+
+def restore_spans(source: np.ndarray, target: np.ndarray, sentinels: tuple[int, ...]) -> np.ndarray:
+    """The original text of a (source, target): what follows each sentinel in the target replaces it in the source."""
+    places = np.flatnonzero(np.isin(target, np.asarray(sentinels)))
+    spans = {int(part[0]): part[1:] for part in np.split(target, places)[1:]}
+    parts = [spans.get(int(token), source[i : i + 1]) for i, token in enumerate(source)]
+    return np.concatenate([source[:0], *parts])
 
 
 def make(options: SpanCorruptionOptions = PLAIN, **more: Any) -> SpanCorruption:

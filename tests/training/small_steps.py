@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,8 +116,7 @@ class Stepper:
         self.recipe = recipe
         self.models = small_models(recipe, precision) if models is None else models
         self.device = next(self.models.parameters()).device
-        material: Any = _Words(context(recipe))
-        self.objective: Objective = assemble.make_objective(recipe, material, self.models)
+        self.objective: Objective = assemble.make_objective(recipe, context(recipe), self.models)
         self.batches = _Given()
         self.trainer = Trainer(
             Components(
@@ -155,13 +153,6 @@ class Stepper:
         found = {n: p.grad.clone() for n, p in self.models.trained_parameters() if p.grad is not None}
         parts.optimizer.zero_grad()
         return found
-
-
-@dataclass
-class _Words:
-    """What `make_objective` reads of a material."""
-
-    context: ObjectiveContext
 
 
 class _Given:

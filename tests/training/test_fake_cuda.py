@@ -24,6 +24,13 @@ from tformer.objectives import build_objective
 from tformer.optim import optimizers
 
 STEPS = 2
+EACH_PRECISION = [
+    pytest.param(preset, precision, marks=pytest.mark.slow if (number + offset) % 2 else ())
+    for number, preset in enumerate(PRESETS)
+    for offset, precision in enumerate(("fp32", "bf16"))
+]
+"""Every preset in both precisions; the quick tests take every preset in one of them, in turn."""
+
 FORWARD = "cuda" if torch.backends.cuda.is_built() else "meta"
 
 
@@ -67,8 +74,7 @@ def fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "FUSED_DEVICES", supported)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "precision"), EACH_PRECISION)
 def test_a_training_step_neither_mixes_devices_nor_waits(
     preset: str, precision: str, counted_before: Callable[[Stepper, Batch], None]
 ) -> None:

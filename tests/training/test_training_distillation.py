@@ -92,9 +92,14 @@ def weights(run: Path, step: int = 8) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["causal_lm", "masked_lm", "masked_lm,next_sentence", "span_corruption", "seq2seq", "classification",
-     "multi_label", "regression", "images"],
-)  # fmt: skip
+    [
+        *("causal_lm", "masked_lm,next_sentence", "seq2seq", "classification", "images"),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("masked_lm", "span_corruption", "multi_label", "regression")
+        ),
+    ],
+)
 def test_every_family_learns_from_a_teacher(kind: str, family: Callable[[str], Family]) -> None:
     made = family(kind)
     teacher = made.run("--max-steps", 40, "--set", "training.best_metric=loss")

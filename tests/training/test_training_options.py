@@ -56,8 +56,17 @@ def test_every_optimizer_learns(kind: str, train: Callable[..., Any]) -> None:
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("packing", ["concat", "documents", "none"])
-@pytest.mark.parametrize("padding", ["right", "left", "random"])
+PACKINGS, PADDINGS = ("concat", "documents", "none"), ("right", "left", "random")
+
+
+@pytest.mark.parametrize(
+    ("packing", "padding"),
+    [
+        pytest.param(packing, padding, marks=() if row == column else pytest.mark.slow)
+        for row, packing in enumerate(PACKINGS)
+        for column, padding in enumerate(PADDINGS)
+    ],
+)
 def test_packing_and_padding(packing: str, padding: str, train: Callable[..., Any], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "the cat sat on a mat " * (1 + n % 4)}) + "\n" for n in range(60)))

@@ -28,6 +28,7 @@ def test_aligned_files_are_translated_and_validated(train: Callable[..., Path], 
     assert " -> " in (run / "samples.txt").read_text()
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy(train: Callable[..., Path]) -> None:
     run = train("--arch", "transformer", "--preset", "dates", "--data", "builtin:copy", "--max-steps", 40,
                 "--set", "training.eval_every=40", "--set", "training.valid_sentences=40", base=False)  # fmt: skip

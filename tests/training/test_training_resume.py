@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -75,7 +74,6 @@ def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool =
             console=Console(quiet=True, stderr=True),
             progress=no_progress,
             should_stop=polls,
-            interrupted=lambda message, hint=None: Interrupted(message, signal_number=signal.SIGINT, hint=hint),
             began=0.0,
         )
     except Interrupted:
@@ -111,7 +109,13 @@ def write_recipe(tmp_path: Path, text_file: Path, changes: dict[str, Any]) -> Pa
     return path
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+QUICK = ("fp32 with dropout", "plateau", "modern", "several sources")
+"""`modern` has Muon, averages, bf16 and accumulation together; the slow tests take each alone."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, VARIANTS[name])
     polls = train(recipe, tmp_path / "whole").count
@@ -126,6 +130,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path,
         assert (metrics(run), final_hash(run)) == expected, f"stopped at poll {stop_at} of {polls}"
 
 
+@pytest.mark.slow
 def test_every_single_step_can_be_the_one_that_is_interrupted(tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, {"training": {"sample_every": 0}})
     polls = train(recipe, tmp_path / "whole").count

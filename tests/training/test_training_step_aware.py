@@ -33,7 +33,12 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+QUICK = ("learned layerdrop, muon", "layerdrop, accumulation", "everything")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
+)
 def test_a_run_that_is_cut_and_resumed_equals_one_that_was_not(name: str, tmp_path: Path, text_file: Path) -> None:
     recipe = write_recipe(tmp_path, text_file, RESUMED[name])
     polls = train(recipe, tmp_path / "whole").count

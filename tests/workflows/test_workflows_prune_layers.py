@@ -14,7 +14,6 @@ from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_l
 from tformer.checkpoint import read_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load
-from tformer.workflows.prune import Plan, prune
 from tformer.workflows.prune.heads import choose_heads
 from tformer.workflows.prune.layers import (
     evenly_spaced,
@@ -25,7 +24,8 @@ from tformer.workflows.prune.layers import (
     num_trials,
     search_layers,
 )
-from tformer.workflows.prune.quality import cost, only_layers
+from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.pruning import cost, only_layers, prune
 
 # Every other
 
@@ -245,7 +245,7 @@ def test_the_pruned_model_is_the_full_one_with_those_layers_skipped(
     name: str, dropped: tuple[int, ...], tmp_path: Path
 ) -> None:
     full = make(tmp_path / "full", MODELS[name])
-    small = pruned(full, tmp_path / "small", Plan(drop_layers=dropped))
+    small = pruned(full, tmp_path / "small", Plan(drop_layers=",".join(map(str, dropped))))
     expected = output_without_layers(full, dict.fromkeys(sides(full), dropped))
     assert torch.equal(output(small), expected)
     assert not torch.allclose(output(full), expected)
@@ -255,7 +255,7 @@ def test_the_pruned_model_is_the_full_one_with_those_layers_skipped(
 @pytest.mark.parametrize("dropped", [(0,), (1, 3)])
 def test_layers_of_other_attentions(kind: str, dropped: tuple[int, ...], tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(encoder=f"{BASE}, {EFFICIENT[kind]}"))
-    small = pruned(full, tmp_path / "small", Plan(drop_layers=dropped))
+    small = pruned(full, tmp_path / "small", Plan(drop_layers=",".join(map(str, dropped))))
     assert torch.equal(output(small), output_without_layers(full, {"encoder": dropped}))
 
 
@@ -263,7 +263,7 @@ def test_layers_of_other_attentions(kind: str, dropped: tuple[int, ...], tmp_pat
 def test_random_blocks_that_a_new_number_redraws_are_told(dropped: tuple[int, ...], told: str, tmp_path: Path) -> None:
     attention = "attention: {kind: bigbird, block: 2, random_blocks: 1}"
     full = make(tmp_path / "full", recipe_text(encoder=f"{BASE}, {attention}"))
-    made = prune(load(full), Plan(drop_layers=dropped), tmp_path / "small", evaluate=False)
+    made = prune(load(full), Plan(drop_layers=",".join(map(str, dropped))), tmp_path / "small", evaluate=False)
     notes = [note for note in made.notes if "random blocks" in note]
     assert bool(notes) == bool(told) and all(told in note for note in notes)
     if not told:  # nothing moved
@@ -273,7 +273,7 @@ def test_random_blocks_that_a_new_number_redraws_are_told(dropped: tuple[int, ..
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_one_stack_alone(stack: str, tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["seq2seq"])
-    small = pruned(full, tmp_path / "small", Plan(keep_layers=(1, 2), stack=stack))
+    small = pruned(full, tmp_path / "small", Plan(keep_layers="1,2", stack=stack))
     assert torch.equal(output(small), output_without_layers(full, {stack: (0, 3)}))
     model = load(small).recipe.model
     assert {side: getattr(model, side).num_layers for side in ("encoder", "decoder")} == {
@@ -292,7 +292,7 @@ def test_a_search_runs_the_very_model_that_it_would_write(name: str, tmp_path: P
 
 def test_overrides_follow_their_layer(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["overrides"])
-    small = pruned(full, tmp_path / "small", Plan(keep_layers=(2, 3)))
+    small = pruned(full, tmp_path / "small", Plan(keep_layers="2,3"))
     assert load(small).recipe.model.decoder.layers == {
         0: {"attention": {"scale": 0.3}, "dropout": 0.2}, 1: {"norm": {"eps": 0.1}}
     }  # fmt: skip
@@ -300,7 +300,7 @@ def test_overrides_follow_their_layer(tmp_path: Path) -> None:
 
 def test_what_is_not_pruned_stays_to_the_byte(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["seq2seq"])
-    small = pruned(full, tmp_path / "small", Plan(drop_layers=(0,)))
+    small = pruned(full, tmp_path / "small", Plan(drop_layers="0"))
     before, after = read_checkpoint(full), read_checkpoint(small)
     assert after.tokenizer_sha256 == before.tokenizer_sha256 and after.tokenizer_json == before.tokenizer_json
     assert after.step == before.step and not after.has("optimizer") and after.manifest.score is None
@@ -325,7 +325,7 @@ def test_learned_rates_choose_and_become_the_plain_rate(tmp_path: Path) -> None:
 
 def test_averaged_weights_are_what_is_pruned(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"], ema=True)
-    small = pruned(full, tmp_path / "small", Plan(drop_layers=(2,)))
+    small = pruned(full, tmp_path / "small", Plan(drop_layers="2"))
     assert not read_checkpoint(small).has("ema")
     assert torch.equal(output(small), output_without_layers(full, {"decoder": (2,)}))  # `load` takes the averages
     plain = make(tmp_path / "plain", MODELS["gpt"])
@@ -334,8 +334,8 @@ def test_averaged_weights_are_what_is_pruned(tmp_path: Path) -> None:
 
 def test_a_pruned_model_can_be_pruned_again(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["shaw"])
-    once = pruned(full, tmp_path / "once", Plan(drop_layers=(1,)))
-    twice = pruned(once, tmp_path / "twice", Plan(drop_layers=(1,)))
+    once = pruned(full, tmp_path / "once", Plan(drop_layers="1"))
+    twice = pruned(once, tmp_path / "twice", Plan(drop_layers="1"))
     assert torch.equal(output(twice), output_without_layers(full, {"decoder": (1, 2)}))
 
 
@@ -345,9 +345,9 @@ def test_a_pruned_model_can_be_pruned_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "plan", "message"),
     [
-        ("gpt", Plan(drop_layers=(4,)), "--drop-layers: the decoder has no layer 4"),
-        ("gpt", Plan(drop_layers=(0,), stack="encoder"), "--stack encoder: the model has no encoder"),
-        ("gpt", Plan(drop_layers=(0,), stack="both"), "--stack both: the model has no encoder"),
+        ("gpt", Plan(drop_layers="4"), "--drop-layers: the decoder has no layer 4"),
+        ("gpt", Plan(drop_layers="0", stack="encoder"), "--stack encoder: the model has no encoder"),
+        ("gpt", Plan(drop_layers="0", stack="both"), "--stack both: the model has no encoder"),
         ("gpt", Plan(keep=4), "nothing would go: of layers the decoder has 4"),
         ("gpt", Plan(keep=5), "--keep 5: the decoder has 4 layers"),
         ("gpt", Plan(rate=0.1), "nothing would go"),
@@ -374,7 +374,7 @@ def test_a_single_layer_cannot_go(tmp_path: Path) -> None:
 def test_what_stands_at_out_stays(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(InputError, match="full exists already"):
-        pruned(full, full, Plan(drop_layers=(0,)))
+        pruned(full, full, Plan(drop_layers="0"))
 
 
 def test_the_cost_is_that_of_each_layers_own_attention(tmp_path: Path) -> None:
@@ -390,5 +390,5 @@ def test_the_cost_is_that_of_each_layers_own_attention(tmp_path: Path) -> None:
 def test_an_interruption_writes_nothing(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(Interrupted):
-        prune(load(full), Plan(drop_layers=(0,)), tmp_path / "small", evaluate=False, should_stop=lambda: True)
+        prune(load(full), Plan(drop_layers="0"), tmp_path / "small", evaluate=False, should_stop=lambda: True)
     assert not (tmp_path / "small").exists()

@@ -15,8 +15,8 @@ from tformer.checkpoint import RunDirectory
 from tformer.checkpoint.run import is_locked
 from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_to_yaml
-from tformer.workflows.runs import ORDERS, compare_runs, describe_run, find_run, find_runs, in_order, summarise_run
-from tformer.workflows.runs.compare import short_names
+from tformer.workflows.runs.compare import compare_runs, describe_run, short_names
+from tformer.workflows.runs.summary import ORDERS, find_run, find_runs, in_order, summarise_run
 
 
 def test_a_finished_run(tmp_path: Path) -> None:

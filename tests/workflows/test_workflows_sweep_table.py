@@ -24,7 +24,6 @@ from tformer.workflows.sweep.table import (
     draw,
     make_table,
     markdown,
-    si,
     write_tables,
 )
 
@@ -162,9 +161,3 @@ def test_a_run_is_read_at_its_best_validation(tmp_path: Path) -> None:
     assert (found.best, found.best_step, found.validation) == (7.0, 4, {"loss": 2.0, "bleu": 7.0})
     assert (found.steps, found.tokens, found.seconds, found.tokens_per_second) == (6, 300, 4.0, 75.0)
     assert found.curve == [[2, 5.0], [4, 7.0], [6, 6.0]] and found.training_curve == [[1, 9.0], [6, 8.0]]
-
-
-def test_numbers_have_three_digits_and_a_suffix() -> None:
-    assert [si(value) for value in (7.0, 999.0, 1000.0, 36096.0, 5.751e6, 2e12)] == [
-        *("7", "999", "1 k", "36.1 k", "5.75 M", "2 T"),
-    ]

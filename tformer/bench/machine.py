@@ -15,7 +15,6 @@ the time went elsewhere: starting kernels, Python, copies, activations.
 from __future__ import annotations
 
 import platform
-import re
 import resource
 import sys
 import time
@@ -26,7 +25,13 @@ from typing import Any, Literal
 
 import torch
 
-from tformer.device import DTYPES, has_bf16_instructions, matmul_flops_per_second, return_free_memory
+from tformer.device import (
+    DTYPES,
+    has_bf16_instructions,
+    matmul_flops_per_second,
+    peak_resident_bytes,
+    return_free_memory,
+)
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -48,7 +53,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # written to clear_refs
 
 
@@ -76,10 +81,9 @@ class PeakMemory:
 
 def peak_of_process() -> int:
     """Largest resident set of this process in bytes, since its start or the last reset."""
-    if STATUS.exists():
-        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
-        if found:
-            return int(found[1]) * 1024
+    found = peak_resident_bytes()
+    if found is not None:
+        return found
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

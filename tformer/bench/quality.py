@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -17,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,7 @@ from tformer.bench.report import (
 from tformer.checkpoint.logs import read_metrics
 from tformer.data.sources.files import STANDARD_INPUT
 from tformer.data.sources.text import open_sources
-from tformer.device import resolve_device
+from tformer.device import peak_resident_bytes, resolve_device
 from tformer.errors import InputError
 from tformer.formatting import binary_bytes
 from tformer.recipe import load_recipe
@@ -40,7 +38,6 @@ from tformer.recipe import load_recipe
 POLL_SECONDS = 0.02
 """Longest delay until a validation is noticed."""
 
-PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 METRICS = "metrics.jsonl"
 
 
@@ -105,7 +102,7 @@ def _follow(
     while True:
         ended = child.poll() is not None
         seconds = time.monotonic() - began
-        peak = _peak_of(child.pid) or peak
+        peak = peak_resident_bytes(child.pid) or peak
         written = log.stat().st_size if log.is_file() else 0
         if written != size:
             size, records = written, tuple(read_metrics(log))
@@ -124,14 +121,6 @@ def _follow(
 def _reached(records: Sequence[dict[str, Any]], target: float) -> bool:
     losses = (record.get("loss") for record in records if record.get("split") == "valid")
     return any(loss is not None and loss <= target for loss in losses)
-
-
-def _peak_of(pid: int) -> int | None:
-    """Largest resident set of a running process in bytes; None where the system does not report it."""
-    with suppress(OSError):
-        found = PEAK.search(Path(f"/proc/{pid}/status").read_text())
-        return int(found[1]) * 1024 if found else None
-    return None
 
 
 def _last_error(messages: Any) -> str:

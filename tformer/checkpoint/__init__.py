@@ -1,4 +1,4 @@
-"""A directory in, a directory out: run directories and checkpoints, atomic, verified, never unpickled.
+"""Run directories and checkpoints: atomic, verified, never unpickled.
 
 What reads and writes tensors loads torch, which takes a second; who writes a file whole or looks at a log need not wait
 for that. So each name is fetched from its file when it is first asked for.
@@ -34,7 +34,7 @@ FILES = {
     "save_checkpoint": "save",
     "write_checkpoint": "save",
 }
-"""Where each public name lives."""
+"""The module of each public name."""
 
 __all__ = [
     "Average",

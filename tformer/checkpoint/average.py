@@ -1,4 +1,4 @@
-"""Whether checkpoints are the same model with other weights, so that their tensors may be averaged one by one.
+"""Averaging of checkpoints of one model: the check that they are one model, and the mean of their weights.
 
 Told from manifests, recipes and the headers of tensor files alone, before any tensor is read.
 """
@@ -26,12 +26,12 @@ from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_from_yaml, recipe_to_data
 
 AVERAGED_ROLES = ("weights", "generator")
-# What a tensor's numbers mean depends on these parts of the recipe; all others may differ (another seed, more steps).
+# Parts of the recipe that must agree for weights to be averaged; all others may differ (another seed, more steps).
 RECIPE_PARTS = ("model", "generator", "tokenizer.special_ids", "data.labels", "data.image_mean", "data.image_std")
 
 
 def require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raises InputError when two of them are one folder, by whatever name."""
+    """Raise InputError when two paths lead to one folder."""
     seen: dict[str, Path] = {}
     for checkpoint in checkpoints:
         place = os.path.realpath(checkpoint.path)
@@ -42,8 +42,8 @@ def require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raises InputError, naming the file of the first that differs and in what, unless all have the same tokenizers,
-    model, labels, tensors, shapes and types as the first."""
+    """Raise InputError, with the first difference, unless all checkpoints have the first one's tokenizers, model,
+    labels, tensors, shapes and number formats."""
     first, *others = checkpoints
     recipe = _recipe(first) if others else {}
     for other in others:
@@ -104,7 +104,7 @@ def _differences(expected: Any, found: Any, key: str) -> Iterator[tuple[str, Any
 
 
 def _word(value: Any) -> str:
-    """A value in a message: sections and long lists only by their sort."""
+    """A value as text in a message; sections and long lists only by their kind."""
     text = "null" if value is None else str(value)
     return text if len(text) <= 60 and not isinstance(value, dict) else f"{text[:57]}..."
 
@@ -133,12 +133,12 @@ RANDOM_BUFFERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """A checkpoint that was made as the mean of `sources`, in the order of their steps; `step` is the last of these."""
+    """Result of averaging: a checkpoint with the mean of `sources`, in the order of their steps; `step` is the last."""
 
     path: Path
     step: int
     sources: tuple[tuple[Path, int], ...]  # (folder, step)
-    num_parameters: int  # tied ones once
+    num_parameters: int  # tied ones counted once
     notes: tuple[str, ...]
 
 
@@ -149,7 +149,7 @@ def average_checkpoints(
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Average:
-    """Writes the mean of the weights (and of ELECTRA's generator) of some checkpoints to a new folder.
+    """Write the mean of the checkpoints' weights (and of ELECTRA's generators) to a new folder.
 
     What else the result holds comes from the checkpoint with the highest step: recipe, tokenizers, the names of tied
     tensors. It has no optimizer state, no EMA and no score, and `trainer.json` says what it was made of.
@@ -178,7 +178,7 @@ def average_checkpoints(
     means = _means(checkpoints, progress=progress, should_stop=should_stop)
     with files.storage_errors(target):
         make_folders(target.absolute().parent)
-    require_new(target)  # reading took its time
+    require_new(target)  # again: reading may have taken minutes
     write_checkpoint(
         target,
         last.step,
@@ -202,7 +202,7 @@ def average_checkpoints(
 
 
 class RunningMean:
-    """The mean of tensors of one shape and type, in that type; they are added one at a time.
+    """Running mean of tensors of one shape and number format, added one at a time.
 
     Whole numbers and truth values have no mean: they must be equal (ValueError), and stay as they are.
     """
@@ -225,7 +225,7 @@ class RunningMean:
 
 
 def require_new(out: Path) -> None:
-    """Raises InputError when something stands at `out`, or when it is where a run keeps its own checkpoints."""
+    """Raise InputError when `out` exists, or lies in the folder in which a run keeps its checkpoints."""
     if os.path.lexists(out):
         raise InputError(f"{out} exists already", hint="choose a folder that does not exist yet")
     parent = Path(os.path.realpath(out)).parent
@@ -252,13 +252,13 @@ def _means(
             raise Interrupted("averaging interrupted, nothing written", signal_number=signal.SIGINT)
         if progress is not None:
             progress(done + 1, len(checkpoints))
-    # one by one, so that the sums go as the means come
+    # one by one, so that each sum is freed when its mean is made
     return {role: {name: values.pop(name).value() for name in list(values)} for role, values in sums.items()}
 
 
 def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> None:
     tensors = _read(checkpoint, role)
-    if checkpoint.notes:  # of numbers that are not finite
+    if checkpoint.notes:  # notes on numbers that are not finite
         raise InputError(checkpoint.notes[0], hint="leave this checkpoint out: the average would hold them too")
     for name in list(tensors):
         tensor = tensors.pop(name)
@@ -272,19 +272,19 @@ def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> Non
 
 
 def _read(checkpoint: Checkpoint, role: str) -> dict[str, Tensor]:
-    """The stored tensors of a role, every one once."""
+    """The stored tensors of a role, without aliases."""
     if role == "generator":
         return checkpoint.generator() or {}
     return {name: tensor for name, tensor in checkpoint.weights().items() if name not in checkpoint.tied}
 
 
 def _order(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """By step; between runs by content, so that the order in which they were named does not matter."""
+    """Sort key: the step, then the content, so that the order of the arguments does not matter."""
     return checkpoint.step, sorted(record.sha256 for record in checkpoint.manifest.by_role("weights"))
 
 
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Where a summand came from, without naming a place on this machine."""
+    """Name, run and step of a source, without a path of this machine."""
     run = _run_of(checkpoint)
     return {"name": checkpoint.path.name, "run": run and run.name, "step": checkpoint.step}
 

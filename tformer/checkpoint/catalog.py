@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, which is latest and best, and which may go.
+"""The checkpoints of a run: listing, the latest and the best, pointers, removal of old ones.
 
 The folders themselves are the truth, ordered by step, never by a clock. The pointer files `latest` and `best` (a
 folder's name each) are for people and other programs; they are rewritten whenever they disagree with a scan.
@@ -36,7 +36,7 @@ def step_name(step: int) -> str:
 def scan(folder: Path) -> list[Entry]:
     """The complete checkpoints (those with a manifest) in the order of their steps."""
     entries: dict[int, Entry] = {}
-    for name in _names(folder):  # `.old-step-…` sorts first, and gives way to `step-…`
+    for name in _names(folder):  # `.old-step-…` sorts first and is replaced by `step-…`
         match = _STEP.fullmatch(name)
         path = folder / name
         if match and (path / files.MANIFEST).is_file():
@@ -55,7 +55,7 @@ def _names(folder: Path) -> list[str]:
 def _score(path: Path) -> float | None:
     try:
         return read_manifest(path).score
-    except InputError:  # whoever reads this checkpoint will hear about it
+    except InputError:  # reported when this checkpoint is read
         return None
 
 
@@ -64,13 +64,13 @@ def latest(entries: Sequence[Entry]) -> Entry | None:
 
 
 def best(entries: Sequence[Entry]) -> Entry | None:
-    """The lowest score, the earlier of equals; without any score the latest."""
+    """The checkpoint with the lowest score, the earlier of equals; without any score the latest."""
     scored = [entry for entry in entries if entry.score is not None]
     return min(scored, key=lambda entry: (entry.score, entry.step)) if scored else latest(entries)
 
 
 def tidy(folder: Path, *, keep_last: int | None = None) -> None:
-    """Brings a folder of checkpoints into its resting state, whatever was cut short in it before.
+    """Finish or undo interrupted work in a folder of checkpoints, prune it, and correct its pointers.
 
     Puts back a checkpoint that was being replaced, corrects the pointers, removes all but the last `keep_last` and the
     best (None: keeps all), and sweeps temporaries and half-removed checkpoints. Only for the holder of the run's lock.
@@ -89,7 +89,7 @@ def tidy(folder: Path, *, keep_last: int | None = None) -> None:
 
 
 def _is_half(path: Path) -> bool:
-    """Whether `path` is a folder without a manifest; a link whose target is away is left to its owner."""
+    """Whether `path` is a folder without a manifest; broken links do not count."""
     return path.is_dir() and not path.is_symlink() and not (path / files.MANIFEST).is_file()
 
 
@@ -103,13 +103,13 @@ def _prune(entries: Sequence[Entry], *, keep_last: int) -> None:
 
 
 def _point(pointer: Path, entry: Entry | None) -> None:
-    """Writes a pointer only where it is missing or wrong."""
+    """Write a pointer if it is missing or wrong."""
     if entry is None:
         if os.path.lexists(pointer):
             files.unlink(pointer)
         return
     if read_pointer(pointer) != entry.path.name:
-        if pointer.is_symlink():  # replaced, never written through
+        if pointer.is_symlink():  # replace the link itself, not its target
             files.unlink(pointer)
         files.write_text(pointer, entry.path.name + "\n")
 

@@ -30,7 +30,7 @@ PICKLE_HINT = (
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Opens an existing ordinary file for reading; folders, pipes and devices are refused without blocking."""
+    """Open an existing ordinary file for reading; folders, pipes and devices are refused without blocking."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -43,7 +43,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bounded(path: Path, *, max_bytes: int) -> bytes:
-    """The whole file, refused before it is read when it is larger than `max_bytes`."""
+    """The content of a file; InputError, before reading, when it is larger than `max_bytes`."""
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > max_bytes:
@@ -52,7 +52,7 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
 
 
 def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
-    """A JSON object; anything else, duplicate keys, and nesting too deep for the parser are an `InputError`."""
+    """The JSON object in `data`. InputError for anything else, duplicate keys, and nesting too deep for the parser."""
     try:
         value = json.loads(data, object_pairs_hook=_unique)
     except RecursionError:
@@ -76,7 +76,7 @@ def looks_like_pickle(data: bytes) -> bool:
     return data[:4] == b"PK\x03\x04" or (len(data) >= 2 and data[0] == 0x80 and 2 <= data[1] <= 5)
 
 
-TEMPORARY = ".tmp-"  # prefix of every name that is not finished yet; swept at the next start
+TEMPORARY = ".tmp-"  # prefix of unfinished files and folders; removed at the next start
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
 
 _HINTS = {
@@ -103,7 +103,7 @@ def open_append(path: Path) -> int:
 
 
 def write(descriptor: int, data: bytes | memoryview) -> None:
-    """Writes all of `data`, in one system call whenever the kernel takes it in one."""
+    """Write all of `data`, in one system call when the kernel accepts that."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view[:WRITE_BYTES]) :]
@@ -118,7 +118,7 @@ def fsync(descriptor: int) -> None:
 
 
 def fsync_dir(path: Path) -> None:
-    """Makes the names in a folder durable: a rename is not on disk before this."""
+    """Sync the names in a folder: a rename is on disk only after this."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -151,7 +151,7 @@ def has_free_inode(path: Path) -> bool:
 
 @contextmanager
 def storage_errors(path: Path, *, bytes_needed: int | None = None) -> Iterator[None]:
-    """Turns a refusal by the operating system into a `StorageError` that names the path and the bytes needed."""
+    """Context manager that turns an OSError into a `StorageError` with the path and the bytes needed."""
     try:
         yield
     except OSError as error:
@@ -163,7 +163,7 @@ def storage_error(path: Path, error: OSError, *, bytes_needed: int | None = None
 
 
 def require_space(path: Path, bytes_needed: int) -> None:
-    """Raises `StorageError` when the file system of `path` has fewer free bytes than needed, or no free inode."""
+    """Raise `StorageError` when the file system of `path` has fewer free bytes than needed, or no free inode."""
     with storage_errors(path, bytes_needed=bytes_needed):
         free = free_bytes(path)
         inodes = has_free_inode(path)
@@ -183,7 +183,7 @@ OLD = ".old-"  # prefix of a folder while another takes its place
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Writes and fsyncs one new file; returns its size and SHA-256. The name itself is durable after `fsync_dir`."""
+    """Write and sync one new file; returns its size and SHA-256. Its name is durable after `fsync_dir`."""
     size, digest = 0, hashlib.sha256()
     descriptor = create(path)
     try:
@@ -198,7 +198,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Replaces a file by rename; a symbolic link is followed once, so that the link stays a link.
+    """Replace a file by rename; a symbolic link is followed once, so that the link stays a link.
 
     A pipe or a device, such as /dev/null, is written to and never replaced.
 
@@ -227,7 +227,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
-    """Makes the folder `target` appear complete: filled under a temporary name, synced, renamed, synced.
+    """Make the folder `target` appear complete: filled under a temporary name, synced, renamed, synced.
 
     `fill` writes durable files into the folder it is given. A folder that already stands at `target` is moved to
     `.old-<name>` for the moment between two renames, from where a scan still finds it.
@@ -256,7 +256,7 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def settle_replaced(target: Path) -> None:
-    """Finishes a replacement that was cut short: the old folder goes if the new one is in place, else comes back."""
+    """Finish an interrupted replacement: remove the old folder if the new one is in place, else restore it."""
     old = target.with_name(OLD + target.name)
     if not os.path.lexists(old):
         return
@@ -268,7 +268,7 @@ def settle_replaced(target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a file or folder if it is there; links are unlinked, never followed; a manifest goes first.
+    """Remove a file or folder if it exists; links are unlinked, never followed; a manifest is removed first.
 
     Without its manifest a checkpoint does not exist, so a removal cut short leaves no half checkpoint behind.
     """
@@ -282,7 +282,7 @@ def remove_tree(path: Path) -> None:
     manifest = path / MANIFEST
     if os.path.lexists(manifest):
         unlink(manifest)
-        fsync_dir(path)  # on disk before any other file goes
+        fsync_dir(path)  # synced before any other file is removed
     for name in sorted(os.listdir(path)):
         remove_tree(path / name)
     rmdir(path)
@@ -313,7 +313,7 @@ def require_writable(target: Path) -> None:
 
 
 def require_room(target: Path, bytes_needed: int) -> None:
-    """Raise `StorageError` unless the file system that `target` is, or will be, on has so many bytes free."""
+    """Raise `StorageError` unless the file system of `target` has `bytes_needed` bytes free."""
     require_space(_nearest(target), bytes_needed)
 
 

@@ -24,8 +24,8 @@ PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic"
 def describe_environment(
     *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Versions, the device as the caller names it, the command line (null: this process's), the code's git commit and
-    the fingerprint of the training data."""
+    """The content of environment.json: versions, device, command line (default: this process's), git commit of the
+    code, fingerprint of the training data."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
@@ -50,7 +50,7 @@ def _version(package: str) -> str | None:
 
 
 def git_commit(checkout: Path) -> str | None:
-    """The commit of a git checkout; None where there is no checkout, or no git."""
+    """The commit of a git checkout; None without a checkout or without git."""
     if not (checkout / ".git").exists():
         return None
     try:
@@ -62,12 +62,12 @@ def git_commit(checkout: Path) -> str | None:
     return found.stdout.strip() or None
 
 
-MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; anything longer is not ours
+MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; longer lines are ignored
 _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
 
 
 def append(path: Path, text: str) -> None:
-    """Adds text in one write; a write cut short by a full disk is taken back.
+    """Append text in one write; a write cut short by a full disk is undone.
 
     Raises:
         StorageError: the disk refuses.
@@ -87,12 +87,12 @@ def append(path: Path, text: str) -> None:
 
 
 def metrics_line(values: dict[str, Any]) -> str:
-    """One JSON object and a newline; NaN and infinity, which JSON lacks, become null."""
+    """A JSON object and a newline; NaN and infinity become null."""
     return json.dumps(finite_or_none(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics file; half and foreign lines are passed over."""
+    """The records of a metrics file; incomplete and other lines are skipped."""
     if path.is_file():
         with open_regular(path) as stream:
             for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
@@ -102,7 +102,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Keeps the whole lines whose `step` is at most `step`; replaces the file by rename, and only if it changes."""
+    """Keep the complete lines up to `step`; the file is replaced by rename, and only if it changes."""
     if path.is_file():
         _rewrite(path, lambda: _kept_metrics(path, step))
 
@@ -130,13 +130,13 @@ def _is_number(value: object) -> bool:
 
 
 def sample_text(step: int, text: str) -> str:
-    """A sample under a header naming its step; a line of it that looks like a header is set in by one space."""
+    """A sample under a header with its step; a line of it that looks like a header is indented by one space."""
     lines = (f" {line}" if _SAMPLE_HEADER.match(line) else line for line in text.split("\n"))
     return f"=== step {step} ===\n" + "\n".join(lines) + "\n\n"
 
 
 def cut_samples(path: Path, step: int) -> None:
-    """Keeps the samples up to and including `step`; atomic, as `cut_metrics`."""
+    """Keep the samples up to and including `step`; atomic, as `cut_metrics`."""
     if path.is_file():
         _rewrite(path, lambda: _kept_samples(path, step))
 
@@ -158,7 +158,7 @@ def _rewrite(path: Path, kept: Callable[[], Iterator[bytes]]) -> None:
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Joins lines into writes of about 1 MB."""
+    """Lines joined into chunks of about 1 MB."""
     block: list[bytes] = []
     size = 0
     for line in lines:

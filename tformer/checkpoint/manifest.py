@@ -28,12 +28,12 @@ MAX_TOKENIZER_BYTES = 256 << 20
 
 
 def file_names(*, separate: bool) -> dict[str, str]:
-    """{role: file} of all that a checkpoint can hold."""
+    """{role: file name} of every file that a checkpoint can hold."""
     return FILE_NAMES | {"tokenizer": SOURCE_NAME} if separate else FILE_NAMES
 
 
 def mix_up(folder: Path, manifest: Manifest) -> InputError | None:
-    """The error of a checkpoint whose tokenizer files took each other's place; None when that is not what is wrong."""
+    """The error for a checkpoint with exchanged tokenizer files; None when they are not exchanged."""
     records = [record for role in ROLES for record in manifest.by_role(role)]
     if len(records) != len(ROLES):
         return None
@@ -49,7 +49,7 @@ def mix_up(folder: Path, manifest: Manifest) -> InputError | None:
 
 
 def missing_file(path: Path) -> InputError:
-    """The error of a checkpoint that lacks a file, and whose tokenizer it was."""
+    """The error for a checkpoint that lacks a tokenizer file."""
     side = {SOURCE_NAME: "source", FILE_NAMES["target_tokenizer"]: "target"}.get(path.name)
     whose = f", the tokenizer of the {side} side," if side else ""
     return InputError(f"{path}{whose} is missing, but the manifest lists it")
@@ -76,7 +76,7 @@ FILE_NAMES = {  # role -> file; `weights` may instead be several files beside an
     "target_tokenizer": "tokenizer.target.json",
     "trainer": "trainer.json",
 }
-_REQUIRED = ("weights", "recipe", "trainer")  # models of images have no tokenizer
+_REQUIRED = ("weights", "recipe", "trainer")  # image models have no tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     )
     tied = {str(alias): str(owner) for alias, owner in content["tied"].items()}
     score, tokenizer_sha256 = content["score"], content["tokenizer_sha256"]
-    target_sha256 = content.get("target_tokenizer_sha256")  # younger than the format
+    target_sha256 = content.get("target_tokenizer_sha256")  # added after version 1 of the format
     manifest = Manifest(
         step=_natural(content["step"], "step"),
         files=records,
@@ -180,7 +180,7 @@ def _natural(value: object, key: str) -> int:
 
 
 def plain_name(name: object) -> str:
-    """A file name that stays inside its folder."""
+    """The file name; InputError for one that leaves its folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or any(mark in name for mark in ("/", "\\", "\0")):
         raise ValueError(f"the file name {name!r} leads outside the checkpoint")
     return name

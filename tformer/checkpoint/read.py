@@ -1,4 +1,4 @@
-"""What keeps stored weights from being a model's: missing and unexpected names, other shapes, ties that do not hold."""
+"""Reading of checkpoints from any source: every claim is checked, nothing is executed or memory-mapped."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from tformer.checkpoint.tensor_files import (
 )
 from tformer.errors import InputError
 
-MAX_LISTED = 8  # names of each sort in an error
+MAX_LISTED = 8  # names of each kind in an error
 
 
 def differences(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, aliases: Mapping[str, str]) -> list[str]:
-    """What keeps `weights` from being loaded into `state`, in words; empty where nothing does.
+    """The differences that prevent loading `weights` into `state`, as text; empty if there are none.
 
     state: of the model, or of one on the meta device without its tied names.
     aliases: further names of tied tensors, which may stand among the weights or not.
@@ -65,7 +65,7 @@ def differences(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, a
 
 
 def _untied(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """Two different stored tensors for what is one tensor in the model: the last would win silently."""
+    """Names of stored tensors that differ although they are one tensor in the model."""
     owners: dict[tuple[int, torch.Size], str] = {}
     for name, target in state.items():
         if target.is_meta or not target.numel():
@@ -86,7 +86,7 @@ _MAX_TEXT_BYTES = {"recipe": 1 << 20, **dict.fromkeys(ROLES, MAX_TOKENIZER_BYTES
 
 @dataclass
 class Checkpoint:
-    """A checkpoint on disk. Texts are read and checked at once; tensors are read, and checked, when asked for.
+    """A checkpoint on disk. Texts are read and checked at once; tensors when one of the methods is called.
 
     `notes` gathers what a person should hear about but need not stop for (NaN in the weights).
     """
@@ -94,10 +94,10 @@ class Checkpoint:
     path: Path
     manifest: Manifest
     recipe_text: str
-    tokenizer_json: str | None  # None: a model of images; the source's where there is a target_tokenizer_json
+    tokenizer_json: str | None  # None for images; the source's if there is a target_tokenizer_json
     trainer: dict[str, Any]
     verify: bool = True
-    target_tokenizer_json: str | None = None  # None: one tokenizer serves
+    target_tokenizer_json: str | None = None  # None: one tokenizer for both sides
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -118,11 +118,11 @@ class Checkpoint:
         return self.manifest.target_tokenizer_sha256
 
     def has(self, role: str) -> bool:
-        """Whether it holds tensors of a role: weights, optimizer, ema, generator."""
+        """Whether the checkpoint holds tensors of a role: weights, optimizer, ema, generator."""
         return bool(self.manifest.by_role(role))
 
     def weights(self) -> dict[str, Tensor]:
-        """By name, on the CPU, aliases included: an alias is its owner's very tensor."""
+        """The weights by name, on the CPU; an alias is the same tensor object as its owner."""
         return self._with_aliases(self._tensors("weights"))
 
     def ema(self) -> dict[str, Tensor] | None:
@@ -147,11 +147,11 @@ class Checkpoint:
         return self._tensors("optimizer")
 
     def weight_specs(self) -> dict[str, TensorSpec]:
-        """Names, types and shapes of the stored weights, from headers alone."""
+        """Names, number formats and shapes of the stored weights, from headers alone."""
         return self.specs("weights")
 
     def specs(self, role: str) -> dict[str, TensorSpec]:
-        """The same of the tensors of any role; empty where it holds none."""
+        """Names, number formats and shapes of the tensors of a role; empty if there are none."""
         records = self.manifest.by_role(role)
         return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
 
@@ -218,7 +218,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
-    """Opens a checkpoint folder.
+    """Open a checkpoint folder.
 
     Args:
         path: the folder itself; see `resolve_checkpoint` for what a person may name.
@@ -242,7 +242,7 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
 
 
 def _way_on(folder: Path) -> str | None:
-    """What to do about a damaged checkpoint of a run: without its latest, the run resumes from the one before."""
+    """The hint for a damaged checkpoint of a run: without it, the run resumes from the one before."""
     entries = catalog.scan(folder.parent)
     others = [entry.path.name for entry in entries if entry.path.name != folder.name]
     if folder.parent.name != CHECKPOINTS:
@@ -267,7 +267,7 @@ def _check_size(path: Path, record: FileRecord) -> None:
 
 
 def _read_texts(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, str]:
-    """{role: text}, after the sizes of all files are found right."""
+    """{role: text} of the text files, after a check of all file sizes."""
     try:
         for record in manifest.files:
             _check_size(folder / record.name, record)
@@ -304,7 +304,7 @@ def _check_index(folder: Path, index: Mapping[str, str], name: str, found: set[s
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    """A finite sum has finite terms, and costs a fraction; only an odd sum is looked into."""
+    """Whether all values are finite; the sum is tested first, because that is faster."""
     if tensor.dtype.itemsize == 1:  # 8-bit floats have no kernels
         tensor = tensor.to(torch.float32)
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,4 +1,4 @@
-"""From what a person names (a run, a checkpoint, nothing at all) to one checkpoint folder."""
+"""Resolution of a run, a checkpoint or no argument at all to one checkpoint folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tformer.recipe.load import recipe_from_yaml
 
 
 def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:
-    """The checkpoint folder meant by `path`: a checkpoint, a run, or a run's `checkpoints` folder or pointer file.
+    """The checkpoint folder of `path`: a checkpoint, a run, or a run's `checkpoints` folder or pointer file.
 
     Args:
         path: see above.
@@ -66,7 +66,7 @@ def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "run
         raise InputError(f"--last must be at least 1, found {count}")
     folder = Path(run)
     if (folder / MANIFEST).is_file() or not (is_run(folder) or folder.name == CHECKPOINTS):
-        found = resolve_checkpoint(folder, "latest", runs_dir=runs_dir)  # or its complaint
+        found = resolve_checkpoint(folder, "latest", runs_dir=runs_dir)  # or its error
         raise InputError(f"--last {count} needs a run, {folder} is one checkpoint (step {read_manifest(found).step})")
     entries = catalog.scan(folder / CHECKPOINTS if is_run(folder) else folder)
     apart = _best_apart(entries)
@@ -83,7 +83,7 @@ def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "run
 
 
 def _best_apart(entries: list[catalog.Entry]) -> catalog.Entry | None:
-    """The best checkpoint where it is none of the last saves: it stayed when those between were removed.
+    """The best checkpoint if it is older than the last saves and stayed when those between were removed.
 
     Only the oldest can be that, and it is when the next one came later than `training.save_every` steps after it. Saves
     by the clock have no such rhythm: there, one beyond `training.keep_last` followed by a wider gap than any other.
@@ -102,7 +102,7 @@ def _best_apart(entries: list[catalog.Entry]) -> catalog.Entry | None:
 def newest_checkpoint(
     runs_dir: str | Path = "runs", which: str = "best", *, usable: Callable[[Path], bool] = lambda checkpoint: True
 ) -> Path:
-    """A checkpoint of the run under `runs_dir` that was saved to last, among those with one that is `usable`.
+    """A checkpoint of the most recently saved run under `runs_dir`, among runs with a `usable` one.
 
     Between runs only a clock can tell; within a run steps do.
 
@@ -157,7 +157,7 @@ def _from_file(path: Path) -> Path:
 
 
 def _is_known(folder: Path) -> bool:
-    """Whether it is a checkpoint, or a folder in the layout of Hugging Face."""
+    """Whether a folder is a checkpoint or has the layout of Hugging Face."""
     return any((folder / name).is_file() for name in (MANIFEST, "config.json"))
 
 

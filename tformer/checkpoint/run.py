@@ -1,4 +1,4 @@
-"""One writer per run directory: an advisory lock that dies with its process, and the PID to name it by."""
+"""Run directories: creation, the lock against a second writer, checkpoints, logs and resuming."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOCK_NAME = ".lock"
 
 
 class RunLock:
-    """Holds `<run>/.lock` from construction until `release`; the kernel releases it for a killed process.
+    """Advisory lock on `<run>/.lock`, held until `release`; the kernel releases it for a killed process.
 
     Raises:
         RunInUseError: another process holds it; the message names its PID.
@@ -53,14 +53,14 @@ class RunLock:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """The file stays: removing it would let two processes lock two different files of one name."""
+        """Release the lock. The file stays: without it two processes could lock two different files of one name."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def is_locked(run: Path) -> bool:
-    """Whether a process writes to the run at this moment. Looks for an instant, and leaves no file behind."""
+    """Whether a process writes to the run at this moment."""
     try:
         descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -96,7 +96,7 @@ class RunDirectory:
         resume: bool = False,
         runs_dir: str | Path = "runs",
     ) -> RunDirectory:
-        """A locked run directory, new or, with `resume`, continued; interrupted leftovers are swept.
+        """A locked run directory, new or, with `resume`, continued; leftovers of an interruption are removed.
 
         Without a path, a new one gets the next free `<runs_dir>/<arch>-<preset>-<n>`; `resume` takes the highest n.
 
@@ -117,7 +117,7 @@ class RunDirectory:
                 hint=f"start a new run from its weights: tformer train --init-from {folder}",
             )
         if not (folder / LOCK_NAME).exists() and not resume:
-            _require_empty(folder)  # before the lock, which would leave a file behind
+            _require_empty(folder)  # before the lock creates a file
         lock = RunLock(folder)
         try:
             if not resume:
@@ -134,7 +134,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, *, lock: bool = False) -> RunDirectory:
-        """An existing run; with `lock`, for writing to it, after sweeping what an interruption left.
+        """An existing run; with `lock`, for writing to it, after removing leftovers of an interruption.
 
         Raises:
             InputError: there is no such folder, or it is no run.
@@ -149,7 +149,7 @@ class RunDirectory:
         return run
 
     def close(self) -> None:
-        """Lets other processes write here. The directory can be read on."""
+        """Release the lock; the directory can still be read."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -171,7 +171,7 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def checkpoints(self) -> list[Entry]:
-        """The complete checkpoints in the order of their steps."""
+        """Complete checkpoints in the order of their steps."""
         return catalog.scan(self.checkpoints_path)
 
     def latest(self) -> Path | None:
@@ -184,7 +184,7 @@ class RunDirectory:
         return entry.path if entry else None
 
     def check_writable(self, bytes_needed: int) -> None:
-        """Writes, syncs and removes a small file, and compares the free space with what training will need.
+        """Check that the directory can be written and has the free space that training needs.
 
         Raises:
             StorageError: read-only, full, or fewer than `bytes_needed` bytes free; names both and the path.
@@ -200,7 +200,7 @@ class RunDirectory:
         files.require_space(self.path, bytes_needed)
 
     def sweep_temporaries(self) -> None:
-        """Removes what an interrupted process left, and corrects the pointers."""
+        """Remove leftovers of an interrupted process, and correct the pointers."""
         with files.storage_errors(self.path):
             for name in sorted(os.listdir(self.path)):
                 if name.startswith(files.TEMPORARY):
@@ -208,7 +208,7 @@ class RunDirectory:
             catalog.tidy(self.checkpoints_path)
 
     def rewind(self, step: int) -> None:
-        """Goes back to the state after `step`: later metrics, samples and checkpoints are dropped.
+        """Go back to the state after `step`: later metrics, samples and checkpoints are removed.
 
         For resuming and rolling back: what lies beyond the checkpoint that training continues from will be made again.
         """
@@ -221,7 +221,7 @@ class RunDirectory:
             catalog.tidy(self.checkpoints_path)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl; `values` carries its `step`. Non-finite numbers become null."""
+        """Append a line to metrics.jsonl; `values` holds its `step`. Non-finite numbers become null."""
         logs.append(self.metrics_path, logs.metrics_line(values))
 
     def cut_metrics(self, step: int) -> None:
@@ -237,7 +237,7 @@ class RunDirectory:
         files.write_text(self.path / "recipe.yaml", text)
 
     def write_tokenizer(self, text: str, target: str | None = None) -> None:
-        """The one of both sides; with `target`, the source's and the target's under names that say so."""
+        """Write the tokenizer of both sides, or with `target` one file per side."""
         names = file_names(separate=target is not None)
         files.write_text(self.path / names["tokenizer"], text)
         if target is not None:
@@ -250,7 +250,7 @@ class RunDirectory:
         files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     def environment(self) -> dict[str, Any] | None:
-        """What the last start of this run recorded; None before the first."""
+        """The content of environment.json, from the last start of this run; None before the first."""
         path = self.path / "environment.json"
         if not path.exists():
             return None
@@ -268,7 +268,7 @@ def list_runs(runs_dir: str | Path = "runs") -> list[Path]:
 
 
 def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
-    """Claims the next free number; mkdir decides between processes that want the same one."""
+    """Create the run directory with the next free number; mkdir decides between concurrent processes."""
     with files.storage_errors(runs_dir):
         make_folders(runs_dir)
         numbered = re.compile(re.escape(stem) + r"-(\d{1,9})")
@@ -287,7 +287,7 @@ def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
 
 
 def make_folders(folder: Path) -> None:
-    """As `mkdir -p`, each new name durable in its parent."""
+    """Create a folder and its parents, each synced."""
     if folder.is_dir():
         return
     if os.path.lexists(folder):
@@ -313,5 +313,5 @@ def _require_empty(folder: Path) -> None:
 
 
 def _plain(word: str) -> str:
-    """A word that is safe inside a folder's name."""
+    """The word with characters that are unsafe in a folder's name replaced."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.") or "run"

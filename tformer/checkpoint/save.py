@@ -1,4 +1,4 @@
-"""Saving: a temporary folder, every file written and synced, the manifest last, one rename, then pointers and pruning.
+"""Saving of checkpoints: files written and synced in a temporary folder, manifest last, one rename, then pruning.
 
 A kill at any moment leaves the previous checkpoint or the new one, whole. The order of the syncs matters as much as
 that of the renames (a rename can reach the disk before the data it names), and is asserted by a test.
@@ -42,7 +42,7 @@ def save_checkpoint(
     target_tokenizer_sha256: str | None = None,
     keep_last: int = 2,
 ) -> Path:
-    """Adds `checkpoints/step-<step>` to a run, points `latest` and `best` at the right ones, and prunes.
+    """Add `checkpoints/step-<step>` to a run, update the pointers `latest` and `best`, and prune old checkpoints.
 
     Args:
         run: held by this process (`RunDirectory.create`, or `open(lock=True)`).
@@ -62,7 +62,7 @@ def save_checkpoint(
     folder = run.checkpoints_path
     target = folder / catalog.step_name(step)
     try:
-        catalog.tidy(folder, keep_last=keep_last)  # an earlier attempt may have been cut short before its pruning
+        catalog.tidy(folder, keep_last=keep_last)  # an earlier save may have been interrupted before its pruning
         _sync_if_there(run.metrics_path)  # a checkpoint never outlives the metrics that led to it
         write_checkpoint(
             target,
@@ -103,7 +103,7 @@ def write_checkpoint(
     target_tokenizer_json: str | None = None,
     target_tokenizer_sha256: str | None = None,
 ) -> None:
-    """Makes one checkpoint folder appear whole at `target`, in a run or anywhere else. Arguments: `save_checkpoint`."""
+    """Write a checkpoint folder to `target` by one rename, in a run or elsewhere. Arguments: see `save_checkpoint`."""
     wrapped = [name for name in weights if name.startswith(("module.", "_orig_mod.")) or "._orig_mod." in name]
     if wrapped:
         raise ValueError(f"weights are named after a wrapper: {wrapped[0]}; pass those of the bare model")
@@ -158,7 +158,7 @@ def write_checkpoint(
 
 
 def checkpoint_bytes(*tensors: Mapping[str, Tensor] | None) -> int:
-    """The size of a checkpoint that holds these sets of tensors: what to ask `RunDirectory.check_writable` for."""
+    """Size in bytes of a checkpoint with these sets of tensors, for `RunDirectory.check_writable`."""
     return sum(file_bytes(values) for values in tensors if values is not None) + (1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""The safetensors header: eight bytes of length, JSON, then the tensors' bytes without holes or overlaps.
+"""safetensors files: writing in chunks with hashing, reading with every claim checked, without memory mapping.
 
     u64 little-endian N | N bytes of JSON {name: {"dtype", "shape", "data_offsets": [start, stop]}, …} | data
 
@@ -31,9 +31,9 @@ from tformer.checkpoint.files import (
 from tformer.errors import InputError
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
-LFS_POINTER = b"version "  # how the text begins that Git leaves where a large file was not fetched
+LFS_POINTER = b"version "  # first bytes of a Git LFS pointer file
 
-# In the reference implementation's order, which decides the order of tensors in a file (last first).
+# In the order of the reference implementation, which gives the order of tensors in a file (last first).
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -92,7 +92,7 @@ def _known(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def read_header(stream: BinaryIO, *, name: str) -> tuple[bytes, list[TensorSpec]]:
-    """Reads and checks the header of an open file; returns its bytes and the tensors in the order of their data.
+    """Read and check the header of an open file; returns its bytes and the tensors in the order of their data.
 
     Raises:
         InputError: any claim that does not hold: lengths, JSON, types, shapes, offsets, holes, overlaps, truncation.
@@ -100,7 +100,7 @@ def read_header(stream: BinaryIO, *, name: str) -> tuple[bytes, list[TensorSpec]
     file_bytes = os.fstat(stream.fileno()).st_size
     prefix = stream.read(8)
     length = int.from_bytes(prefix, "little")
-    plausible = len(prefix) == 8 and 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES)  # 640 begins like a pickle
+    plausible = len(prefix) == 8 and 8 + length <= min(file_bytes, 8 + MAX_HEADER_BYTES)  # 640 as in a pickle
     if looks_like_pickle(prefix) and not plausible:
         raise InputError(f"{name} is a pickle, not a safetensors file", hint=PICKLE_HINT)
     if prefix == LFS_POINTER:
@@ -151,19 +151,19 @@ def _spec(key: str, entry: object, *, name: str) -> TensorSpec:
 
 
 def _naturals(value: object) -> bool:
-    """Whether a JSON value is a short list of whole numbers that fit a file offset."""
+    """Whether a JSON value is a short list of integers that fit a file offset."""
     if not isinstance(value, list) or len(value) > 64:
         return False
     return all(type(item) is int and 0 <= item < 1 << 62 for item in value)
 
 
-READ_BYTES = 16 << 20  # hashed while still in the processor's cache
+READ_BYTES = 16 << 20  # chunk size: hashed while still in the processor's cache
 
 
 def tensor_chunks(
     tensors: Mapping[str, Tensor], *, make: Callable[[str], Tensor] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, one tensor at a time: no second copy of the model is ever in memory.
+    """The bytes of a safetensors file, one tensor at a time, without a second copy of the model in memory.
 
     make: gives a tensor by name when its turn comes; `tensors` then tell shapes and types alone (on the meta device).
     """
@@ -176,18 +176,18 @@ def tensor_chunks(
 
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """The exact size of the file that would hold these tensors."""
+    """Size in bytes of a file with these tensors."""
     return len(plan_file(tensors)[0]) + sum(t.numel() * t.dtype.itemsize for t in tensors.values())
 
 
 def read_specs(path: Path) -> list[TensorSpec]:
-    """Names, types and shapes, from the header alone."""
+    """Names, number formats and shapes of a file's tensors, from its header."""
     with open_regular(path) as stream:
         return read_header(stream, name=str(path))[1]
 
 
 def read_tensors(path: Path, *, sha256: str | None) -> dict[str, Tensor]:
-    """All tensors of a file, on the CPU, each with storage of its own.
+    """All tensors of a file, on the CPU, each with separate storage.
 
     Raises:
         InputError: the file is damaged, or its SHA-256 is not the one given.
@@ -228,7 +228,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Which names are the very same memory: {alias: owner}, the owner being the first of them."""
+    """{alias: owner} of tensors that share their memory; the owner is the first of them."""
     owners: dict[tuple[object, ...], str] = {}
     tied: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -242,7 +242,7 @@ def find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def without_aliases(tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors that are stored: every alias left out, after making sure that it is its owner."""
+    """The tensors without aliases. ValueError for an alias that differs from its owner."""
     for alias, owner in tied.items():
         if alias in tensors and owner not in tensors:
             raise ValueError(f"{alias} is tied to {owner}, which is not among the tensors")

@@ -1,18 +1,24 @@
-"""`tformer runs`: which runs there are, what one is and came to, and where several differ."""
+"""`tformer runs`: list the runs on disk, show one in detail, compare several."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Iterable
+import datetime
+import json
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tformer.cli.command import examples
-from tformer.cli.report import console, emit, emit_json
-from tformer.errors import InputError, did_you_mean, visible
+from tformer.cli.report import aligned, emit_json, emit_lines, show_notes, terminal_width
+from tformer.errors import InputError, did_you_mean
+from tformer.formatting import as_cell, decimal_bytes, duration, short_count
+
+if TYPE_CHECKING:
+    from tformer.workflows.runs.compare import Comparison, RunDetail
+    from tformer.workflows.runs.summary import RunSummary
 
 SORTS = "newest, name, metric, parameters, step, seconds or size"
 
@@ -39,7 +45,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 def list_(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Where to look, also in folders inside (a sweep's); default: runs/."),
+        typer.Argument(metavar="FOLDER", help="Where to look, folders inside (a sweep's) too; default: runs/."),
     ] = None,
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest",
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="The first N of them only.")] = None,
@@ -51,21 +57,20 @@ def list_(
     """
     _check_list_options(sort, limit)
     if not folders and not Path("runs").is_dir():
-        console.print("there is no runs/ here: train a model first, or name a folder of runs", markup=False)
+        show_notes(["there is no runs/ here: train a model first, or name a folder of runs"])
         if json_:
             emit_json([])
         return
-    from tformer.cli.runs_text import list_lines
-    from tformer.workflows.runs import find_runs, in_order, summarise_run
+    from tformer.workflows.runs.summary import find_runs, in_order, summarise_run
 
     runs = in_order(map(summarise_run, find_runs(folders or ["runs"])), sort)
     shown = runs[:limit]
     if json_:
         emit_json([run.to_json() for run in shown])
         return
-    _emit_lines(list_lines(shown, width=_width()))
+    emit_lines(list_lines(shown, width=terminal_width()))
     many = f"{len(runs)} run{'s' * (len(runs) != 1)}"
-    console.print(many if len(shown) == len(runs) else f"{len(shown)} of {many}", markup=False)
+    show_notes([many if len(shown) == len(runs) else f"{len(shown)} of {many}"])
 
 
 @app.command(
@@ -80,14 +85,14 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show one run: where its recipe departs from its preset, environment, data, metrics and checkpoints."""
-    from tformer.cli.runs_text import show_lines
-    from tformer.workflows.runs import describe_run, find_run
+    from tformer.workflows.runs.compare import describe_run
+    from tformer.workflows.runs.summary import find_run
 
     detail = describe_run(find_run(run))
     if json_:
         emit_json(detail.to_json())
     else:
-        _emit_lines(show_lines(detail))
+        emit_lines(show_lines(detail))
 
 
 @app.command(
@@ -102,14 +107,14 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Compare runs: the keys of their recipes that differ, side by side, then figures, parameters, time and speed."""
-    from tformer.cli.runs_text import compare_lines
-    from tformer.workflows.runs import compare_runs, find_run
+    from tformer.workflows.runs.compare import compare_runs
+    from tformer.workflows.runs.summary import find_run
 
     comparison = compare_runs([find_run(name) for name in runs])
     if json_:
         emit_json(comparison.to_json())
     else:
-        _emit_lines(compare_lines(comparison, width=_width()))
+        emit_lines(compare_lines(comparison, width=terminal_width()))
 
 
 def _check_list_options(sort: str, limit: int | None) -> None:
@@ -120,11 +125,196 @@ def _check_list_options(sort: str, limit: int | None) -> None:
         raise InputError(f"--limit must be at least 1, found {limit}")
 
 
-def _emit_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        emit(visible(line))
+UNKNOWN = "-"
+DROPPED_FIRST = (
+    "size",
+    "parameters",
+    "time",
+    "recipe",
+)  # columns of the list that are left out first in a narrow terminal
+NUMBERS = frozenset({"step", "parameters", "time", "size"})
 
 
-def _width() -> int | None:
-    """Columns of the terminal that the lines are for; None in a pipe, where a line may be as long as it is."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def list_lines(runs: Sequence[RunSummary], *, width: int | None = None) -> Iterator[str]:
+    """A line for each run, followed by its problems; as many columns as fit into `width`."""
+    if not runs:
+        return
+    rows = [_columns(run) for run in runs]
+    names = list(rows[0])
+    for dropped in (None, *DROPPED_FIRST):
+        names = [name for name in names if name != dropped]
+        table = aligned([names, *([row[name] for name in names] for row in rows)], right=NUMBERS & set(names))
+        if width is None or max(map(len, table)) <= width:
+            break
+    else:
+        yield from _list_blocks(runs, rows)
+        return
+    yield table[0]
+    for line, run in zip(table[1:], runs, strict=True):
+        yield line
+        yield from _problem_lines(run)
+
+
+def _list_blocks(runs: Sequence[RunSummary], rows: Sequence[dict[str, str]]) -> Iterator[str]:
+    for run, row in zip(runs, rows, strict=True):
+        yield row["run"]
+        yield f"  {row['state']}, step {row['step']}"
+        yield f"  best {row['best']}"
+        yield from _problem_lines(run)
+
+
+def _columns(run: RunSummary) -> dict[str, str]:
+    return {
+        "run": as_cell(str(run.path)),
+        "recipe": as_cell(run.kind or UNKNOWN),
+        "state": run.state,
+        "step": _step(run),
+        "best": _best(run),
+        "parameters": UNKNOWN if run.parameters is None else short_count(run.parameters),
+        "time": UNKNOWN if run.seconds is None else duration(run.seconds),
+        "size": decimal_bytes(run.size_bytes),
+    }
+
+
+def _problem_lines(run: RunSummary) -> Iterator[str]:
+    for problem in run.problems:
+        yield f"  ! {as_cell(problem)}"
+
+
+def show_lines(detail: RunDetail) -> Iterator[str]:
+    """All details of one run, section after section."""
+    run = detail.summary
+    facts = {
+        "run": str(run.path),
+        "recipe": run.kind or UNKNOWN,
+        "state": run.state,
+        "step": _step(run),
+        "best": _best(run),
+        "parameters": UNKNOWN if run.parameters is None else f"{run.parameters:,}",
+        "time": _time(run),
+        "size": decimal_bytes(run.size_bytes),
+        "updated": datetime.datetime.fromtimestamp(run.updated).isoformat(" ", "seconds") if run.updated else UNKNOWN,
+    }
+    yield from aligned([[key, as_cell(value)] for key, value in facts.items()])
+    yield from _problem_lines(run)
+    if detail.base is not None:
+        yield from ("", f"differs from {detail.base} in {len(detail.differences)} keys")
+        for key, sides in detail.differences.items():
+            own = text_of(sides["run"]) if "run" in sides else UNKNOWN
+            yield f"  {key}: {own}" + (f"  ({text_of(sides['base'])})" if "base" in sides else "")
+    yield from _environment_lines(detail.environment)
+    for split, records in detail.metrics.items():
+        yield from ("", {"train": "training", "valid": "validation"}[split])
+        yield from _record_table(records)
+    if detail.checkpoints:
+        yield from ("", "checkpoints")
+        yield from _checkpoint_lines(detail)
+
+
+def _environment_lines(environment: dict[str, Any] | None) -> Iterator[str]:
+    if environment is None:
+        return
+    command, versions = environment.get("command"), environment.get("versions")
+    facts = {key: environment.get(key) for key in ("started", "device", "platform", "python")}
+    facts["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else None
+    facts |= {"commit": environment.get("git_commit"), "data": environment.get("data_fingerprint")}
+    facts["command"] = shlex.join(map(str, command)) if isinstance(command, list) else None
+    yield from ("", "environment of its last start")
+    known = [["", key, as_cell(str(value))] for key, value in facts.items() if value is not None]
+    yield from aligned(known) if known else ()
+
+
+def _record_table(records: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A row for each figure; columns: first, best and last record."""
+    figures = {
+        key: None
+        for record in records.values()
+        for key, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    rows = [["", name, *(figure(record.get(name)) for record in records.values())] for name in figures]
+    yield from aligned([["", "", *records], *rows], right=set(records))
+
+
+def _checkpoint_lines(detail: RunDetail) -> Iterator[str]:
+    rows = [
+        [
+            "",
+            f"step {line.step:,}",
+            "" if line.score is None else f"score {figure(line.score)}",
+            UNKNOWN if line.size_bytes is None else decimal_bytes(line.size_bytes),
+            ", ".join(word for word, holds in (("latest", line.is_latest), ("best", line.is_best)) if holds),
+        ]
+        for line in detail.checkpoints
+    ]
+    yield from aligned(rows)
+
+
+def compare_lines(comparison: Comparison, *, width: int | None = None) -> Iterator[str]:
+    """A row for each different key and each figure, a column for each run; a block for each row where too wide."""
+    runs = comparison.runs
+    recipe = [
+        [key, *(text_of(row[index]) if index in row else UNKNOWN for index in range(len(runs)))]
+        for key, row in comparison.keys.items()
+    ]
+    results = [
+        ["state", *(run.state for run in runs)],
+        ["step", *(_step(run) for run in runs)],
+        ["best", *(_best(run) for run in runs)],
+        *([name, *(figure(row.get(index)) for index in range(len(runs)))] for name, row in comparison.metrics.items()),
+        ["parameters", *(UNKNOWN if run.parameters is None else f"{run.parameters:,}" for run in runs)],
+        ["time", *(UNKNOWN if run.seconds is None else duration(run.seconds) for run in runs)],
+        ["tokens/s", *(UNKNOWN if (rate := run.tokens_per_second) is None else f"{rate:,.0f}" for run in runs)],
+        ["size", *(decimal_bytes(run.size_bytes) for run in runs)],
+    ]
+    heading = ["", *map(as_cell, comparison.names)]
+    unread = sum(run.recipe is None for run in runs)
+    equal = (
+        f"no difference found: {unread} of {len(runs)} recipes cannot be read" if unread else "the recipes are equal"
+    )
+    sections = [recipe or [[equal, *("" for _ in runs)]], results]
+    table = aligned([heading, *(row for section in sections for row in section)])
+    if width is None or max(map(len, table)) <= width:
+        yield from table[: 1 + len(sections[0])]
+        yield ""
+        yield from table[1 + len(sections[0]) :]
+    else:
+        for section in sections:
+            for key, *values in section:
+                yield key
+                yield from (f"  {name}: {value}" for name, value in zip(heading[1:], values, strict=True) if value)
+            yield ""
+    for run, name in zip(runs, comparison.names, strict=True):
+        yield from (f"! {name}: {as_cell(problem)}" for problem in run.problems)
+
+
+def _step(run: RunSummary) -> str:
+    step = UNKNOWN if run.step is None else str(run.step)
+    return step if run.max_steps is None else f"{step}/{run.max_steps}"
+
+
+def _best(run: RunSummary) -> str:
+    return UNKNOWN if run.best is None else f"{run.best.metric} {figure(run.best.value)} @ {run.best.step}"
+
+
+def _time(run: RunSummary) -> str:
+    if run.seconds is None:
+        return UNKNOWN
+    rate = run.tokens_per_second
+    return duration(run.seconds) + ("" if rate is None else f", {rate:,.0f} tokens/s")
+
+
+def text_of(value: Any) -> str:
+    """A value of a recipe as in YAML, on one line."""
+    if isinstance(value, str) and value.strip():
+        return as_cell(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def figure(value: Any) -> str:
+    """A measured number in five digits; an integer in full."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return UNKNOWN
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"

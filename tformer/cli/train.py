@@ -28,7 +28,6 @@ def train(options: TrainOptions) -> None:
             console=console,
             progress=progress_reporter,
             should_stop=stop.should_stop,
-            interrupted=stop.interrupted,
             training_begins=stop.be_patient,
             began=STARTED,
         )

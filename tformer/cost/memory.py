@@ -34,8 +34,9 @@ from tformer.nn.attention.routes import (
     KEPT_ELEMENTS,
     QUERY_BLOCK,
 )
+from tformer.nn.layer_norm import FP32_BYTES
 from tformer.nn.losses import LOGIT_ELEMENTS
-from tformer.nn.norm import FP32_BYTES, NORMS
+from tformer.nn.norm import NORMS
 from tformer.nn.positions import PositionOptions, PositionSizes
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.model import Model, Stack, layer_sections

@@ -64,6 +64,37 @@ def check_sources(
             raise InputError(f"source {number} has no tokens, expected at least 1")
 
 
+def read_prompts(
+    model: Transformer,
+    rows: Sequence[Sequence[int]],
+    cache: ModelCache,
+    *,
+    sources: Sequence[Sequence[int]] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Read prompts (and their sources) into the cache: logits [B, V] after each, and the mask of the padded prompts.
+
+    sources: the encoder's; None: a decoder alone, or a cache that holds the encoder's keys and values already.
+    """
+    device = next(model.parameters()).device
+    ids_BT, mask_BT = padded(rows, device, side="left")
+    inputs = _decoder_inputs(model, input_ids=ids_BT, attention_mask=mask_BT)
+    if sources is not None:
+        inputs["input_ids"], inputs["attention_mask"] = padded(sources, device, side="right")
+    return model(**inputs, cache=cache).logits_at(-1), mask_BT
+
+
+def feed(model: Transformer, ids_B1: Tensor, positions: Tensor, cache: ModelCache | BucketedCache) -> Tensor:
+    """Append a token to each row: logits [B, V] after it. positions: [B, 1], or [1, 1] for all."""
+    if isinstance(cache, BucketedCache):
+        return cache.step(ids_B1, positions)
+    return model(**_decoder_inputs(model, input_ids=ids_B1, position_ids=positions), cache=cache).logits_at(-1)
+
+
+def _decoder_inputs(model: Transformer, **inputs: Tensor | None) -> dict[str, Tensor | None]:
+    """The decoder's inputs under their names in `Transformer.forward`, beside an encoder or alone."""
+    return inputs if model.encoder is None else {f"decoder_{name}": value for name, value in inputs.items()}
+
+
 def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -198,7 +229,7 @@ def _run(
             logits_BV, read = _prefill(model, windows, steps=steps_left, sources=sources, full=cache)
             cache = _in_buckets(model, read, steps=steps_left, full=cache)
         else:
-            logits_BV = _step(model, live, cache, beside_encoder=sources is not None)
+            logits_BV = _step(model, live, cache)
         steps_left -= 1
 
         ids, logprobs = chooser.choose(logits_BV)
@@ -231,16 +262,13 @@ def _prefill(
     dtype = quickest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
     room = capacity if model.compiled_decoder is None else longest
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
-    ids_BT, mask_BT = padded(windows, device, side="left")
-    inputs = _decoder_inputs(sources is not None, input_ids=ids_BT, attention_mask=mask_BT)
     if sources is not None and full is not None:
         if isinstance(full, BucketedCache):
             cache.cross, cache.encoder_mask = full.known_of_encoder()
         else:
             cache.take_encoder(full)
-    elif sources is not None:
-        inputs["input_ids"], inputs["attention_mask"] = padded(sources, device, side="right")
-    return model(**inputs, cache=cache).logits_at(-1), cache
+    logits_BV, _ = read_prompts(model, windows, cache, sources=sources if full is None else None)
+    return logits_BV, cache
 
 
 def _in_buckets(
@@ -257,19 +285,8 @@ def _in_buckets(
     return begun
 
 
-def _step(
-    model: Transformer, live: Sequence[Completion], cache: ModelCache | BucketedCache, *, beside_encoder: bool
-) -> Tensor:
+def _step(model: Transformer, live: Sequence[Completion], cache: ModelCache | BucketedCache) -> Tensor:
     """Feed the newest token of every completion."""
     device = next(model.parameters()).device
     ids_B1 = torch.tensor([[completion.ids[-1]] for completion in live], device=device)
-    position_ids_B1 = torch.tensor([[completion.next_position] for completion in live], device=device)
-    if isinstance(cache, BucketedCache):
-        return cache.step(ids_B1, position_ids_B1)
-    inputs = _decoder_inputs(beside_encoder, input_ids=ids_B1, position_ids=position_ids_B1)
-    return model(**inputs, cache=cache).logits_at(-1)
-
-
-def _decoder_inputs(beside_encoder: bool, **inputs: Tensor | None) -> dict[str, Tensor | None]:
-    """The decoder's inputs under their names in `Transformer.forward`, beside an encoder or alone."""
-    return {f"decoder_{name}": value for name, value in inputs.items()} if beside_encoder else inputs
+    return feed(model, ids_B1, torch.tensor([[completion.next_position] for completion in live], device=device), cache)

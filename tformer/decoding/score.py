@@ -72,7 +72,6 @@ def score_targets(
     vocab_size: int | None = None,
     batch_tokens: int = 4096,
     alignments: bool = False,
-    layer: int = -1,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> list[TargetScore]:
@@ -84,14 +83,15 @@ def score_targets(
         start_ids: the decoder's start tokens.
         vocab_size: the tokenizer's; a model's vocabulary may be rounded up. None: the model's.
         batch_tokens: number of tokens of sources and targets in a batch, padding included; at least one pair.
-        alignments, layer: also return the cross-attention of this layer of the decoder (-1: the last).
+        alignments: also return the cross-attention of the last layer of the decoder.
         should_stop: polled before every batch; once true, the probabilities of the rest are NaN.
         progress: called with (pairs done, number of pairs).
 
     Raises InputError for a source or target that is longer than the model's context.
     """
     rows = [_Row(source, start_ids, target) for source, target in zip(sources, targets, strict=True)]
-    tap = f"decoder.{layer % _num_layers(model)}.cross_attention.weights" if alignments else None
+    assert model.decoder is not None
+    tap = f"decoder.{len(model.decoder.blocks) - 1}.cross_attention.weights" if alignments else None
     return _score(
         model,
         rows,
@@ -127,11 +127,6 @@ def coverage_penalty(alignment: np.ndarray, beta: float) -> float:
     """beta * sum over sources of log min(coverage, 1) of an alignment [u, t]: 0 at best, lower for skipped sources."""
     covered_t = np.clip(alignment.astype(np.float64).sum(axis=0), LEAST_COVERAGE, 1.0)
     return beta * float(np.log(covered_t).sum())
-
-
-def _num_layers(model: Transformer) -> int:
-    assert model.decoder is not None
-    return len(model.decoder.blocks)
 
 
 def _score(

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.completion import check_prompts
-from tformer.decoding.generate import check_sources, padded
+from tformer.decoding.generate import check_sources, feed, read_prompts
 from tformer.decoding.inference import BucketedCache, inference
 from tformer.errors import InputError, TformerError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
-from tformer.nn.heads import Output, VocabularyHead
+from tformer.nn.heads import VocabularyHead
 
 
 class Stepper(Protocol):
@@ -43,13 +43,8 @@ class Stepper(Protocol):
         ...
 
     @property
-    def max_steps(self) -> int:
-        """Maximum number of tokens of any sentence: `start` and `max_steps - 1` steps."""
-        ...
-
-    @property
     def rooms(self) -> Sequence[int]:
-        """`max_steps` of each of the first S sentences alone: a longer prefix leaves less of the context.
+        """Maximum number of tokens of each of the first S sentences: a longer prefix leaves less of the context.
 
         A sentence may be stepped past its own room; its numbers then mean nothing.
         """
@@ -75,49 +70,51 @@ class Stepper(Protocol):
         ...
 
 
-class DecoderStepper:
-    """A decoder-only model that continues prompts; `EncoderDecoderStepper` adds the sources."""
+class ModelStepper:
+    """The stepper of one model: a decoder that continues prompts, alone or beside an encoder that reads sources."""
 
     def __init__(
         self,
         model: Transformer,
         prompts: Sequence[Sequence[int]],
         *,
+        sources: Sequence[Sequence[int]] | None = None,
         capacity: int,
         vocab_size: int | None = None,
     ) -> None:
         """
         Args:
             model: used in evaluation mode, without gradients.
-            prompts: token ids, at least one each; lengths may differ.
+            prompts: the decoder's token ids, at least one each (its start token); lengths may differ.
+            sources: the encoder's, at least one id each.
             capacity: maximum number of tokens after a prompt; the context may hold fewer.
-            vocab_size: the tokenizer's, where the model's was rounded up; None: the model's.
+            vocab_size: the (target) tokenizer's, where the model's was rounded up; None: the model's.
 
         Raises:
-            InputError: a prompt without tokens, or longer than the context; messages count from 1.
+            InputError: a prompt or source without tokens, or a prompt longer than the context; messages count from 1.
+            ValueError: sources for a model without an encoder or a decoder, or not one prompt for each source.
         """
+        if sources is not None:
+            check_sources(model, sources, prompts)
         check_prompts(prompts, context="error", max_seq_len=model.max_seq_len)
-        self._model = model
+        self._model, self._prompts, self._sources = model, prompts, sources
         self._device = next(model.parameters()).device
-        self._prompts = prompts
-        # The last token of a hypothesis is chosen, never read: it needs no place in the context.
+        # The last token of a hypothesis is chosen, not read: it needs no place in the context.
         self.rooms = [min(capacity, model.max_seq_len - len(prompt) + 1) for prompt in prompts]
-        self.max_steps = max(self.rooms)
         self.num_sentences = len(prompts)
         self.vocab_size = _model_vocab_size(model) if vocab_size is None else vocab_size
 
     def start(self, beams: int) -> Tensor:
         """See `Stepper`. TformerError when the model's numbers are NaN."""
         longest = max(map(len, self._prompts))
-        ids_ST, mask_ST = padded(self._prompts, self._device, side="left")
         self.num_sentences, self._beams = len(self._prompts), beams
         self._sentence_rows = torch.arange(self.num_sentences * beams, device=self._device)
         with inference(self._model):
             read = self._model.new_cache(
                 self.num_sentences, longest, device=self._device, dtype=self._model.compute_dtype
             )
-            logits_SV = self._prefill(ids_ST, mask_ST, read).logits_at(-1)
-            self._cache = self._fanned_out(read, beams, capacity=longest + self.max_steps - 1)
+            logits_SV, mask_ST = read_prompts(self._model, self._prompts, read, sources=self._sources)
+            self._cache = self._fanned_out(read, beams, capacity=longest + max(self.rooms) - 1)
             # Position of the next token, [1, 1] for all rows or [R, 1].
             if mask_ST is None:
                 self._positions = torch.full((1, 1), longest, device=self._device)
@@ -134,10 +131,7 @@ class DecoderStepper:
         with inference(self._model):
             # Sentences past their own room stay in the batch: their positions must stay within the table of positions.
             positions = self._positions.clamp(max=self._model.max_seq_len - 1)
-            if isinstance(self._cache, BucketedCache):
-                logits_RV = self._cache.step(ids_R.unsqueeze(1), positions)
-            else:
-                logits_RV = self._feed(ids_R.unsqueeze(1), positions, self._cache).logits_at(-1)
+            logits_RV = feed(self._model, ids_R.unsqueeze(1), positions, self._cache)
             self._positions = self._positions + 1
         return self._log_probabilities(logits_RV)
 
@@ -168,57 +162,10 @@ class DecoderStepper:
         begun: BucketedCache = self._model.compiled_decoder.begin(read, capacity=capacity, beams=beams)
         return begun
 
-    def _prefill(self, ids_ST: Tensor, mask_ST: Tensor | None, cache: ModelCache) -> Output:
-        return self._model(ids_ST, attention_mask=mask_ST, cache=cache)
-
-    def _feed(self, ids_R1: Tensor, positions: Tensor, cache: ModelCache) -> Output:
-        return self._model(ids_R1, position_ids=positions, cache=cache)
-
     @torch.no_grad()
     def _log_probabilities(self, logits: Tensor) -> Tensor:
         # Outside of inference mode, so that a caller outside of it may change them in place.
         return logits[:, : self.vocab_size].log_softmax(dim=-1)
-
-
-class EncoderDecoderStepper(DecoderStepper):
-    """An encoder-decoder that reads sources once and continues decoder prefixes."""
-
-    def __init__(
-        self,
-        model: Transformer,
-        sources: Sequence[Sequence[int]],
-        prefixes: Sequence[Sequence[int]],
-        *,
-        capacity: int,
-        vocab_size: int | None = None,
-    ) -> None:
-        """
-        Args:
-            model: used in evaluation mode, without gradients.
-            sources: the encoder's token ids, at least one each.
-            prefixes: the decoder's, the start token included; lengths may differ.
-            capacity, vocab_size: as of `DecoderStepper`; `vocab_size` is the target side's.
-
-        Raises:
-            InputError: a source or prefix without tokens, or a prefix longer than the context.
-            ValueError: a model without an encoder or a decoder, or not one prefix for each source.
-        """
-        check_sources(model, sources, prefixes)
-        super().__init__(model, prefixes, capacity=capacity, vocab_size=vocab_size)
-        self._sources = sources
-
-    def _prefill(self, ids_ST: Tensor, mask_ST: Tensor | None, cache: ModelCache) -> Output:
-        source_ids, source_mask = padded(self._sources, self._device, side="right")
-        return self._model(
-            source_ids,
-            attention_mask=source_mask,
-            decoder_input_ids=ids_ST,
-            decoder_attention_mask=mask_ST,
-            cache=cache,
-        )
-
-    def _feed(self, ids_R1: Tensor, positions: Tensor, cache: ModelCache) -> Output:
-        return self._model(decoder_input_ids=ids_R1, decoder_position_ids=positions, cache=cache)
 
 
 def _model_vocab_size(model: Transformer) -> int:
@@ -245,7 +192,6 @@ class EnsembleStepper:
         self._steppers = list(steppers)
         self.vocab_size = sizes[0]
         self.rooms = [min(rooms) for rooms in zip(*(stepper.rooms for stepper in steppers), strict=True)]
-        self.max_steps = max(self.rooms)
 
     @property
     def num_sentences(self) -> int:

@@ -29,7 +29,7 @@ from tformer.decoding.settings import (
     GenerationSettings,
     Hypothesis,
 )
-from tformer.decoding.stepper import DecoderStepper, EncoderDecoderStepper, EnsembleStepper
+from tformer.decoding.stepper import EnsembleStepper, ModelStepper
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
@@ -98,7 +98,6 @@ class Translator:
         length_margin: int | None = None,
         coverage_penalty: float = 0.0,
         alignments: bool = False,
-        vocab_size: int | None = None,
         too_long: TooLong = "error",
     ) -> None:
         """
@@ -110,7 +109,6 @@ class Translator:
             length_margin: a translation has at most this number of tokens more than its source text; None: no limit.
             coverage_penalty: beta, 0: off. Beam search only.
             alignments: whether translations have alignments.
-            vocab_size: larger ids are not chosen; None: the target tokenizer's.
             too_long: whether longer sources are errors or are cut.
 
         Raises InputError for sampling with an ensemble, or with a coverage penalty.
@@ -125,7 +123,6 @@ class Translator:
             ends["counted_start"] = len(target.prefix) - 1
         self._settings, self._alignments, self._coverage = replace(settings, **ends), alignments, coverage_penalty
         self._models, self._tokenizer, self._target = list(models), target_tokenizer, target
-        self._vocab_size = target_tokenizer.vocab_size if vocab_size is None else vocab_size
         self._suppressed = suppressed_tokens(
             target_tokenizer.special, target, eos=target.eos, suppressed=settings.suppress_tokens
         )
@@ -251,7 +248,9 @@ class Translator:
         sources, starts = [sentence.source for sentence in sentences], self._starts(sentences)
         stepper = EnsembleStepper(
             [
-                EncoderDecoderStepper(model, sources, starts, capacity=max(limits), vocab_size=self._vocab_size)
+                ModelStepper(
+                    model, starts, sources=sources, capacity=max(limits), vocab_size=self._tokenizer.vocab_size
+                )
                 for model in self._models
             ]
         )
@@ -383,7 +382,7 @@ class Continuer:
     def _search(self, prompts: Sequence[list[int]], should_stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
         capacity, vocab_size = self._settings.max_new_tokens, self._tokenizer.vocab_size
         stepper = EnsembleStepper(
-            [DecoderStepper(model, prompts, capacity=capacity, vocab_size=vocab_size) for model in self._models]
+            [ModelStepper(model, prompts, capacity=capacity, vocab_size=vocab_size) for model in self._models]
         )
         return beam_search(
             stepper, self._settings, histories=prompts, suppressed=self._suppressed, should_stop=should_stop

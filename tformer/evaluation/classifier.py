@@ -1,10 +1,10 @@
-"""The engine behind `tformer classify`: texts, pairs of texts or images in, scores and probabilities out.
+"""A loaded classifier or regression model: scores and probabilities of texts, pairs of texts and images.
 
-Inputs go through the same steps as in training (template, truncation, token types, image statistics), are batched by
-length, and come back in their order.
+Inputs are prepared as in training (template, truncation, token types, image statistics) and batched by length; scores
+are in the order of the inputs.
+
+Shapes: N inputs, L labels.
 """
-
-# Shapes: N inputs, L labels.
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def head_label_kind(recipe: Recipe) -> LabelKind:
 
 
 def plain_objective(loaded: Loaded) -> Objective:
-    """The run's objective without what only shapes training (class weights, smoothing, word dropout)."""
+    """The run's objective without options of training (class weights, smoothing, word dropout)."""
     recipe = loaded.recipe
     context = ObjectiveContext(
         special_ids=SpecialIds() if loaded.tokenizer is None else loaded.tokenizer.special,
@@ -65,8 +65,7 @@ class Classifier:
     def __init__(
         self, loaded: Loaded, *, batch_size: int | None = None, should_stop: Callable[[], bool] | None = None
     ) -> None:
-        """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch,
-        after which the scores are of no use."""
+        """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch."""
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
         self._objective = plain_objective(loaded)
@@ -74,17 +73,17 @@ class Classifier:
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
         self.reads_images = loaded.recipe.model.patches is not None
-        # None: it was imported, and nobody says whether it learned from texts or from pairs
+        # None: an imported model may have been trained on single texts or on pairs
         self.reads_pairs = None if loaded.imported else self.columns.text2 is not None
         self.labels: tuple[str, ...] = loaded.recipe.data.labels
         self.seq_len = loaded.recipe.seq_len
-        self.truncated = 0  # texts so far that were longer than the model reads
+        self.truncated = 0  # number of texts so far that were longer than seq_len
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
         """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""
         recipe = self._loaded.recipe
         tokens = tokenise_labelled(
-            [_Given([LabelledRow(text, text2, None, "") for text, text2 in texts])],
+            [_GivenRows([LabelledRow(text, text2, None, "") for text, text2 in texts])],
             self._loaded.text_tokenizer,
             seq_len=recipe.seq_len,
             index=None,
@@ -98,7 +97,7 @@ class Classifier:
     def classify_images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> np.ndarray:
         """fp32 [N, L] scores of image files, in their order.
 
-        Raises InputError for a file that is no image, with where it was named (`list.txt:2`) if that is given.
+        Raises InputError for a file that is no image, with the place that named it (`list.txt:2`) if given.
         """
         images = []
         for index, path in enumerate(paths):
@@ -108,7 +107,7 @@ class Classifier:
                 if named_in is None:
                     raise
                 raise InputError(f"{named_in[index]}: {error.message}", hint=error.hint) from error
-        return self.scores(_Pictures(images, self.seq_len))
+        return self.scores(_ImagesInMemory(images, self.seq_len))
 
     def _read_image(self, path: Path) -> np.ndarray:
         patches = self._loaded.recipe.model.patches
@@ -130,7 +129,7 @@ class Classifier:
         return images
 
     def scores(self, samples: Samples, *, progress: Callable[..., None] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of samples that are ready for the model."""
+        """fp32 [N, L] scores of tokenised texts or of images."""
         return predict_scores(
             self._loaded.model,
             samples,
@@ -142,7 +141,7 @@ class Classifier:
         )
 
     def probabilities(self, scores_NL: np.ndarray) -> np.ndarray:
-        """fp64 [N, L]: of each class (they sum to 1) or of each label alone; a score stays what it is."""
+        """fp64 [N, L]: probabilities of classes (with sum 1) or of each label; scores of a regression unchanged."""
         scores_NL = scores_NL.astype(np.float64)
         if self.kind == "score":
             return scores_NL
@@ -153,8 +152,8 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class _Given:
-    """Texts that are already here, as a source of rows."""
+class _GivenRows:
+    """Texts in memory as a source of rows."""
 
     texts: Sequence[LabelledRow]
     name: str = "the given texts"
@@ -167,8 +166,8 @@ class _Given:
 
 
 @dataclass(frozen=True)
-class _Pictures:
-    """Images that were just read, as samples."""
+class _ImagesInMemory:
+    """Decoded images as samples."""
 
     images: Sequence[ImageExample]
     seq_len: int

@@ -1,4 +1,24 @@
-"""Loss and perplexity of language models: causal ones over a token corpus, masked ones by masking each token alone."""
+"""Loss and perplexity of language models: causal ones over a token corpus, masked ones by masking each token alone.
+
+The tokens t_0 ... t_{N-1} of a corpus have N - 1 predictions, of t_i from the tokens before it. They are cut into
+windows of `seq_len`:
+
+- without `stride` windows do not overlap: window k reads t_{kT} ... t_{kT+T-1} and predicts the T tokens one place
+  further; the last window is as short as the text leaves it. Validation during training does the same.
+- with `stride` S < T each window moves on by S and only its last S predictions count, so that every prediction but the
+  first few sees at least T - S tokens. Slower by T / S; papers report this as sliding-window perplexity.
+
+No window is padded: the short last one is a batch of its own. bits_per_byte = sum of nats / ln 2 / bytes of the text.
+
+Pseudo-perplexity of a masked language model (Salazar et al., arXiv 1910.14659, equation 4) is
+
+    PPPL = exp( -1/N * sum over sentences, sum over t of log P(w_t | the sentence with w_t alone masked) )
+
+Each of the N tokens costs a row: a sequence of n tokens is copied n times, each copy with another token masked. Special
+tokens of the template are neither masked nor counted. It compares masked models of one tokenizer.
+
+Shapes: M masked copies of a batch, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +34,7 @@ from torch import nn
 
 from tformer.data.batching.batch import Batch, pad_layout
 from tformer.data.batching.windows import restarting_positions
+from tformer.data.shards.corpus import TokenCorpus
 from tformer.errors import InputError
 from tformer.evaluation.predict import default_batch_tokens
 from tformer.metrics import bits_per_byte, perplexity
@@ -23,23 +44,9 @@ from tformer.recipe.sections import Data
 from tformer.tokenizer.special import SpecialIds
 
 
-class Corpus(Protocol):
-    """The part of a token corpus that evaluation needs."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def document_offsets(self) -> np.ndarray: ...
-
-    def __len__(self) -> int: ...
-
-    def slice(self, start: int, stop: int) -> np.ndarray: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Reads tokens start … stop - 1, and counts the predictions of tokens counted_from … stop."""
+    """A window that reads tokens start … stop - 1 and counts the predictions of tokens counted_from … stop."""
 
     start: int
     stop: int
@@ -51,7 +58,7 @@ class Window:
 
 
 def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
-    """Cut a text of `num_tokens` so that tokens 1 … num_tokens - 1 are predicted once each."""
+    """The windows of a text of `num_tokens`; tokens 1 … num_tokens - 1 are predicted once each."""
     predicted = 0  # tokens 1 … predicted are done
     while predicted < num_tokens - 1:
         start = max(0, predicted + stride - seq_len)
@@ -62,7 +69,7 @@ def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
 
 
 def batches(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Window]]:
-    """Up to `batch_size` neighbouring windows of one shape."""
+    """Batches of up to `batch_size` neighbouring windows of one shape."""
     for _, alike in groupby(all_windows, key=lambda window: window.shape):
         batch: list[Window] = []
         for window in alike:
@@ -75,13 +82,13 @@ def batches(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Win
 
 
 def isolates_documents(data: Data) -> bool:
-    """Whether a model trained on such data never looks beyond a document: by mask, or as each example is one."""
+    """Whether models trained on such data attend within single documents only."""
     return data.document_mask or data.packing == "none"
 
 
 def evaluate_lm(
     model: Transformer,
-    corpus: Corpus,
+    corpus: TokenCorpus,
     *,
     seq_len: int,
     batch_size: int,
@@ -95,8 +102,7 @@ def evaluate_lm(
 
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
-    `should_stop` is polled before every batch: when it says so, the figures are those of the text read so far
-    (`tokens` tells how much), bits_per_byte by its share of the bytes.
+    `should_stop` is polled before every batch; once it is True, the metrics are those of the text read so far.
 
     Raises InputError for a text of fewer than two tokens, ValueError for a stride outside 1 … seq_len.
     """
@@ -137,7 +143,7 @@ def evaluate_lm(
     )
 
 
-def load_batch(corpus: Corpus, batch: list[Window], *, document_mask: bool = False) -> Batch:
+def load_batch(corpus: TokenCorpus, batch: list[Window], *, document_mask: bool = False) -> Batch:
     """Inputs and labels [B, T], ignored where another window counts; documents as training numbers them."""
     tokens = np.stack([corpus.slice(window.start, window.stop + 1) for window in batch]).astype(np.int64)
     labels = tokens[:, 1:].copy()
@@ -156,7 +162,7 @@ def load_batch(corpus: Corpus, batch: list[Window], *, document_mask: bool = Fal
 
 
 def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
-    """The figures that are reported, from sums over `tokens` predictions (0 of them: NaN)."""
+    """The metrics, from sums over `tokens` predictions (NaN for none)."""
     if tokens == 0:
         nan = float("nan")
         return dict.fromkeys(("loss", "perplexity", "bits_per_byte", "accuracy"), nan) | {
@@ -176,7 +182,7 @@ def summarise(nll: float, correct: float, *, tokens: int, num_bytes: int, second
 
 
 def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What `evaluate_lm` would say of the texts as one, from what it said of each (at least one)."""
+    """The metrics of several texts together, from those that `evaluate_lm` returned for each (at least one)."""
     if len(parts) == 1:
         return dict(parts[0])
     parts = [part for part in parts if part["tokens"]]
@@ -203,8 +209,8 @@ def pseudo_perplexity(
     """{"pseudo_perplexity", "loss" (nats per token), "tokens"} of sequences of ids, their special tokens included.
 
     `max_tokens`: count at most so many, evenly spread over all; `batch_tokens`: of a batch, with padding; None: what
-    suits the device. `should_stop` is polled before every batch; when it says so, the figures are those of the tokens
-    so far (NaN for none), the longest sequences first.
+    suits the device. `should_stop` is polled before every batch; once it is True, the metrics are those of the
+    tokens so far (NaN for none), the longest sequences first.
 
     Raises InputError for a tokenizer without a mask token, and for nothing to predict.
     """
@@ -238,7 +244,7 @@ def pseudo_perplexity(
 def _targets(
     sequences: Sequence[np.ndarray], special_ids: SpecialIds, max_tokens: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(sequence, place in it) of every token to predict, longest sequences first."""
+    """(sequence, position) of every token to predict, longest sequences first."""
     template = (special_ids.pad, special_ids.bos, special_ids.eos, special_ids.cls, special_ids.sep)
     left_out = [token for token in template if token is not None]
     places = [np.flatnonzero(~np.isin(ids, left_out)) for ids in sequences]
@@ -255,7 +261,7 @@ def _targets(
 def _masked_nll(
     model: nn.Module, rows: list[np.ndarray], places: np.ndarray, mask_id: int, head: str, device: torch.device
 ) -> torch.Tensor:
-    """Sum of -log P of the token at each row's place, that token masked."""
+    """Sum of -log P of the token at each row's position, with that token masked."""
     layout = pad_layout([len(row) for row in rows])
     ids_MT, mask = layout.fill(rows, 0), layout.mask()
     labels_MT = np.full_like(ids_MT, IGNORED_LABEL)

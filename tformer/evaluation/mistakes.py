@@ -41,7 +41,7 @@ class Mistake:
 
 
 def find_mistakes(kind: LabelKind, labels: np.ndarray, values_NL: np.ndarray, names: Sequence[str]) -> list[Mistake]:
-    """The mistakes of predictions.
+    """The mistakes among predictions, the most confident first.
 
     Args:
         labels: classes [N], zeros and ones [N, L], or scores [N].
@@ -94,7 +94,7 @@ def write_mistakes(path: Path, classifier: Classifier, samples: Any, scores_NL: 
     """Write the mistakes on labelled examples with their inputs, and return their number."""
     mistakes = find_mistakes(classifier.kind, samples.labels, classifier.probabilities(scores_NL), classifier.labels)
     sureness = "error" if classifier.kind == "score" else "probability"
-    inputs = ("image",) if classifier.reads_images else ("text", "text2") if classifier.reads_pairs else ("text",)
+    inputs = ("image",) if classifier.reads_images else ("text",) if samples.row(0).text2 is None else ("text", "text2")
 
     def document(mistake: Mistake) -> dict[str, Any]:
         found: dict[str, Any] = {"label": mistake.label, "prediction": mistake.prediction, sureness: mistake.sureness}

@@ -31,7 +31,7 @@ ACCELERATOR_BATCH_TOKENS = 32768
 
 
 class Samples(Protocol):
-    """What predictions are made of. `lengths` in tokens; None: each has `seq_len`."""
+    """Examples by number. `lengths` in tokens; None: each has `seq_len`. `examples` is a pure function."""
 
     @property
     def seq_len(self) -> int: ...
@@ -54,19 +54,19 @@ def predict_scores(
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> np.ndarray:
-    """fp32 [N, L]: what `head` says of each sample (before softmax or sigmoid).
+    """fp32 [N, L]: output of `head` for each sample (before softmax or sigmoid).
 
     The model runs as it is (its `compute_dtype`, on its device), in evaluation mode.
 
     Args:
-        collate: an objective's; asked for batches that are not for training.
+        collate: of an objective; called with training=False.
         batch_size: samples at a time; None: as many as make `batch_tokens` tokens with their padding.
         batch_tokens: None: what suits the model's device.
-        should_stop: polled before every batch; when it says so, the scores of the rest are NaN.
-        progress: called with (samples done, samples in all).
+        should_stop: polled before every batch; once it is True, the remaining scores are NaN.
+        progress: called with (finished samples, all samples).
     """
     total = len(samples)
-    rng = np.random.default_rng(0)  # random padding needs one; no score depends on where the padding is
+    rng = np.random.default_rng(0)  # for random padding, which changes no score
     done: list[np.ndarray] = []
     scores: list[torch.Tensor] = []
     device = next(model.parameters()).device
@@ -96,14 +96,14 @@ def predict_scores(
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Tokens of a batch that keep a device busy."""
+    """Default number of tokens of a batch on this device."""
     return BATCH_TOKENS.get(device.type, ACCELERATOR_BATCH_TOKENS)
 
 
 def length_sorted_batches(
     samples: Samples, *, batch_size: int | None = None, batch_tokens: int = ACCELERATOR_BATCH_TOKENS
 ) -> Iterator[np.ndarray]:
-    """Every sample once, longest first: what does not fit into memory fails at once, not after an hour.
+    """Batches of every sample once, longest first, so that too little memory fails at once.
 
     `batch_size` samples at a time, None: as many as make `batch_tokens` tokens with their padding, and one at least.
     """

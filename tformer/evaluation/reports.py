@@ -45,13 +45,13 @@ from tformer.recipe.recipe import Recipe
 def classification_report(
     labels: np.ndarray, scores: np.ndarray, names: Sequence[str], *, intervals: bool = True
 ) -> dict[str, Any]:
-    """What `scores` [N, L] (before softmax) are worth against `labels` [N]; plain numbers, fit for JSON.
+    """Metrics of `scores` [N, L] (before softmax) against `labels` [N], as plain numbers for JSON.
 
     - loss: mean negative log-likelihood in nats; accuracy; mcc; ece: expected calibration error;
     - f1: of the last class when there are two, else f1_macro;
     - precision_macro, recall_macro, f1_macro: means over the classes that occur among labels or predictions;
     - per_class: {name: {precision, recall, f1, support}}; confusion: rows are labels, columns predictions;
-    - intervals: {accuracy, f1_macro: [low, high]}, 95 % by bootstrap over the examples; left out when not asked for.
+    - intervals: {accuracy, f1_macro: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
 
     Raises InputError for no examples.
     """
@@ -96,13 +96,13 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 def multi_label_report(
     labels: np.ndarray, scores: np.ndarray, names: Sequence[str], *, intervals: bool = True
 ) -> dict[str, Any]:
-    """What `scores` [N, L] (before sigmoid; a label is given above 0) are worth against `labels` bool [N, L].
+    """Metrics of `scores` [N, L] (before sigmoid; a label is predicted above 0) against `labels` bool [N, L].
 
     - loss: mean binary cross-entropy per decision, in nats;
-    - accuracy: share of examples whose labels are all right (subset accuracy);
+    - accuracy: share of examples with all labels correct (subset accuracy);
     - f1, precision, recall: over all decisions together (micro); f1_macro: mean over the labels that occur;
     - per_class: {name: {precision, recall, f1, support}};
-    - intervals: {accuracy, f1: [low, high]}, 95 % by bootstrap over the examples; left out when not asked for.
+    - intervals: {accuracy, f1: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
 
     Raises InputError for no examples.
     """
@@ -137,12 +137,12 @@ def _micro_f1_rows(hits_SN: np.ndarray, given_SN: np.ndarray) -> np.ndarray:
 
 
 def regression_report(labels: np.ndarray, scores: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
-    """What predicted `scores` [N] are worth against `labels` [N]; plain numbers, fit for JSON.
+    """Metrics of predicted `scores` [N] against `labels` [N], as plain numbers for JSON.
 
     - loss: mean squared error; mae: mean absolute error; pearson, spearman: correlations;
-    - intervals: {pearson, spearman: [low, high]}, 95 % by bootstrap over the examples; left out when not asked for.
+    - intervals: {pearson, spearman: [low, high]}, 95 % by bootstrap over the examples; only with `intervals`.
 
-    Raises InputError for fewer than 2 examples, of which there is no correlation.
+    Raises InputError for fewer than 2 examples.
     """
     if len(labels) < 2:
         raise InputError(f"a correlation needs at least 2 examples, found {len(labels)}")

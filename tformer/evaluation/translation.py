@@ -1,10 +1,8 @@
-"""How good a model of pairs is: its loss on given targets, and what its own output is worth beside them.
+"""Metrics of models of pairs: loss on given targets; BLEU, chrF and sequence accuracy of decoded outputs.
 
-Loss, accuracy and perplexity are those of teacher forcing. BLEU, chrF and sequence accuracy compare what the model
-writes by itself, detokenised, with the references; each score comes with the signature that makes it comparable.
+Loss, accuracy and perplexity are those of teacher forcing. BLEU and chrF compare detokenised outputs with the
+references; each score comes with its signature, which makes it comparable.
 """
-
-# Shapes: N pairs.
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ Progress = Callable[..., None]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model made of pairs, side by side: sources as read, references, and the best translation of each."""
+    """Sources, references and the best translation of each pair."""
 
     sources: list[str]
     references: list[str]
@@ -62,12 +60,9 @@ def evaluate_pairs(
     should_stop: ShouldStop | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Loss (as in training, without dropout), accuracy of single tokens, perplexity (never smoothed), examples.
-
-    Of pairs of several named tasks also the loss of each, as `loss.<task>`.
+    """Metrics of `evaluate_objective`; of several named tasks also the loss of each, as `loss.<task>`.
 
     batch_size: pairs at a time; None: as many as make `batch_tokens` tokens of the longer side.
-    The other arguments and errors are those of `evaluate_objective`.
     """
     parts = {"": pairs}
     if pairs.named_tasks:
@@ -88,25 +83,10 @@ def evaluate_pairs(
     return metrics_of(list(tallies.values())) | losses
 
 
-def evaluate_translation(
-    translator: Translator,
-    pairs: PairTokens,
-    *,
-    batch_size: int = 32,
-    tokenize: str = "13a",
-    lowercase: bool = False,
-    should_stop: ShouldStop | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """`output_metrics` of the translator's best output for every pair, as `translate_pairs` makes them."""
-    outputs = translate_pairs(translator, pairs, batch_size=batch_size, should_stop=should_stop, progress=progress)
-    return output_metrics(outputs, pairs, tokenize=tokenize, lowercase=lowercase)
-
-
 def output_metrics(
     outputs: Outputs, pairs: PairTokens, *, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, Any]:
-    """`translation_metrics` of what became of pairs; of several named tasks also the BLEU of each, as `bleu.<task>`."""
+    """`translation_metrics` of the outputs; of several named tasks also the BLEU of each, as `bleu.<task>`."""
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     metrics = translation_metrics(outputs.texts, outputs.references, **options)
     for task in pairs.named_tasks:
@@ -125,8 +105,8 @@ def translate_pairs(
 ) -> Outputs:
     """The best translation of each source; sources longer than the model reads are cut.
 
-    should_stop: what it cuts short has the finish reason `interrupted`; the figures are then of no use.
-    progress: called with (pairs done, pairs in all).
+    should_stop: translations that it interrupts have the finish reason `interrupted`.
+    progress: called with (finished pairs, all pairs).
     """
     texts = [pairs.texts(index) for index in range(len(pairs))]
     sources, references = [source for source, _ in texts], [reference for _, reference in texts]
@@ -145,11 +125,9 @@ def translate_pairs(
 def translation_metrics(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, Any]:
-    """BLEU and chrF (0 to 100) with their signatures, and the share of outputs that are their reference.
+    """BLEU and chrF (0 to 100) with their signatures, and the share of outputs equal to their reference.
 
-    `tokenize` is BLEU's, `lowercase` holds for all.
-
-    Raises InputError for a tokenizer that is unknown or not installed.
+    tokenize: of BLEU; InputError for one that is unknown or not installed. lowercase: ignore case in all metrics.
     """
     words = bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
     characters = chrf(hypotheses, references, lowercase=lowercase)
@@ -163,7 +141,7 @@ def translation_metrics(
 
 
 def wrong_outputs(outputs: Outputs, *, lowercase: bool = False) -> list[int]:
-    """Numbers of the pairs whose output is not the reference, the surest mistakes first."""
+    """Indices of the pairs whose output differs from the reference, sorted by decreasing score of the output."""
     pairs = zip(outputs.texts, outputs.references, strict=True)
     wrong = [
         index for index, (text, reference) in enumerate(pairs) if not same_text(text, reference, lowercase=lowercase)
@@ -197,7 +175,7 @@ def score_pairs(
     should_stop: ShouldStop | None = None,
     progress: Progress | None = None,
 ) -> list[TargetScore]:
-    """How probable the model finds each pair's target (its end included), as beam search counts it."""
+    """The log-probability of each target, end of sequence included, as in beam search."""
     examples = pairs.examples(0, np.arange(len(pairs)))
     return score_targets(
         model,
@@ -212,5 +190,5 @@ def score_pairs(
 
 
 def _after(done: int, total: int, progress: Progress | None) -> Progress | None:
-    """The progress of one part of `total`, when so many were done before."""
+    """`progress` for one part of `total` examples, after `done` of them."""
     return None if progress is None else lambda part, _of: progress(done + part, total)

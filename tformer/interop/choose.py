@@ -1,5 +1,6 @@
-"""What a `model` section computes, in one form: two sections that give the same function of the same weights are equal.
+"""Choice of the Hugging Face class that computes exactly what a recipe's `model` section says.
 
+Both sides are compared in a canonical form: two sections that compute the same function of the same weights are equal.
 Sizes that follow from others are filled in; what concerns training (dropouts, initialisation) and options without
 effect beside the others are left out. Comparing two canonical forms names every difference that matters.
 """
@@ -23,28 +24,27 @@ from tformer.recipe.model import Model, Stack
 
 OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 
-# Features of tformer's that no class has: (dotted path, value). They are named before anything else is compared.
+# Features that no class of Hugging Face has: (dotted path, value). A refusal names them before other differences.
 NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.embedding\.fixnorm", True),
-    (r"model\.(encoder|decoder)\.attention\.kind", "additive"),
-    (r"model\.(encoder|decoder)\.attention\.kind", "sliding_window"),
-    (r"model\.(encoder|decoder)\.attention\.kind", "bigbird"),
-    (r"model\.(encoder|decoder)\.attention\.kind", "linformer"),
-    (r"model\.(encoder|decoder)\.attention\.kind", "performer"),
-    (r"model\.(encoder|decoder)\.norm\.kind", "scalenorm"),
-    (r"model\.(encoder|decoder)\.norm\.kind", "batchnorm"),
-    (r"model\.(encoder|decoder)\.norm\.kind", "groupnorm"),
-    (r"model\.(encoder|decoder)\.positions\.kind", "shaw"),
-    (r"model\.(encoder|decoder)\.positions\.kind", "patch2d"),
     (r"model\.(encoder|decoder)\.positions\.layout", "fairseq"),
     (r"model\.(encoder|decoder)\.attention\.qk_norm", True),
     (r"model\.(encoder|decoder)\.feedforward\.activation", "relu2"),
     (r"model\.heads\.\w+\.pooling", "mean"),
 )
+# The kinds that some class has; a model with another kind is refused by its name.
+KNOWN_KINDS: tuple[tuple[str, frozenset[str]], ...] = (
+    (r"model\.(encoder|decoder)\.attention\.kind", frozenset({"full"})),
+    (r"model\.(encoder|decoder)\.norm\.kind", frozenset({"layernorm", "rmsnorm"})),
+    (
+        r"model\.(encoder|decoder)\.positions\.kind",
+        frozenset({"none", "sinusoidal", "learned", "rope", "alibi", "t5_bias"}),
+    ),
+)
 
 
 def canonical(model: Model) -> dict[str, Any]:
-    """A resolved model section (vocabulary sizes and numbers of labels filled in) as nested plain values."""
+    """The canonical form, as nested plain values, of a resolved model section (vocabulary sizes, numbers of labels)."""
     data = model.model_dump(mode="json")
     del data["init"]
     both = model.encoder is not None and model.decoder is not None
@@ -68,9 +68,9 @@ def canonical(model: Model) -> dict[str, Any]:
     if not {"lm", "masked_lm"} & data["heads"].keys():
         del data["tie"]["output"]
     if not any(data[side] and data[side]["positions"]["kind"] == "learned" for side in ("encoder", "decoder")):
-        data["max_seq_len"] = None  # no table ends there
+        data["max_seq_len"] = None  # no table of positions has this length
     if model.patches is not None:
-        del data["patches"]["stem"]  # two shapes of one kernel
+        del data["patches"]["stem"]  # linear and conv are one kernel in two shapes
         if model.decoder is None:
             data["embedding"] = {"norm": model.embedding.norm}
             del data["max_seq_len"], data["vocab_size"]
@@ -80,14 +80,14 @@ def canonical(model: Model) -> dict[str, Any]:
 
 
 def without_learned_rates(model: Model) -> Model:
-    """The same function without the LayerDrop rates that are learned beside its weights."""
+    """The model section with the learned LayerDrop rates replaced by fixed ones, which computes the same function."""
     stacks = {side: stack for side in ("encoder", "decoder") if (stack := getattr(model, side)) is not None}
     fixed = {side: stack.model_copy(update={"layerdrop": stack.layerdrop_rate}) for side, stack in stacks.items()}
     return model.model_copy(update=fixed)
 
 
 def differences(first: Model, second: Model) -> list[tuple[str, Any, Any]]:
-    """(dotted path, value in `first`, value in `second`) of everything that makes two models different functions."""
+    """(dotted path, value in `first`, value in `second`) of every difference that changes what a model computes."""
     return list(_differences(canonical(first), canonical(second), "model"))
 
 
@@ -97,6 +97,7 @@ def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
         (path, value)
         for path, value in _leaves(canonical(model), "model")
         if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
+        or any(value not in kinds and re.fullmatch(pattern, path) for pattern, kinds in KNOWN_KINDS)
     ]
     sides = [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
     return found + [(f"model.{side}.layers", layers) for side in sides if (layers := getattr(model, side).layers)]
@@ -136,14 +137,14 @@ def _differences(first: Any, second: Any, path: str) -> Iterator[tuple[str, Any,
 
 
 def _close(first: float, second: Any) -> bool:
-    """Equal but for the last bits of a square root."""
+    """Whether two numbers are equal up to the rounding of a square root."""
     return isinstance(second, int | float) and abs(first - second) <= 1e-12 * abs(first)
 
 
 MAX_LISTED = 6
-MAX_ROUNDS = 4  # of changes: each may uncover a difference that stood behind another
-# How many differing values weigh as much as a stack or head that only one of the two has, and as a config that cannot
-# even be read back.
+MAX_ROUNDS = 4  # rounds of changes: a change may reveal another difference
+# Distance of a class: one per differing value; this much for a stack or head that only one side has, and for a config
+# that cannot be read back.
 OTHER_PARTS, UNREADABLE = 50, 40
 
 Difference = tuple[str, Any, Any]  # dotted path, value here, value there
@@ -151,7 +152,7 @@ Difference = tuple[str, Any, Any]  # dotted path, value here, value there
 
 @dataclass(frozen=True)
 class Choice:
-    """A class, the keys of its config.json that describe the model, and the form in which the model fits it.
+    """A class, its keys of config.json, and the steps that bring the model into the form of that class.
 
     model: as the class has it; the recipe's own where `steps` is empty.
     steps: the changes that lead there, to be applied to the weights in this order.
@@ -197,7 +198,7 @@ def choose_class(
 
 
 def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys of config.json that a head over labels is read from.
+    """The keys of config.json about labels; {} for a model without a head over labels.
 
     names: of the labels in order; without them they get `transformers`' own, LABEL_0 and so on.
     """
@@ -219,7 +220,7 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tuple[Architecture, str]]:
-    """Classes that may have the model's heads, those of the recipe's family first."""
+    """The classes with the model's heads, those of the recipe's family first."""
     # A class with labels is one for classification and regression: its config says which of the two.
     kinds = sorted("classifier" if head.label_kind is not None else head.kind for head in model.heads)
     return [
@@ -233,7 +234,7 @@ def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tu
 def _attempt(
     model: Model, architecture: Architecture, class_name: str, common: Mapping[str, Any]
 ) -> Choice | tuple[int, str]:
-    """The class with its config, or how far away it is and why."""
+    """The class as a Choice if it fits, else its distance from the model and the differences as text."""
     steps: list[Step] = []
     for _ in range(MAX_ROUNDS):
         try:
@@ -247,7 +248,7 @@ def _attempt(
         if left:
             return _distance(left), _listing(left)
         for path, ours, theirs in found:
-            step = step_for(model, path, ours, theirs)  # again: one change may have removed several differences
+            step = step_for(model, path, ours, theirs)  # asked again: a change may have removed several differences
             if step is not None and _stands(model, path, ours):
                 model, _ = step.apply(model, {})
                 steps.append(step)
@@ -257,7 +258,7 @@ def _attempt(
 def _compare(
     model: Model, architecture: Architecture, class_name: str, common: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Difference]]:
-    """The class's config for a model, and where what it says is another model. InputError: it says nothing."""
+    """The class's config for a model, and the differences of the model read back from it. InputError: unreadable."""
     config = architecture.write(model, class_name)
     for key, value in config.items():
         if value is not None and key in common and common[key] is None:
@@ -272,7 +273,7 @@ def _compare(
 
 
 def _stands(model: Model, path: str, value: Any) -> bool:
-    """Whether a difference is still there after the changes made for those before it."""
+    """Whether the model still has this value at a dotted path, after the changes made so far."""
     place: Any = model.model_dump(mode="json")
     for key in path.split(".")[1:]:
         place = next(one for one in place if one["kind"] == key) if isinstance(place, list) else place[key]
@@ -280,7 +281,7 @@ def _stands(model: Model, path: str, value: Any) -> bool:
 
 
 def _distance(found: Sequence[Difference]) -> int:
-    """How far away a class is: a stack or a head that only one of the two has outweighs any number of values."""
+    """Distance of a class from the model: a stack or head that only one of them has outweighs any number of values."""
     return sum(OTHER_PARTS if isinstance(ours, dict) or isinstance(theirs, dict) else 1 for _, ours, theirs in found)
 
 
@@ -298,7 +299,7 @@ def _shown(value: Any) -> str:
 
 
 def _refusal(model: Model, refusals: Sequence[tuple[int, str, str]], model_type: str | None) -> InputError:
-    """Why there is no class: a feature that none has, else what is different in the nearest."""
+    """The error for a model that no class computes: features that none has, else the differences from the nearest."""
     where = f" of {model_type}" if model_type else ""
     unknown = unknown_anywhere(model)
     if unknown:

@@ -1,4 +1,4 @@
-"""`config.json` read key by key: what an architecture does not ask for is refused, never passed over.
+"""Reader of `config.json` that refuses every key which the architecture did not read.
 
 A key that nobody understands may change what the model computes. So every reader takes the keys that it knows, and
 `finish` refuses the rest, except what is empty and what concerns training, storage or generation alone.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 ABSENT = object()
 MAX_SIZE = 2**40
 
-# Keys of any architecture that leave what the forward pass computes as it is.
+# Keys that do not change what the forward pass of any architecture computes.
 INERT = frozenset(
     {
         *(
@@ -124,7 +124,7 @@ class Config:
         return value
 
     def size(self, key: str, *, default: Any = ABSENT) -> int:
-        """A whole number of at least 1, and small enough to count something in memory."""
+        """The value of a key that must be an integer from 1 to MAX_SIZE."""
         value = self.take(key, default=default, kind=int)
         if value is not None and not 1 <= value <= MAX_SIZE:
             bound = "at least 1" if value < 1 else f"at most {MAX_SIZE:,}"
@@ -132,7 +132,7 @@ class Config:
         return value
 
     def expect(self, key: str, *allowed: Any, default: Any = ABSENT) -> Any:
-        """A feature that tformer has in these forms only; `default` is what a missing key means (the first allowed)."""
+        """The value of a key that must be one of `allowed`; `default` is the value of a missing key (first allowed)."""
         self._taken.add(key)
         value = self.values.get(key)
         if value is None:
@@ -143,18 +143,18 @@ class Config:
         return value
 
     def choose(self, key: str, table: Mapping[str, T], *, default: Any = ABSENT) -> T:
-        """What a name stands for here, for example an activation."""
+        """The entry of `table` that a key names, for example an activation."""
         name = self.take(key, default=default, kind=str)
         if name not in table:
             raise InputError(f"{self.name}: {key}: found {name!r}, tformer knows {', '.join(table)}")
         return table[name]
 
     def ignore(self, *keys: str) -> None:
-        """Keys of this architecture that change nothing in the models tformer reads."""
+        """Mark keys as read that change nothing in the models tformer reads."""
         self._taken.update(keys)
 
     def finish(self) -> None:
-        """Refuse what was not asked for. Empty values (null, false, empty lists and mappings) switch nothing on."""
+        """Raise InputError for keys that were not read, except empty ones (null, false, empty lists and mappings)."""
         left = {key: value for key, value in self.values.items() if key not in self._taken | INERT}
         odd = sorted(key for key, value in left.items() if not _empty(value))
         if odd:

@@ -21,7 +21,7 @@ from tformer.recipe.model import Model
 # Shapes: D d_model, h head_dim.
 
 
-# What stands in the stream's order: (name of the tensor, the dimensions that do). {side} is encoder or decoder.
+# Tensors with dimensions in the order of the residual stream: (name, those dimensions). {side} is encoder or decoder.
 STREAM = (
     (r"{side}\.blocks\.\d+\.\w+_norm\.(weight|bias)", (0,)),
     (r"{side}\.final_norm\.(weight|bias)", (0,)),
@@ -35,7 +35,7 @@ TABLES = (
     (r"{tokens}\.norm\.(weight|bias)", (0,)),
 )
 LEARNED = ((r"{side}\.positions\.weight", (1,)),)
-# A head that ends in the product with the vocabulary has that product's vectors in the order of the tied table.
+# A head that ends in the product with the tied embedding table has its last vectors in the order of that table.
 HEADS = (
     (r"heads\.lm\.weight", (1,)),
     (r"heads\.masked_lm\.weight", (1,)),
@@ -46,16 +46,16 @@ HEADS = (
 )
 UNPOOLED = (
     (r"heads\.(classifier|regression)\.project\.weight", (1,)),
-)  # reads the stream where no pooler stands before
+)  # reads the stream directly when the head has no pooler
 
 
 def halves(size: int) -> Tensor:
-    """[0, 2, 4, ..., 1, 3, 5, ...]: evens, then odds."""
+    """The order [0, 2, 4, ..., 1, 3, 5, ...] of `size` columns."""
     return torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2)])
 
 
 def reorder_streams(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The streams of all stacks with their even columns first. Needs embeddings as wide as the streams, of tokens."""
+    """The weights with the even columns of every residual stream first. Embeddings must be as wide as the stream."""
     sides = [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
     widths = {side: resolve_sizes(model, side).d_model for side in sides}
     rules: list[tuple[re.Pattern[str], tuple[int, ...], int]] = []
@@ -88,7 +88,7 @@ def reorder_streams(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> dict[str, Tensor]:
-    """The queries and keys of a stack's self-attention with the even coordinates of every head first."""
+    """The weights with the even coordinates of every head's queries and keys first, in a stack's self-attention."""
     sizes = resolve_sizes(model, side)
     turned = sizes.num_heads + sizes.num_kv_heads
     starts = torch.arange(turned).unsqueeze(1) * sizes.head_dim
@@ -96,7 +96,7 @@ def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> 
     pattern = re.compile(rf"{side}\.blocks\.\d+\.self_attention\.qkv\.(weight|bias)")
 
     def reordered(tensor: Tensor) -> Tensor:
-        rest = torch.arange(len(order), tensor.shape[0])  # values do not turn
+        rest = torch.arange(len(order), tensor.shape[0])  # values are not rotated
         return tensor.index_select(0, torch.cat([order, rest]).to(tensor.device))
 
     return {name: reordered(tensor) if pattern.fullmatch(name) else tensor for name, tensor in weights.items()}
@@ -108,14 +108,14 @@ Form = tuple[Model, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Step:
-    """One change. `apply`: (model, weights) -> the same function in another form; without weights, of the section."""
+    """One change of form. `apply`: (model, weights) -> an equal model in another form; weights may be empty."""
 
     note: str
     apply: Callable[[Model, Weights], Form]
 
 
 def sinusoids_in_halves(model: Model, weights: Weights) -> Form:
-    """The paper's interleaved sinusoids as Marian's [sin | cos]: every stream with its even columns first."""
+    """The model with interleaved sinusoids in Marian's layout [sin | cos]: every stream's even columns first."""
     for side in _sides(model):
         if getattr(model, side).positions.kind == "sinusoidal":
             model = changed(model, f"model.{side}.positions.layout", "halves")
@@ -123,13 +123,13 @@ def sinusoids_in_halves(model: Model, weights: Weights) -> Form:
 
 
 def rope_in_halves(model: Model, weights: Weights, *, side: str) -> Form:
-    """Rotations of neighbouring coordinates as rotations of coordinates half a head apart, Llama's."""
+    """The model with rotary positions in Llama's layout: rotated coordinates lie half a head apart, not adjacent."""
     model = changed(model, f"model.{side}.positions.layout", "halves")
     return model, reorder_heads(model, weights, side=side)
 
 
 def extended(model: Model, weights: Weights, *, path: str, value: Any) -> Form:
-    """A missing bias as one of zeros, a norm without a gain as one of gain 1, no token types as types of zeros."""
+    """The model with a missing parameter made explicit: a bias of zeros, a gain of ones, token types of zeros."""
     model = changed(model, path, value)
     if not weights:
         return model, {}
@@ -145,7 +145,7 @@ def extended(model: Model, weights: Weights, *, path: str, value: Any) -> Form:
 
 
 def step_for(model: Model, path: str, ours: Any, theirs: Any) -> Step | None:
-    """The change that turns `ours` into `theirs` at a dotted path of the `model` section; None: there is none."""
+    """The change that turns `ours` into `theirs` at a dotted path of the `model` section, or None."""
     for pattern, before, after, make in STEPS:
         found = re.fullmatch(pattern, path)
         if found and type(ours) is type(before) and ours == before and (after is ANY or theirs == after):
@@ -154,7 +154,7 @@ def step_for(model: Model, path: str, ours: Any, theirs: Any) -> Step | None:
 
 
 def changed(model: Model, path: str, value: Any) -> Model:
-    """The section with another value at a dotted path, `model.heads.KIND.option` for heads."""
+    """The section with a new value at a dotted path; a head's option is `model.heads.KIND.option`."""
     data: Any = model.model_dump(mode="json")
     place = data
     *parents, last = path.split(".")[1:]

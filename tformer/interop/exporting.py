@@ -1,4 +1,4 @@
-"""What config.json says of an exported model, and where its open sizes come from."""
+"""Export of a checkpoint in the layout of Hugging Face: config.json, weight files, tokenizer, generation settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tformer.tokenizer import Tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# The class that opens a folder -> how the names of the classes it opens end.
+# The class that opens a folder -> endings of the names of the classes that it opens.
 AUTO_CLASSES = {
     "AutoModelForCausalLM": ("LMHeadModel", "ForCausalLM"),
     "AutoModelForSeq2SeqLM": ("ForConditionalGeneration", "MTModel"),
@@ -54,7 +54,7 @@ AUTO_CLASSES = {
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """Of a checkpoint: None for a model of images; `target` where the side that is written has its own."""
+    """The tokenizers of a checkpoint. source: None for images; target: None unless the target side has its own."""
 
     source: Tokenizer | None
     target: Tokenizer | None
@@ -67,7 +67,7 @@ def tokenizers_of(checkpoint: Checkpoint) -> Tokenizers:
 
 
 def resolved(recipe: Recipe, tokenizers: Tokenizers) -> Model:
-    """The `model` section with the sizes that tokenizers and labels decide."""
+    """The `model` section with the sizes filled in that tokenizers and labels decide."""
     model = recipe.model
     sizes: dict[str, Any] = {}
     for key, tokenizer in (("vocab_size", tokenizers.source), ("target_vocab_size", tokenizers.target)):
@@ -81,7 +81,7 @@ def resolved(recipe: Recipe, tokenizers: Tokenizers) -> Model:
 
 
 def config_of(choice: Choice, recipe: Recipe, keys: Mapping[str, Any], *, dtype: torch.dtype) -> dict[str, Any]:
-    """The whole of config.json."""
+    """The content of config.json."""
     return {
         **label_keys(choice.model, recipe.data.labels),
         **choice.config,
@@ -102,7 +102,7 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote. `num_bytes` is of the weight files, `dtype` of the floating tensors in them."""
+    """Result of an export. num_bytes: of the weight files; dtype: of their floating-point tensors."""
 
     path: Path
     model_type: str
@@ -149,7 +149,7 @@ def export_checkpoint(
     progress: Callable[[float, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> ExportReport:
-    """Writes a checkpoint in the layout of Hugging Face. Averaged (EMA) weights are taken where there are any.
+    """Write a checkpoint in the layout of Hugging Face. Averaged (EMA) weights are exported when there are any.
 
     Args:
         checkpoint: a run's, or a Hugging Face folder's (`open_checkpoint`).
@@ -188,7 +188,7 @@ def export_checkpoint(
     files.require_room(target, needed)
     with files.storage_errors(target, bytes_needed=needed):
         make_folders(target.absolute().parent)
-        require_new(target)  # reading took its time
+        require_new(target)  # again: reading may have taken minutes
         files.publish_directory(
             target, lambda folder: _fill(folder, tensors, shards, texts, progress=progress, should_stop=should_stop)
         )
@@ -214,7 +214,7 @@ def export_checkpoint(
 
 
 def _weights_of(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
-    """The model's tensors (owners only), checked: names and shapes, and so the rows of every vocabulary."""
+    """The model's tensors (owners only), after a check of names and shapes."""
     weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
     built = build_model(model, device="meta")
     tied = built.tied_names()
@@ -237,7 +237,7 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
         alone, ids = tokenizers.target is None, recipe.tokenizer.special_ids
         texts |= tokenizer_documents(
             tokenizers.source,
-            ids if alone else SpecialTokens(),  # the ids are those of the side that is written
+            ids if alone else SpecialTokens(),  # special ids are those of the target side
             model_max_length=model.max_seq_len,
             token_types=model.embedding.token_types > 1,
             padding_side="right" if model.encoder is not None else "left",
@@ -265,7 +265,7 @@ def _fill(
     progress: Callable[[float, float], None] | None,
     should_stop: Callable[[], bool] | None,
 ) -> None:
-    """Writes every file, durably, into a folder that nobody sees yet."""
+    """Write every file durably into a folder that is renamed afterwards."""
     total, done = len(tensors.shapes), 0
 
     def tell() -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder that is read as a checkpoint, in place: at step 0, without optimizer, its tensors renamed.
+"""A Hugging Face folder opened in place as a checkpoint of step 0: without optimizer, tensors under tformer's names.
 
 Whatever takes a checkpoint takes one of these. Headers and texts are read and checked when it is opened; tensors when
 they are asked for.
@@ -34,12 +34,12 @@ from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"
-NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # what decoding begins and ends with
+NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # ids that decoding needs
 
 
 @dataclass
 class ForeignCheckpoint(Checkpoint):
-    """A checkpoint whose parts come from a folder in the layout of Hugging Face."""
+    """A checkpoint that reads a folder in the layout of Hugging Face."""
 
     foreign: ForeignModel = field(kw_only=True)
     recipe: Recipe = field(kw_only=True)
@@ -51,7 +51,7 @@ class ForeignCheckpoint(Checkpoint):
         return self.foreign.specs() if self.has(role) else {}
 
     def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
-        """As of any checkpoint, in the types of the files; `file_read` is called after each of them."""
+        """Tensors by name, in the number formats of the files; `file_read` is called after each file."""
         tensors = self.foreign.weights(file_read=file_read)
         self._flag_non_finite("weights", tensors)
         return self._with_aliases(tensors)
@@ -64,7 +64,7 @@ def open_folder(
     target_tokenizer: Path | None = None,
     ignore: Collection[str] = (),
 ) -> ForeignCheckpoint:
-    """Opens a folder that `transformers` wrote, or that was downloaded from its hub.
+    """Open a folder that `transformers` wrote, or that was downloaded from the hub.
 
     Args:
         folder: with config.json and safetensors.
@@ -96,11 +96,11 @@ def open_folder(
     if target_tokenizer is not None and not translates:
         raise InputError(f"--target-tokenizer: {folder} has no encoder and decoder of texts: one tokenizer serves")
     if target_tokenizer is None and translates and (folder / TARGET_FOLDER / TOKENIZER_JSON).is_file():
-        target_tokenizer = folder / TARGET_FOLDER / TOKENIZER_JSON  # as our own export leaves it
+        target_tokenizer = folder / TARGET_FOLDER / TOKENIZER_JSON  # written by `tformer export`
     if target_tokenizer is not None:
         target = read_tokenizer(folder, config, path=target_tokenizer)
         tokenizers.append(_fitting(target, model.target_vocab_size or model.vocab_size, target_tokenizer))
-        roles = target.roles  # special ids are those of what is written
+        roles = target.roles  # special ids are those of the target side
         notes += target.notes
     generation = read_generation(folder, config)
     notes += generation_notes(folder, config)
@@ -140,7 +140,7 @@ def open_folder(
 
 
 def _fitting(found: FoundTokenizer, rows: int | None, where: Path) -> Tokenizer:
-    """A tokenizer whose ids all have a row in the embedding."""
+    """The tokenizer; InputError when an id has no row in the embedding."""
     tokenizer = Tokenizer.from_json(found.json, name=str(where))
     if rows is not None and tokenizer.vocab_size > rows:
         raise InputError(
@@ -151,7 +151,7 @@ def _fitting(found: FoundTokenizer, rows: int | None, where: Path) -> Tokenizer:
 
 
 def _generation_keys(folder: Path) -> dict[str, Any]:
-    """generation_config.json as it stands; {} where there is none."""
+    """The values of generation_config.json; {} when the folder has none."""
     path = folder / GENERATION
     return parse_object(read_bounded(path, max_bytes=MAX_CONFIG_BYTES), name=str(path)) if path.is_file() else {}
 
@@ -159,7 +159,7 @@ def _generation_keys(folder: Path) -> dict[str, Any]:
 def _known_ids(
     folder: Path, ids: Mapping[str, int], tokenizers: Sequence[Tokenizer]
 ) -> tuple[dict[str, int], list[str]]:
-    """The special ids that the tokenizers have, and a note on each other one. Errors: one that decoding cannot miss."""
+    """The special ids that the tokenizers have, and notes on the others. InputError when decoding needs another."""
     known, notes = {}, []
     size = tokenizers[-1].vocab_size if tokenizers else 0
     for name, token in ids.items():
@@ -176,7 +176,7 @@ def _known_ids(
 
 
 def _labels(foreign: ForeignModel) -> tuple[str, ...]:
-    """The names of a classifier's labels in the order of their ids; () for another model."""
+    """Names of a classifier's labels in the order of their ids; () for other models."""
     for head in foreign.model.heads:
         if head.kind == "classifier" and head.num_labels is not None:
             names = label_names(Config(foreign.config, name=str(foreign.folder / CONFIG)))

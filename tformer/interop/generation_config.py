@@ -1,4 +1,4 @@
-"""`generation_config.json` (of old, keys of config.json) and the `generation` section of a recipe.
+"""Conversion between `generation_config.json` (formerly keys of config.json) and a recipe's `generation` section.
 
     max_new_tokens, max_length       max_new_tokens (their lengths count the decoder's start; a decoder's prompt too)
     do_sample, temperature, top_*    temperature 0 where they never sample
@@ -32,12 +32,12 @@ from tformer.tokenizer import Tokenizer
 
 GENERATION_CONFIG = "generation_config.json"
 MAX_BYTES = 16 << 20
-WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # how names of classes end
+WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")  # endings of class names
 STOPPING: Mapping[bool | str, str] = {True: "beam", False: "heuristic", "never": "exhaustive"}
-TOP_K = 50  # what sampling there does where nothing is said
+TOP_K = 50  # default of sampling in transformers
 MAX_LENGTH_PENALTY = 10
 
-# Keys that change what is written and have no counterpart here -> the values that switch them off.
+# Keys that change what is generated and have no counterpart in tformer -> the values that switch them off.
 WITHOUT_COUNTERPART: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -62,7 +62,7 @@ WITHOUT_COUNTERPART: Mapping[str, tuple[Any, ...]] = {
 
 
 def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the `generation` section; {} for a model that does not write.
+    """Values of the `generation` section; {} for a model that does not generate.
 
     Raises InputError for a file that is damaged, or a value of another type than expected.
     """
@@ -94,7 +94,7 @@ def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_notes(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line for every setting that changes what `generate` writes there and has no counterpart here."""
+    """One line for each setting that changes what `generate` of transformers writes and has no counterpart here."""
     if not _writes(config):
         return ()
     keys = _keys(folder, config)
@@ -102,7 +102,7 @@ def generation_notes(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The content of generation_config.json; {} for a model that does not write.
+    """The content of generation_config.json; {} for a model that does not generate.
 
     tokenizer: of the side that is written.
     """
@@ -169,13 +169,13 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _keys(folder: Path, config: Mapping[str, Any]) -> Config:
-    """generation_config.json; where there is none, config.json, which then counts."""
+    """The values of generation_config.json, or of config.json where a folder lacks it."""
     path = folder / GENERATION_CONFIG
     return Config(_document(folder), name=str(path)) if path.exists() else Config(config, name="config.json")
 
 
 def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """What a decoder beside an encoder begins with, which their lengths count; () for a decoder alone."""
+    """The first tokens of an encoder-decoder's output, which transformers counts in lengths; () for a decoder alone."""
     if not str((config.get("architectures") or [""])[0]).endswith(("ForConditionalGeneration", "MTModel")):
         return ()
     ids = special_ids(config, _document(folder), {})
@@ -187,7 +187,7 @@ def _forced(start: tuple[int, ...]) -> int:
 
 
 def _choice(keys: Config) -> dict[str, Any]:
-    """How a token is chosen: by sampling, greedily, or by beam search."""
+    """The settings of sampling, greedy decoding or beam search."""
     values: dict[str, Any] = {}
     sampled = keys.take("do_sample", default=None, kind=bool)
     if sampled:
@@ -207,7 +207,7 @@ def _choice(keys: Config) -> dict[str, Any]:
 
 
 def _forbidden(keys: Config) -> tuple[list[int], bool]:
-    """The tokens of `bad_words_ids`, and whether it forbids sequences of several too."""
+    """The single tokens of `bad_words_ids`, and whether it also forbids sequences of several."""
     words = keys.take("bad_words_ids", default=[], kind=list)
     single = [word[0] for word in words if isinstance(word, list) and len(word) == 1]
     return single, len(single) < len(words)
@@ -239,7 +239,7 @@ def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:
 
 
 def _unwritten(ours: Generation, ids: Mapping[str, Any], ends: set[int]) -> set[int]:
-    """Tokens that this model's decoder never writes: the recipe's, or pad and what a text begins with."""
+    """Tokens that this model's decoder never writes: the recipe's, or pad and the start tokens."""
     if ours.suppress_tokens is not None:
         return set(ours.suppress_tokens)
     begins = {ids.get(f"{name}_token_id") for name in ("pad", "bos", "decoder_start")}

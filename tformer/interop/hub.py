@@ -12,7 +12,7 @@ from tformer.errors import InputError, TformerError
 
 PREFIX = "hf:"
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
-SUBFOLDERS = "*/*"  # other formats and other models lie there
+SUBFOLDERS = "*/*"  # subfolders hold other formats and models
 _NAME = re.compile(r"(?!.*\.\.)hf:([\w.-]+/[\w.-]+|[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -21,7 +21,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def download(name: str) -> Path:
-    """The folder of a repository, downloaded or as it lies in the hub's own cache.
+    """The local folder of a repository, downloaded into the hub's cache or found there.
 
     Args:
         name: `hf:owner/name`, or with a branch, tag or commit `hf:owner/name@revision`.

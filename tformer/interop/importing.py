@@ -1,4 +1,4 @@
-"""Hugging Face folders in: opened in place wherever a run may be named, or written as an ordinary checkpoint.
+"""Import of Hugging Face folders: opened in place wherever a run may be named, or written as an ordinary checkpoint.
 
 An import is checked before anything is written: every tensor of the files has its place or a reason to be left out,
 none is missing, all have the shapes that config.json promises, and every id of the tokenizer has a row.
@@ -30,12 +30,12 @@ from tformer.tokenizer import Tokenizer
 
 __all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_checkpoint", "open_folder"]
 
-RECIPE = "recipe.yaml"  # lies in checkpoints of ours only
+RECIPE = "recipe.yaml"  # only checkpoints of tformer have one
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import mapped, and to what."""
+    """Result of an import: the architecture, sizes, tokens and labels that were read, and the new checkpoint."""
 
     path: Path
     model_type: str
@@ -79,7 +79,7 @@ class ImportReport:
 
 
 def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Checkpoint:
-    """The checkpoint that a person means by `path`: of a run, a checkpoint itself, or a Hugging Face folder.
+    """The checkpoint at `path`: of a run, a checkpoint directory, or a Hugging Face folder.
 
     Args:
         path: see above.
@@ -98,7 +98,7 @@ def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Pa
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder has the layout of Hugging Face: a config.json, or weights that come with nothing of ours."""
+    """Whether a folder has the layout of Hugging Face: a config.json, or weights without a manifest or recipe."""
     if (folder / MANIFEST).is_file() or is_run(folder):
         return False
     weights = any((folder / name).is_file() for name in (SINGLE, INDEX)) and not (folder / RECIPE).is_file()
@@ -116,7 +116,7 @@ def import_folder(
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> ImportReport:
-    """Writes a Hugging Face folder as a checkpoint of step 0, which every command takes.
+    """Write a Hugging Face folder as a checkpoint of step 0, which every command takes.
 
     Args:
         folder, tokenizer, target_tokenizer, ignore: see `open_folder`.
@@ -147,7 +147,7 @@ def import_folder(
     _check(checkpoint, weights)
     with files.storage_errors(target):
         make_folders(target.absolute().parent)
-    require_new(target)  # reading took its time
+    require_new(target)  # again: reading may have taken minutes
     report = _report(checkpoint, target, weights)
     write_checkpoint(
         target,
@@ -165,7 +165,7 @@ def import_folder(
 
 
 def _cast(weights: dict[str, Tensor], checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The stored tensors (no aliases) in another type, one by one. Errors: a finite number that is not finite in it."""
+    """The stored tensors (no aliases) in another number format. InputError for a finite number that overflows in it."""
     result = {}
     for name in list(weights):
         tensor = weights.pop(name)
@@ -186,7 +186,7 @@ def _overflows(before: Tensor, after: Tensor) -> bool:
 
 
 def _check(checkpoint: ForeignCheckpoint, weights: Mapping[str, Tensor]) -> None:
-    """That the weights are exactly the model's: ours to get right, for the folder was checked when it was opened."""
+    """Assert that the weights are exactly the model's; the folder was checked when it was opened."""
     expected = {name: tuple(tensor.shape) for name, tensor in _bare(checkpoint.foreign.model).items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     expected = {name: shape for name, shape in expected.items() if name not in checkpoint.tied}
@@ -231,7 +231,7 @@ def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, T
 
 
 def _special_tokens(checkpoint: ForeignCheckpoint, tokenizer: Tokenizer) -> dict[str, str]:
-    """{role: token} of the roles that config.json or the tokenizer's files name."""
+    """{role: token} of the special tokens that config.json or the tokenizer's files name."""
     ids = checkpoint.recipe.tokenizer.special_ids.model_dump(exclude_none=True)
     return {role: tokenizer.tokens[token] or "" for role, token in ids.items() if token < tokenizer.vocab_size}
 

@@ -1,6 +1,4 @@
-"""Mapping between tformer's weights and a Hugging Face architecture's: links between tensors, layouts, and the table
-entry of one architecture.
-"""
+"""Links between tformer's tensors and those of a Hugging Face file: names, layouts, conversion in both directions."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from tformer.errors import InputError
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors on disk lie in one of ours; `split(join(x)) == x` for every x of the right shapes."""
+    """Conversion between tensors on disk and one tensor of tformer; `split(join(x)) == x` for the right shapes."""
 
     join: Callable[[Sequence[Tensor]], Tensor]
     split: Callable[[Tensor], tuple[Tensor, ...]]
@@ -26,12 +24,12 @@ TRANSPOSED = Layout(join=lambda parts: parts[0].T, split=lambda ours: (ours.T,))
 
 
 def rows(*sizes: int) -> Layout:
-    """Several matrices (or vectors), one below the other, as in a fused q, k, v projection."""
+    """The layout of several matrices or vectors stacked by rows, as in a fused q, k, v projection."""
     return Layout(join=lambda parts: torch.cat(list(parts)), split=lambda ours: ours.split(sizes))
 
 
 def interleaved_rows(*, heads: int, parts: int) -> Layout:
-    """Rows [part, head, d] here are [head, part, d] there: BLOOM's fused q, k, v."""
+    """The layout of BLOOM's fused q, k, v: rows [head, part, d] on disk, [part, head, d] in tformer."""
 
     def swapped(tensor: Tensor, first: int, second: int) -> Tensor:
         inner = tensor.shape[0] // (first * second)
@@ -45,7 +43,7 @@ def interleaved_rows(*, heads: int, parts: int) -> Layout:
 
 
 def reshaped(*, ours: Sequence[int], theirs: Sequence[int]) -> Layout:
-    """The same numbers in the same order under another shape; -1 stands for one size as in `Tensor.reshape`."""
+    """The layout of a tensor with another shape on disk; -1 is an inferred size, as in `Tensor.reshape`."""
     return Layout(
         join=lambda parts: parts[0].reshape(*ours),
         split=lambda tensor: (tensor.reshape(*theirs),),
@@ -54,9 +52,9 @@ def reshaped(*, ours: Sequence[int], theirs: Sequence[int]) -> Layout:
 
 @dataclass(frozen=True)
 class Link:
-    """One of our tensors and what it is made of on disk.
+    """One tensor of tformer and the tensors on disk that it is made of.
 
-    ours: a name in `model.state_dict()`, the owner where several names are one tensor.
+    ours: a name in `model.state_dict()`; for tied tensors the name of the owner.
     theirs: names on disk, in the order in which `layout` joins them.
     also: further names under which a file may repeat the first of `theirs` (tied weights); never written.
     """
@@ -69,9 +67,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A tensor on disk that is no weight: a formula gives its numbers. A file may hold it, and must then agree.
+    """A tensor on disk that a formula gives, not a weight. A file may hold it, and must then agree with the formula.
 
-    make: its numbers; written: whether new files hold it.
+    make: computes it; written: whether an export writes it.
     """
 
     name: str
@@ -84,19 +82,19 @@ def link(ours: str, *theirs: str, layout: Layout = SAME, also: Iterable[str] = (
 
 
 def both(ours: str, theirs: str, *, bias: bool = True, layout: Layout = SAME) -> list[Link]:
-    """The weight of a module, and its bias. `layout` is the weight's: vectors need none."""
+    """Links of a module's weight and bias. `layout` applies to the weight."""
     links = [link(f"{ours}.weight", f"{theirs}.weight", layout=layout)]
     return [*links, link(f"{ours}.bias", f"{theirs}.bias")] if bias else links
 
 
 def fused(ours: str, theirs: Sequence[str], sizes: Sequence[int], *, bias: bool = True) -> list[Link]:
-    """One projection of ours that is several on disk: `sizes` are the rows of each."""
+    """Links of one projection that is several on disk, with `sizes` rows each."""
     kinds = ("weight", "bias") if bias else ("weight",)
     return [link(f"{ours}.{kind}", *(f"{name}.{kind}" for name in theirs), layout=rows(*sizes)) for kind in kinds]
 
 
 def shapes_on_disk(links: Iterable[Link], ours: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shape that every tensor on disk must have, given those of ours."""
+    """The shape of every tensor on disk, from the shapes of tformer's tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     for entry in links:
         parts = entry.layout.split(torch.empty(tuple(ours[entry.ours]), device="meta"))
@@ -105,7 +103,7 @@ def shapes_on_disk(links: Iterable[Link], ours: Mapping[str, Sequence[int]]) -> 
 
 
 def let_copies_stand_in(links: Iterable[Link], names: dict[str, str]) -> None:
-    """Where a file holds a tied tensor under the name of a copy alone, that copy is the tensor."""
+    """Rename, in place, the copy of a tied tensor that a file holds without the original."""
     for entry in links:
         copy = next((name for name in entry.also if name in names), None)
         if copy is not None and entry.theirs[0] not in names:
@@ -113,7 +111,7 @@ def let_copies_stand_in(links: Iterable[Link], names: dict[str, str]) -> None:
 
 
 def check_fixed(fixed: Iterable[Fixed], theirs: Mapping[str, Tensor]) -> None:
-    """InputError for a stored tensor that is not what its formula gives, up to the rounding of its type."""
+    """Raise InputError for a stored tensor that differs from its formula by more than the rounding of its type."""
     for entry in fixed:
         if entry.name not in theirs:
             continue
@@ -129,7 +127,7 @@ def check_fixed(fixed: Iterable[Fixed], theirs: Mapping[str, Tensor]) -> None:
 
 
 def to_ours(links: Iterable[Link], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors from those on disk, which are known to be there and to have the right shapes.
+    """tformer's tensors from those on disk, whose presence and shapes were checked before.
 
     Raises InputError for a repeated tensor (`also`) that differs from the one it repeats.
     """

@@ -1,4 +1,4 @@
-"""`preprocessor_config.json` of image models: how pixels are scaled, and how an image becomes a square.
+"""`preprocessor_config.json` of image models: scaling of pixels, resizing and cropping.
 
 Means and deviations go into the recipe. What is done before is fixed on our side: the shorter side is scaled to the
 model's size (bicubic) and the middle is cut out; values / 255. There a ViT's image is squeezed into the square,
@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 20
 BICUBIC = 3
 RESAMPLING = ("nearest", "Lanczos", "bilinear", "bicubic", "box", "Hamming")  # Pillow's numbers
 RESCALE = 1 / 255
-HALF = 0.5  # of mean and deviation where a ViT's file is silent
+HALF = 0.5  # default mean and deviation of a ViT
 USUAL_SIZE = 224
 
 
@@ -55,13 +55,13 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def preprocessor_notes(folder: Path) -> tuple[str, ...]:
-    """One line for each way in which images of another size come out otherwise than there."""
+    """One line for each difference from transformers in the treatment of images of another size."""
     keys = _keys(folder)
     return () if keys is None else tuple(f"{keys.name}: {difference}" for difference in _differences(keys))
 
 
 def write_preprocessor(recipe: Recipe) -> dict[str, Any]:
-    """The content of preprocessor_config.json; {} for a model that is not of images.
+    """The content of preprocessor_config.json; {} for a model without images.
 
     Raises InputError for a recipe without mean and deviation, which training fills in.
     """
@@ -111,7 +111,7 @@ def _per_channel(keys: Config, name: str, channels: int) -> list[float]:
 
 
 def _final_size(keys: Config) -> tuple[int, int] | None:
-    """Height and width of what the model is given; None where images keep the size that they have."""
+    """Height and width of the model's input; None where images keep their size."""
     crops = keys.take("do_center_crop", default=False, kind=bool)
     if not crops and not keys.take("do_resize", default=True, kind=bool):
         return None

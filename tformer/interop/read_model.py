@@ -1,4 +1,4 @@
-"""Whether the sizes in config.json can be meant, before memory or minutes are spent on them."""
+"""Reading of a Hugging Face folder's config.json and weights as a model section and its tensors, fully checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tformer.recipe.recipe import Recipe
 
 
 def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
-    """The model without any memory for its tensors.
+    """The model on the meta device, without memory for its tensors.
 
     Args:
         model: as config.json, which messages call `name`, describes it.
@@ -60,12 +60,12 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
-BARE = r"(LMHeadModel|MTModel|For[A-Z]\w+)$"  # what a class's name has beyond the bare body's
+BARE = r"(LMHeadModel|MTModel|For[A-Z]\w+)$"  # ending of a class name that the bare body's class lacks
 
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """What a folder's config.json says, checked against the names and shapes of its weights; no tensor is read yet.
+    """A folder's model as its config.json says, checked against names and shapes of its weights; no tensor is read.
 
     model: our section, every size filled in.
     skipped: tensors of the files that are no part of this class (buffers, other heads).
@@ -82,7 +82,7 @@ class ForeignModel:
     skipped: tuple[str, ...] = field(default=())
 
     def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
-        """Our tensors by name (owners only), on the CPU, in the type in which they are stored.
+        """tformer's tensors by name (owners only), on the CPU, in the number formats of the files.
 
         file_read: called after each weight file; what it raises ends the reading.
         """
@@ -92,7 +92,7 @@ class ForeignModel:
         return to_ours(self.links, named)
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Names, types and shapes of our tensors (owners only), without reading any."""
+        """Names, number formats and shapes of tformer's tensors (owners only), without reading any."""
         shapes = build_model(self.model, device="meta").state_dict()
         found = {}
         for entry in self.links:
@@ -102,12 +102,12 @@ class ForeignModel:
         return found
 
     def tied(self) -> dict[str, str]:
-        """{alias: owner} of our tensors."""
+        """{alias: owner} of tformer's tensors."""
         return build_model(self.model, device="meta").tied_names()
 
 
 def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignModel:
-    """Reads config.json and the headers of the weight files.
+    """Read config.json and the headers of the weight files.
 
     Args:
         folder: one with a config.json.
@@ -138,7 +138,7 @@ def _read_as(
     files: WeightFiles,
     ignore: Collection[str],
 ) -> ForeignModel:
-    """The folder as a model of this class."""
+    """The folder read as a model of this class."""
     reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
     section = architecture.read(reader, class_name)
     reader.finish()
@@ -181,7 +181,7 @@ def _nearest_type(found: object) -> str | None:
 
 
 def _candidates(folder: Path, config: Mapping[str, Any], architecture: Architecture) -> list[str]:
-    """The class that config.json names; all of them where it names none, or the bare body (as bart-base does)."""
+    """The class that config.json names; all classes where it names none, or the bare body (as bart-base does)."""
     known = list(architecture.classes)
     found = config.get("architectures")
     if not found:
@@ -197,7 +197,7 @@ def _candidates(folder: Path, config: Mapping[str, Any], architecture: Architect
 def _only_fit(
     folder: Path, architecture: Architecture, attempts: Mapping[str, Callable[[], ForeignModel]]
 ) -> ForeignModel:
-    """The class whose table takes every tensor of the files, with the fewest left out. Errors: none, or several."""
+    """The class that takes every tensor of the files, with the fewest left out. InputError for none or several."""
     fits: list[ForeignModel] = []
     errors: list[InputError] = []
     for attempt in attempts.values():
@@ -226,7 +226,7 @@ def _only_fit(
 def _match(
     architecture: Architecture, links: Sequence[Link], fixed: Sequence[Fixed], files: WeightFiles
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """{name in the table: name in the files}, and the names that are left out; none may be missing or unknown."""
+    """{name in the table: name in the files} and the skipped names. InputError for missing or unknown tensors."""
     wanted = [name for entry in links for name in entry.theirs]
     optional = {name for entry in links for name in entry.also} | {entry.name for entry in fixed}
     names: dict[str, str] = {}
@@ -279,7 +279,7 @@ def _listing(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-PIXELS = {"image_mean": 0.5, "image_std": 0.5}  # what an image processor means where the folder has none
+PIXELS = {"image_mean": 0.5, "image_std": 0.5}  # defaults of an image processor
 
 FINE_TUNING: dict[str, dict[str, Any]] = {
     "optimizer": {"kind": "adamw", "lr": 5e-5, "betas": (0.9, 0.999), "weight_decay": 0.01, "clip_grad_norm": 1.0},
@@ -345,7 +345,7 @@ def recipe_of(
 
 
 def _section(model: Model, labels: Sequence[str], *, separate: bool) -> dict[str, Any]:
-    """The section with its number of labels left to `data.labels`, as in a run: other data may bring others.
+    """The model section of the recipe; its number of labels is left to `data.labels`, so that other data can change it.
 
     Where two tokenizers cut texts for one table (Marian's), both sides have that table's rows.
     """

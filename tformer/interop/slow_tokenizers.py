@@ -1,4 +1,4 @@
-"""Vocabularies from before tokenizer.json, put together by the `tokenizers` library: the same ids for the same text.
+"""Conversion of older vocabulary files (before tokenizer.json) with the `tokenizers` library: same ids, same text.
 
     vocab.txt                 WordPiece: BERT, DistilBERT, ELECTRA
     vocab.json + merges.txt   BPE over bytes: GPT-2 and OPT; RoBERTa, BART and Longformer with <s> a </s>
@@ -33,7 +33,7 @@ ROBERTA = {
     **{"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>"},
     **{"unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
 }
-# Names of tokenizer classes (without "Fast") -> the roles that they give where no file does.
+# Names of tokenizer classes (without "Fast") -> their default special tokens by role.
 WORDPIECE_CLASSES = {f"{name}Tokenizer": BERT for name in ("Bert", "DistilBert", "Electra")}
 BYTE_BPE_CLASSES = {
     "GPT2Tokenizer": GPT2,
@@ -82,7 +82,7 @@ def _defaults(
     usual: str,
     file: str,
 ) -> Mapping[str, str]:
-    """The class's own names of roles. Errors: a class that reads such a file by other rules."""
+    """The class's default special tokens. InputError for a class that reads such a file by other rules."""
     architecture = ARCHITECTURES.get(str(model_config.get("model_type")))
     by_type = (architecture.slow_tokenizer if architecture else None) or usual
     found = config.options.get("tokenizer_class") or model_config.get("tokenizer_class") or by_type
@@ -141,7 +141,7 @@ def _byte_bpe(config: TokenizerConfig, roles: Mapping[str, AddedToken], *, frame
             end_of_word_suffix="",
             fuse_unk=False,
         )
-    except Exception as error:  # the library's own sort
+    except Exception as error:  # the library raises plain Exception
         raise InputError(f"{config.folder}: {VOCAB_JSON} and {MERGES} do not go together: {error}") from error
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
@@ -165,7 +165,7 @@ def _merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
 def _finished(
     tokenizer: Tokenizer, config: TokenizerConfig, roles: Mapping[str, AddedToken], template: Template
 ) -> Converted:
-    """With the added tokens, and what the class puts around a text."""
+    """The tokenizer with its added tokens and template, as text."""
     for number, token in config.added:
         tokenizer.add_tokens([token])
         found = tokenizer.token_to_id(token.content)
@@ -176,7 +176,7 @@ def _finished(
             )
     given = {token.content for token in config.roles.values() if token is not None}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    # What only the class names, and no file, is left out where the vocabulary lacks it: no row of a table is its.
+    # A default special token that the vocabulary lacks is left out: it has no row in the embedding.
     wanted = [token for token in roles.values() if token.content in given or token.content in vocabulary]
     tokenizer.add_special_tokens([*wanted, *config.further])
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -201,7 +201,7 @@ def _frame_of_roberta(config: TokenizerConfig, names: Mapping[str, str], ids: Ma
 
 
 def _ends_of_gpt2(config: TokenizerConfig, names: Mapping[str, str], ids: Mapping[str, int]) -> Any:
-    """What GPT-2's class puts around a text: nothing, unless it is told to (OPT: </s> before it)."""
+    """GPT-2's template: nothing around a text unless the config says so (OPT: </s> before it)."""
     asked = {role: bool(config.flag(f"add_{role}_token", default=False)) for role in ("bos", "eos")}
     for role, wanted in asked.items():
         if wanted and role not in names:

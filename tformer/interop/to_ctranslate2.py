@@ -1,4 +1,4 @@
-"""A checkpoint in the format of CTranslate2, an engine for fast inference on CPUs and GPUs (optional).
+"""Export to CTranslate2, an engine for fast inference on CPUs and GPUs (optional).
 
 The model is exported as a Hugging Face folder, which `transformers` opens and CTranslate2's own loaders read, in a
 folder that vanishes; vocabulary and special tokens are tformer's. Marian goes through BART's loader: its own takes
@@ -38,7 +38,7 @@ from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import decoder_tokens
 
-# --dtype -> CTranslate2's name of it
+# --dtype -> CTranslate2's name of the number format
 QUANTIZATION = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int16": "int16"}
 
 
@@ -51,7 +51,7 @@ def export_ctranslate2(
     progress: Callable[[float, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> ExportReport:
-    """Writes a folder that `ctranslate2.Translator` (encoder-decoders) or `ctranslate2.Generator` (decoders) opens.
+    """Write a folder that `ctranslate2.Translator` (encoder-decoders) or `ctranslate2.Generator` (decoders) opens.
 
     Args:
         checkpoint, model_type, progress, should_stop: see `export_checkpoint`.
@@ -150,7 +150,7 @@ def _convert(
 
 @contextmanager
 def _quietly(logging: Any) -> Iterator[None]:
-    """Without `transformers`' own progress bar."""
+    """Context manager that hides the progress bar of `transformers`."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -161,7 +161,7 @@ def _quietly(logging: Any) -> Iterator[None]:
 
 
 def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -> None:
-    """What CTranslate2 asks a tokenizer for, and numbers that its loaders leave at their defaults."""
+    """Fill in the vocabulary, the special tokens and the settings that CTranslate2's loaders leave at defaults."""
     from ctranslate2.specs.model_spec import OPTIONAL
 
     assert tokenizers.source is not None and model.decoder is not None  # no model of images has a loader
@@ -198,7 +198,7 @@ def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -
 
 
 def _tokens(tokenizer: Tokenizer, rows: int | None) -> list[str]:
-    """A name for every row of the embedding, also of those that the tokenizer never gives."""
+    """A name for every row of the embedding, also for rows without a token."""
     spellings = tokenizer.tokens + [""] * ((rows or 0) - tokenizer.vocab_size)
     return [spelling or f"<row {number}>" for number, spelling in enumerate(spellings)]
 
@@ -208,14 +208,14 @@ def _translates(model: Model) -> bool:
 
 
 def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
-    """Text becomes tokens outside of CTranslate2: the tokenizers lie beside the model."""
+    """Write the tokenizers beside the model: CTranslate2 itself takes tokens, not text."""
     sides = {"tokenizer.json": tokenizers.source}
     if tokenizers.target is not None:
         sides = {"tokenizer.source.json": tokenizers.source, "tokenizer.target.json": tokenizers.target}
     for name, tokenizer in sides.items():
         if tokenizer is not None:
             files.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
-    for path in folder.iterdir():  # what CTranslate2 wrote is on disk before the folder appears
+    for path in folder.iterdir():  # CTranslate2's files are synced before the folder appears
         descriptor = os.open(path, os.O_RDONLY)
         try:
             files.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Ids of special tokens, between a folder's files and a recipe.
+"""Special tokens of a Hugging Face folder: their ids in config files, and tokenizer_config.json with its companions.
 
 Two files tell what generation begins and ends with: generation_config.json, which `generate` obeys, and the older keys
 of config.json. The roles of a tokenizer are its own files' to say.
@@ -55,7 +55,7 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], roles:
 
 
 def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every token that ends a text, the first of them first."""
+    """Ids of all end-of-sequence tokens, in the order of the files."""
     for values, name in ((generation, "generation_config.json"), (config, "config.json")):
         if ids := _ids(values, "eos", name):
             return ids
@@ -63,7 +63,7 @@ def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[i
 
 
 def special_keys(recipe: Recipe, tokenizer: Tokenizer | None, target: Tokenizer | None) -> dict[str, Any]:
-    """The keys of config.json about special tokens. Each is written, null too: where one is missing, another id holds.
+    """The keys of config.json about special tokens. Null is written too, because a missing key has a default id.
 
     Args:
         tokenizer: of the text or of both sides; None: a model of images, which has no such keys.
@@ -120,7 +120,7 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What the small files say.
+    """The content of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 
     options: tokenizer_config.json as it stands.
     roles: role -> the token that has it; None where a file says that none has.
@@ -134,7 +134,7 @@ class TokenizerConfig:
     further: tuple[AddedToken, ...]  # special ones without a role
 
     def flag(self, name: str, *, default: bool | None) -> bool | None:
-        """A yes or no of tokenizer_config.json; null is the default."""
+        """A boolean option of tokenizer_config.json; null gives the default."""
         value = self.options.get(name)
         if value is not None and not isinstance(value, bool):
             raise InputError(f"{self.folder / TOKENIZER_CONFIG}: {name}: found {value!r}, expected true or false")
@@ -142,7 +142,7 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(folder: Path) -> TokenizerConfig:
-    """Reads what is there; a folder may have none of the files. Raises InputError for damaged ones."""
+    """Read the files that exist; a folder may have none. Raises InputError for damaged ones."""
     options = _read(folder / TOKENIZER_CONFIG)
     lists_added = options.get("added_tokens_decoder") is not None
     older = {} if lists_added else _read(folder / SPECIAL_TOKENS_MAP)
@@ -162,7 +162,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     special = {token.content for token in (*roles.values(), *further) if token is not None}
     added = _by_id(folder, options["added_tokens_decoder"]) if lists_added else _by_token(folder, special)
     known = {token.content: token for _, token in added}
-    # A role names a token; how it is found in text is said where the token is added.
+    # A role names a token; the added token says how it is matched in text.
     roles = {role: token and known.get(token.content, token) for role, token in roles.items()}
     return TokenizerConfig(folder, options, roles, tuple(sorted(added, key=lambda entry: entry[0])), further)
 
@@ -184,7 +184,7 @@ def _by_token(folder: Path, special: set[str]) -> list[tuple[int, AddedToken]]:
 
 
 def _token(value: Any, path: Path, key: str, *, special: bool | None = None) -> AddedToken:
-    """A token as a string, or with how it is found in text."""
+    """A token given as a string, or as a mapping with its matching rules."""
     if isinstance(value, str):
         return AddedToken(value, special=bool(special))
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):

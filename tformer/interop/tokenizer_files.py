@@ -23,7 +23,7 @@ from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
 
 TOKENIZER_JSON = "tokenizer.json"
-TARGET_FOLDER = "target_tokenizer"  # inside an exported folder: a second vocabulary, of the side that is written
+TARGET_FOLDER = "target_tokenizer"  # in an exported folder: the tokenizer of the target side
 SENTENCEPIECE_SUFFIXES = (".model", ".spm")
 MARIAN_FILES = ("source.spm", "target.spm")
 SENTENCEPIECE_HINT = (
@@ -39,7 +39,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 @dataclass(frozen=True)
 class FoundTokenizer:
-    """The text of a tokenizer.json, and which ids play which role: pad, bos, eos, unk, cls, sep, mask."""
+    """The text of a tokenizer.json and the ids of its roles: pad, bos, eos, unk, cls, sep, mask."""
 
     json: str
     roles: Mapping[str, int]

@@ -32,7 +32,7 @@ from tformer.checkpoint.tensor_files import (
 from tformer.errors import InputError
 from tformer.interop.mapping import Fixed, Link
 
-FileRead = Callable[[int, int], None]  # (files read, all)
+FileRead = Callable[[int, int], None]  # (files read, number of files)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -44,7 +44,7 @@ _CONVERT = (
 )
 _PICKLE = f"tformer never unpickles, for a pickle can run any code; {_CONVERT}"
 
-# What folders hold in the place of safetensors: (pattern, what it is, hint). Looked for in this order.
+# Other weight formats, for the error message: (pattern, name of the format, hint), in this order.
 OTHER_FORMATS = (
     ("*.bin", "pickled weights", _PICKLE),
     ("*.bin.index.json", "an index of pickled weights", _PICKLE),
@@ -96,7 +96,7 @@ class WeightFiles:
 
 
 def open_weights(folder: Path) -> WeightFiles:
-    """The headers of a folder's weight files. Where it has both a single file and an index, the single file counts.
+    """The weight files of a folder, from their headers. A single file takes precedence over an index.
 
     Raises:
         InputError: no safetensors (names what is there instead), a damaged or truncated file, an index that names a
@@ -143,7 +143,7 @@ def _open_indexed(folder: Path) -> WeightFiles:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """{tensor: file} of the index; every file is a plain name, so that it lies in the index's own folder."""
+    """{tensor: file} of the index; InputError unless every file is a plain name, inside the index's folder."""
     found = parse_object(read_bounded(index, max_bytes=MAX_HEADER_BYTES), name=str(index)).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise InputError(f"{index} is damaged: it has no weight_map")
@@ -161,7 +161,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _no_weights(folder: Path) -> InputError:
-    """The error for a folder without safetensors: what it holds instead."""
+    """The error for a folder without safetensors, naming the formats that it holds."""
     names = sorted(entry.name for entry in folder.iterdir())
     for pattern, what, hint in OTHER_FORMATS:
         found = next((name for name in names if fnmatch(name, pattern)), None)
@@ -175,7 +175,7 @@ Chunks = Iterator[bytes | memoryview]
 
 @dataclass(frozen=True)
 class Outgoing:
-    """Tensors by their names on disk. shapes: on the meta device; make: the numbers of one, when they are needed."""
+    """Tensors to write, by name on disk. shapes: on the meta device; make: computes one tensor when it is written."""
 
     shapes: Mapping[str, Tensor]
     make: Callable[[str], Tensor]
@@ -199,7 +199,7 @@ class Shard:
 def outgoing(
     links: Sequence[Link], fixed: Sequence[Fixed], weights: Mapping[str, Tensor], *, dtype: torch.dtype | None = None
 ) -> Outgoing:
-    """What a class's table makes of our tensors (owners only).
+    """The tensors that a class's table makes of tformer's tensors (owners only).
 
     dtype: of every floating tensor; None: as they are.
     """
@@ -220,7 +220,7 @@ def outgoing(
 
 
 def converted(tensor: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
-    """A tensor in another type. InputError when a number is too large for it."""
+    """The tensor in another number format. InputError when a number is too large for it."""
     if tensor.dtype == dtype:
         return tensor
     result = tensor.to(dtype)
@@ -235,7 +235,7 @@ def converted(tensor: Tensor, dtype: torch.dtype, *, name: str) -> Tensor:
 
 
 def plan_shards(tensors: Outgoing, shard_bytes: int) -> list[Shard]:
-    """The files, filled in the order of the tensors; one that is larger than `shard_bytes` has a file to itself."""
+    """The files to write, filled in the order of the tensors; a tensor above `shard_bytes` gets a file of its own."""
     groups: list[list[str]] = []
     room = 0
     for name in tensors.shapes:
@@ -255,19 +255,19 @@ def plan_shards(tensors: Outgoing, shard_bytes: int) -> list[Shard]:
 
 
 def shard_bytes_on_disk(tensors: Outgoing, shards: Sequence[Shard]) -> int:
-    """The sizes of the files together."""
+    """Total size of the files in bytes."""
     return sum(file_bytes({name: tensors.shapes[name] for name in shard.tensors}) for shard in shards)
 
 
 def shard_chunks(tensors: Outgoing, shard: Shard, *, written: Callable[[], None] = lambda: None) -> Chunks:
-    """The bytes of one file; `written` is called after each tensor."""
+    """The bytes of one file in chunks; `written` is called after each tensor."""
     for chunk in tensor_chunks({name: tensors.shapes[name] for name in shard.tensors}, make=tensors.make):
         yield chunk
         written()
 
 
 def main_dtype(tensors: Outgoing) -> torch.dtype:
-    """The type that most numbers have."""
+    """The number format of most parameters."""
     counts: dict[torch.dtype, int] = {}
     for tensor in tensors.shapes.values():
         if tensor.is_floating_point():
@@ -276,7 +276,7 @@ def main_dtype(tensors: Outgoing) -> torch.dtype:
 
 
 def index_document(tensors: Outgoing, shards: Sequence[Shard]) -> dict[str, str]:
-    """{name: text} of the index; {} where one file holds all."""
+    """{file name: text} of the index; {} when there is a single weight file."""
     if len(shards) == 1:
         return {}
     document = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -58,6 +58,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": relu2,
 }
 
+
+@cache
+def saved_tensors(activation: Callable[[Tensor], Tensor]) -> int:
+    """Number of tensors of the input's size that autograd saves for an activation and a product with its output."""
+    x = torch.linspace(-1.0, 1.0, 8, device="cpu", requires_grad=True)
+    saved: list[Tensor] = []
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(saved.append, lambda unused: x):
+        out = activation(x)
+    return len({tensor.data_ptr() for tensor in [*saved, out] if tensor.numel() == x.numel()})
+
+
 if TYPE_CHECKING:
     ActivationName = str
 else:
@@ -76,8 +87,8 @@ class FeedForwardOptions:
 
     @property
     def saved_copies(self) -> int:
-        """Numbers saved for the backward pass, for each hidden feature: inputs of the activation and of `down`."""
-        return 4 if self.gated else 1 if self.activation == "relu" else 2  # relu needs its output only
+        """Numbers saved for the backward pass for each hidden feature: inputs of the activation and of `down`."""
+        return 4 if self.gated else saved_tensors(ACTIVATIONS[self.activation])
 
     def hidden_size(self, d_model: int) -> int:
         """Number of hidden features: d_ff, by default 4 d_model."""

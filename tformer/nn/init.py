@@ -27,8 +27,8 @@ from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
+from tformer.nn.layer_norm import Norm
 from tformer.nn.linear import Linear
-from tformer.nn.norm import Norm
 from tformer.nn.options import require, require_positive
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block, Stack

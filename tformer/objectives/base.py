@@ -238,6 +238,48 @@ class Objective:
         raise NotImplementedError
 
 
+class TokenObjective(Objective):
+    """Base class of objectives that predict tokens: cross-entropy over the vocabulary at the labelled positions.
+
+    smoothing: options of the loss, `label_smoothing` and `smoothing_kind`.
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    predicts_tokens = True
+    smoothing: Mapping[str, Any] = {}
+
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{term: labels of this host batch that are not ignored}."""
+        assert batch.labels is not None
+        return {self.head.kind: int((batch.labels != IGNORED_LABEL).sum())}
+
+    def terms(self, output: Any, batch: Batch) -> LossResult:
+        """One term. Metrics: nll_sum (never smoothed), correct and count."""
+        loss_sum, nll_sum, count, correct = output.loss_terms(
+            self.head.kind, batch.labels, num_labels=batch.num_labels, **self.smoothing
+        )
+        return LossResult(
+            terms={self.head.kind: Term(loss_sum, count, self.options.weight)},
+            metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
+        )
+
+    def soft_loss(
+        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+    ) -> Tensor:
+        """Soft targets over the vocabulary at the labelled positions."""
+        assert batch.labels is not None
+        labelled_N = batch.labels.flatten() != IGNORED_LABEL
+        # Leaving positions out means counting them, which stalls a GPU; with few labels, as in masked LM, it is faster.
+        few = student.heads[self.head.kind].labels_are_few
+        selected_N = labelled_N if labelled_N.device.type == "cpu" or few else slice(None)
+        sides = []
+        for output in (student, teacher):
+            module: Any = output.heads[self.head.kind]
+            features = module.features(output.hidden.flatten(0, 1)[selected_N])
+            sides.append(Projection(features, module.matrix(), module.bias, module.softcap))
+        return linear_divergence(sides[0], sides[1], temperature=temperature, counted_N=labelled_N[selected_N])
+
+
 def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | None = None) -> Tensor:
     """The scalar to minimise. `counts`: those of the global batch; None: each term's own."""
     parts = [term.weight * term.sum / (term.count if counts is None else counts[name]) for name, term in terms.items()]
@@ -291,41 +333,6 @@ def require_special_tokens(options: Any, special_ids: SpecialIds) -> None:
             raise InputError(
                 f"{options.kind} needs a tokenizer with {token}, this one has none", hint=f"train one with {template}"
             )
-
-
-# Terms and soft losses that several objectives share.
-
-
-def count_labels(batch: Batch) -> int:
-    """The number of labels of a host batch that are not ignored."""
-    assert batch.labels is not None
-    return int((batch.labels != IGNORED_LABEL).sum())
-
-
-def token_terms(output: Any, batch: Batch, head: str, weight: float, **smoothing: Any) -> LossResult:
-    """The cross-entropy of a vocabulary head at the labelled positions.
-
-    Metrics: nll_sum (never smoothed), correct and count.
-    """
-    loss_sum, nll_sum, count, correct = output.loss_terms(head, batch.labels, num_labels=batch.num_labels, **smoothing)
-    return LossResult(
-        terms={head: Term(loss_sum, count, weight)},
-        metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
-    )
-
-
-def vocabulary_soft_loss(student: Output, teacher: Output, batch: Batch, head: str, temperature: float) -> Tensor:
-    """Sum over the labelled positions of T² KL(teacher || student) over the vocabulary."""
-    assert batch.labels is not None
-    counted_N = batch.labels.flatten() != IGNORED_LABEL
-    # Leaving positions out means counting them, which stalls a GPU; for masked LM, with few labels, it is still faster.
-    selected_N = counted_N if counted_N.device.type == "cpu" or student.heads[head].labels_are_few else slice(None)
-    sides = []
-    for output in (student, teacher):
-        module: Any = output.heads[head]
-        features = module.features(output.hidden.flatten(0, 1)[selected_N])
-        sides.append(Projection(features, module.matrix(), module.bias, module.softcap))
-    return linear_divergence(sides[0], sides[1], temperature=temperature, counted_N=counted_N[selected_N])
 
 
 def class_soft_loss(student: Output, teacher: Output, head: str, temperature: float, order_L: Tensor | None) -> Tensor:

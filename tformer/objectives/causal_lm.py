@@ -15,18 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tformer.data.batching.batch import (
     Batch,
     pad_layout,
 )
 from tformer.data.shards.corpus import Example
-from tformer.nn.heads import LmHeadOptions, Output
+from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import (
@@ -34,25 +33,20 @@ from tformer.objectives.base import (
     LABEL_KEYS,
     PAIR_KEYS,
     SOURCE_KEYS,
-    LossResult,
     Objective,
     ObjectiveContext,
-    count_labels,
-    token_terms,
-    vocabulary_soft_loss,
+    TokenObjective,
 )
 from tformer.objectives.collate import WordDropout, document_tensors, documents_of, pad_id
 
 
-class CausalLm(Objective):
+class CausalLm(TokenObjective):
     """The objective. Batches have `seq_len` inputs with `pad_to="max"`, and never more."""
 
     data = "text"
     head = LmHeadOptions()
     parts = ("decoder",)
     without = ("encoder",)
-    metrics = ("loss", "accuracy")
-    predicts_tokens = True
     unused_keys = (
         *PAIR_KEYS,
         *LABEL_KEYS,
@@ -106,20 +100,6 @@ class CausalLm(Objective):
             document_ids=documents,
             position_ids=positions,
         )
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"lm": predictions in this host batch}."""
-        return {self.head.kind: count_labels(batch)}
-
-    def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (never smoothed), correct and count."""
-        return token_terms(output, batch, self.head.kind, self.options.weight, **self.smoothing)
-
-    def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
-    ) -> Tensor:
-        """Soft targets over the vocabulary."""
-        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
 
     def _check_length(self, num_ids: int) -> None:
         if not 2 <= num_ids <= self.context.seq_len + 1:

@@ -12,7 +12,7 @@ In this order, each if its option asks for it:
 Spans never overlap, and all arrangements of them are equally likely. There are never more spans than masked tokens, so
 a text does not grow. A share of the masks is written as random tokens (replace_share).
 
-The corruption is a list of places: where each token of the source stood in the text. It is enough to undo itself.
+The corruption is a list of places: where each token of the source stood in the text.
 """
 
 from __future__ import annotations
@@ -31,17 +31,6 @@ from tformer.objectives.base import Objective, ObjectiveContext, require_special
 from tformer.objectives.seq2seq import RestoringObjective, plain_text, shift_right
 
 NOWHERE = -1  # the place of a mask
-
-
-@dataclass(frozen=True)
-class Edits:
-    """How a text was corrupted: `places` [s], where each token of the source stood (NOWHERE: a mask, or a random token
-    instead of one), `lost` [r], the places that the source lacks, `lost_ids` [r], the tokens there.
-    """
-
-    places: np.ndarray
-    lost: np.ndarray
-    lost_ids: np.ndarray
 
 
 class Denoising(RestoringObjective):
@@ -114,8 +103,10 @@ def denoise(
     mask_id: int,
     ordinary: np.ndarray,
     ends: np.ndarray,
-) -> tuple[np.ndarray, Edits]:
-    """(source, edits) of a text [t]; the source is never longer.
+) -> tuple[np.ndarray, np.ndarray]:
+    """(source, places) [s] of a text [t], s <= t.
+
+    places: where each token of the source stood in the text; NOWHERE: a mask, or a random token instead of one.
 
     Args:
         ordinary: the ids that random tokens are drawn from.
@@ -138,18 +129,7 @@ def denoise(
     if options.replace_share:
         gaps = gaps[rng.random(len(gaps)) < options.replace_share]
         source[gaps] = ordinary[rng.integers(0, len(ordinary), size=len(gaps))]
-    is_lost = np.ones(len(ids), dtype=bool)
-    is_lost[places[places != NOWHERE]] = False
-    lost = np.flatnonzero(is_lost)
-    return source, Edits(places, lost, ids[lost])
-
-
-def restore(source: np.ndarray, edits: Edits) -> np.ndarray:
-    """The text from which `denoise` made this source."""
-    known = edits.places != NOWHERE
-    ids = np.empty(int(known.sum()) + len(edits.lost), dtype=source.dtype)
-    ids[edits.places[known]], ids[edits.lost] = source[known], edits.lost_ids
-    return ids
+    return source, places
 
 
 def permute_sentences(places: np.ndarray, ends: np.ndarray, rng: np.random.Generator) -> np.ndarray:

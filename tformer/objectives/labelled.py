@@ -102,6 +102,11 @@ class LabelledObjective(Objective):
         labels = torch.from_numpy(np.array([sample.label for sample in samples])).to(self.label_dtype)
         return replace(batch, labels=labels)
 
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{term: examples of this host batch, B; decisions on labels, B L}."""
+        assert batch.labels is not None
+        return {self.head.kind: batch.labels.numel()}
+
     def _texts(self, examples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool) -> Batch:
         if training and self.options.swap_pairs:
             chosen = rng.random(len(examples)) < SWAPPED_SHARE
@@ -130,11 +135,6 @@ class Classification(LabelledObjective):
         super().__init__(options, context)
         weights = class_weights(options.class_weights, context.label_counts)
         self.weights_L = None if weights is None else torch.from_numpy(weights).float()
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"classifier": examples in this host batch}."""
-        assert batch.labels is not None
-        return {self.head.kind: len(batch.labels)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term. Metrics: nll_sum (neither smoothed nor weighted), correct and count."""
@@ -188,11 +188,6 @@ class MultiLabel(LabelledObjective):
     head = ClassifierHeadOptions(multi_label=True)
     metrics = ("loss", "accuracy", "f1")
 
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"classifier": decisions in this host batch, B L}."""
-        assert batch.labels is not None
-        return {self.head.kind: batch.labels.numel()}
-
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term, per decision. Metrics: nll_sum, correct (decisions) and count."""
         labels_BL = batch.labels
@@ -235,11 +230,6 @@ class Regression(LabelledObjective):
     head = RegressionHeadOptions()
     metrics = ("loss", "pearson", "spearman")
     unused_keys = (*LabelledObjective.unused_keys, "data.label_separator", "data.labels")
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"regression": examples in this host batch}."""
-        assert batch.labels is not None
-        return {self.head.kind: len(batch.labels)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term, in squared units. Metrics: squared_error_sum, absolute_error_sum and count."""

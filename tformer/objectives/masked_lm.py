@@ -19,17 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tformer.data.batching.batch import (
     Batch,
 )
 from tformer.data.shards.corpus import Example
-from tformer.nn.heads import MaskedLmHeadOptions, Output
+from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive, require_probability
 from tformer.objectives.base import (
@@ -38,13 +37,10 @@ from tformer.objectives.base import (
     IMAGE_KEYS,
     LABEL_KEYS,
     PAIR_KEYS,
-    LossResult,
     Objective,
     ObjectiveContext,
-    count_labels,
+    TokenObjective,
     require_special_tokens,
-    token_terms,
-    vocabulary_soft_loss,
 )
 from tformer.objectives.collate import NO_MASK, WordDropout, pad_samples
 
@@ -52,20 +48,19 @@ UNUSED_BY_ENCODERS = (*PAIR_KEYS, *LABEL_KEYS, *IMAGE_KEYS, *GENERATION_KEYS, *D
 """Keys of the recipe that no objective of an encoder on running text reads."""
 
 
-class MaskedLm(Objective):
+class MaskedLm(TokenObjective):
     """The objective. Raises InputError for a tokenizer without a mask token."""
 
     data = "masked_text"
     head = MaskedLmHeadOptions()
     parts = ("encoder",)
     without = ("decoder",)
-    metrics = ("loss", "accuracy")
-    predicts_tokens = True
     special_tokens = ("mask",)
     unused_keys = (*UNUSED_BY_ENCODERS, "generator")
 
     def __init__(self, options: MaskedLmOptions, context: ObjectiveContext) -> None:
         self.options, self.context = options, context
+        self.smoothing = {"label_smoothing": options.label_smoothing}
         require_special_tokens(options, context.special_ids)
         self.special_V = context.special_V
         excluded = np.flatnonzero(self.special_V)
@@ -93,21 +88,6 @@ class MaskedLm(Objective):
         if training:
             corrupted = self.drop(corrupted, rng, also_excluded=labels != IGNORED_LABEL)
         return replace(batch, input_ids=torch.from_numpy(corrupted), labels=torch.from_numpy(labels))
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"masked_lm": chosen tokens in this host batch}."""
-        return {self.head.kind: count_labels(batch)}
-
-    def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (never smoothed), correct and count."""
-        options = self.options
-        return token_terms(output, batch, self.head.kind, options.weight, label_smoothing=options.label_smoothing)
-
-    def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
-    ) -> Tensor:
-        """Soft targets over the vocabulary at the masked positions."""
-        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
 
 
 @dataclass(frozen=True)

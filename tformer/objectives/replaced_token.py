@@ -32,7 +32,7 @@ from tformer.nn.classification_heads import ReplacedTokenHeadOptions
 from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
-from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term, count_labels
+from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term
 from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS, MaskedLm, MaskedLmOptions
 
 MASKED_LM = MaskedLmHeadOptions.kind
@@ -76,7 +76,7 @@ class ReplacedToken(Objective):
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{"replaced_token": real tokens, "generator": masked tokens} of this host batch."""
-        return {self.head.kind: batch.num_tokens, GENERATOR: count_labels(batch)}
+        return {self.head.kind: batch.num_tokens, GENERATOR: self.masked_lm.label_count(batch)[MASKED_LM]}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
         """Two terms, in nats. Metrics: nll_sum, correct and count of the detection; generator.nll_sum, .correct and

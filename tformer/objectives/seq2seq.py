@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tformer.data.batching.batch import (
     WIDTH_MULTIPLE,
@@ -28,19 +27,16 @@ from tformer.data.batching.batch import (
 )
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
-from tformer.nn.heads import LmHeadOptions, Output
+from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
 from tformer.objectives.base import (
     IMAGE_KEYS,
     LABEL_KEYS,
     PAIR_KEYS,
-    LossResult,
     Objective,
     ObjectiveContext,
-    count_labels,
-    token_terms,
-    vocabulary_soft_loss,
+    TokenObjective,
 )
 from tformer.objectives.collate import WordDropout, pad_examples, pad_id
 from tformer.tokenizer.special import DecoderTokens
@@ -49,13 +45,11 @@ if TYPE_CHECKING:
     from tformer.data.shards.pair_tokens import PairExample
 
 
-class DecoderObjective(Objective):
+class DecoderObjective(TokenObjective):
     """Base class of the objectives whose labels are a decoder's output; subclasses make sources and targets."""
 
     head = LmHeadOptions()
     parts = ("encoder", "decoder")
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    predicts_tokens = True
 
     def __init__(
         self, options: Any, context: ObjectiveContext, *, smoothing_kind: Literal["uniform", "off_target"] = "uniform"
@@ -89,20 +83,6 @@ class DecoderObjective(Objective):
         if training and self.options.word_dropout:
             sources, inputs = self.drop_source.rows(sources, rng), self.drop_input.rows(inputs, rng)
         return pad_pairs(sources, inputs, labels, self.context)
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{"lm": predictions in this host batch}."""
-        return {self.head.kind: count_labels(batch)}
-
-    def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (never smoothed), correct and count."""
-        return token_terms(output, batch, self.head.kind, self.options.weight, **self.smoothing)
-
-    def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
-    ) -> Tensor:
-        """Soft targets over the vocabulary."""
-        return vocabulary_soft_loss(student, teacher, batch, self.head.kind, temperature)
 
 
 class Seq2Seq(DecoderObjective):

@@ -139,11 +139,3 @@ def corrupt_spans(
     source = np.where(begins, sentinels[number], ids)[~is_noise | begins]
     target = np.insert(ids[is_noise], np.flatnonzero(begins[is_noise]), sentinels[:spans])
     return source, np.append(target, sentinels[spans])
-
-
-def restore_spans(source: np.ndarray, target: np.ndarray, sentinels: np.ndarray | Sequence[int]) -> np.ndarray:
-    """The original text of a (source, target): what follows each sentinel in the target replaces it in the source."""
-    places = np.flatnonzero(np.isin(target, np.asarray(sentinels)))
-    spans = {int(part[0]): part[1:] for part in np.split(target, places)[1:]}
-    parts = [spans.get(int(token), source[i : i + 1]) for i, token in enumerate(source)]
-    return np.concatenate([source[:0], *parts])

@@ -38,7 +38,6 @@ from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples
 from tformer.evaluation.translation import (
     evaluate_pairs,
-    evaluate_translation,
     output_metrics,
     score_pairs,
     translate_pairs,
@@ -250,7 +249,8 @@ class PairValidation:
             count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
             numbers = np.arange(count)  # the first pairs; of several tasks a share of each
             decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
-            metrics |= evaluate_translation(self._translator(model, self.beam), decoded, should_stop=should_stop)
+            outputs = translate_pairs(self._translator(model, self.beam), decoded, should_stop=should_stop)
+            metrics |= output_metrics(outputs, decoded)
         return metrics
 
     def sample(self, held_out: PairTokens, model: Transformer, should_stop: ShouldStop) -> str | None:

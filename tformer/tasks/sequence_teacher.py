@@ -1,9 +1,8 @@
-"""Sequence-level distillation: a student of pairs learns its teacher's translations (arXiv 1606.07947, section 3.2).
+"""Sequence-level distillation: a student trains on its teacher's translations (arXiv 1606.07947, section 3.2).
 
-The teacher searches a translation of every training source with the beam of its own recipe; the student then trains on
-(source, translation) pairs as on any others. What was found is kept in the cache as a file of pairs, one JSON object a
-line, that grows batch by batch: an interruption loses the batch at hand, and the same command continues after the last
-whole line.
+The teacher translates every training source with the beam search of its own recipe; the student then trains on the
+(source, translation) pairs. Translations are cached as a file of JSON lines that grows batch by batch: an interruption
+loses the current batch, and the same command continues after the last complete line.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from tformer.model import Transformer
 from tformer.tasks.base import Work
 
 SENTENCES = 512
-"""Decoded between two writes: sorted by length inside, and what an interruption costs at most."""
+"""Sentences translated between two writes, sorted by length; the most that an interruption loses."""
 
 
 @dataclass(frozen=True)
 class Translated:
-    """Pairs of a source and what the teacher makes of it, in the originals' order; read as any source of pairs."""
+    """Sources with the teacher's translations, in the order of the originals, as a source of pairs."""
 
     name: str
     pairs: Sequence[tuple[str, str]]
@@ -66,7 +65,7 @@ def translate_sources(
     device: torch.device,
     work: Work,
 ) -> Translated:
-    """The sources of `originals` with the teacher's translations, from the cache or made now.
+    """The sources of `originals` with the teacher's translations, from the cache or translated now.
 
     The teacher moves to the device and is cast to the number format of its inference; `weights` is the
     `weights_digest` of what was loaded, before any set of pairs had it cast. Notes tell how many sentences there are
@@ -110,7 +109,7 @@ def _translate_rest(
     name: str,
     work: Work,
 ) -> None:
-    """Append to `outputs`, and to the file, what is missing there."""
+    """Translate the remaining sources; append to `outputs` and to the file."""
     translator = translator_of(teacher, too_long="cut")
     with work.progress(f"translating {name}", total=len(texts)) as report:
         while len(outputs) < len(texts):
@@ -144,7 +143,7 @@ def _translate_rest(
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file, made if there is none, locked until it is closed."""
+    """The cache file, created if missing, locked until it is closed."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +158,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _whole_lines(file: IO[bytes], sources: Sequence[str]) -> list[str]:
-    """The translations in the file as far as it is whole and agrees with the sources; the rest of it is cut off."""
+    """The translations in the file up to the first incomplete line or other source; the file is cut there."""
     file.seek(0)
     outputs: list[str] = []
     end = 0
@@ -177,7 +176,7 @@ def _whole_lines(file: IO[bytes], sources: Sequence[str]) -> list[str]:
 
 
 def weights_digest(model: Transformer) -> str:
-    """Of all weights: another teacher has other translations."""
+    """sha256 of all weights, which identifies the teacher in the cache."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -161,22 +162,9 @@ class Trained:
     facts: TrainingFacts
 
 
-def train_tokenizer(
-    documents: Documents,
-    options: TokenizerOptions,
-    *,
-    size_bytes: int | None = None,
-    progress: Callable[..., None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-) -> Tokenizer:
-    """Train on `documents()`, a fresh iterator over texts at each call, read lazily.
-
-    The text is read once more to measure it, unless `size_bytes` shows that no sample is needed.
-    `progress(done_bytes, total_bytes)` reports the reading; `should_stop` is polled throughout. Raises InputError
-    for a text or a vocabulary that is too small, Interrupted when `should_stop` returns True.
-    """
-    trained = train_with_facts(documents, options, size_bytes=size_bytes, progress=progress, should_stop=should_stop)
-    return trained.tokenizer
+def train_tokenizer(documents: Documents, options: TokenizerOptions, **settings: Any) -> Tokenizer:
+    """The tokenizer of `train_with_facts`, which has the same arguments."""
+    return train_with_facts(documents, options, **settings).tokenizer
 
 
 def train_with_facts(
@@ -187,7 +175,12 @@ def train_with_facts(
     progress: Callable[..., None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """As `train_tokenizer`, with the facts for `tokenizer_report`."""
+    """Train on `documents()`, a fresh iterator over texts at each call, read lazily.
+
+    The text is read once more to measure it, unless `size_bytes` shows that no sample is needed.
+    `progress(done_bytes, total_bytes)` reports the reading; `should_stop` is polled throughout. Raises InputError
+    for a text or a vocabulary that is too small, Interrupted when `should_stop` returns True.
+    """
     started = time.monotonic()
     stopped = should_stop or (lambda: False)
     report_progress = progress or (lambda done, total=None: None)

@@ -1,1 +1,1 @@
-"""Training: precision, processes, the loop, what is saved, and what is shown meanwhile."""
+"""Training: options, preparation, the loop, run state, distillation, terminal output."""

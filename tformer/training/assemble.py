@@ -1,6 +1,4 @@
-"""From a recipe and its data to the parts that the training loop needs: models, objective, optimizer, schedule,
-batches.
-"""
+"""The parts of a training, built from a recipe and its data: models, objective, optimizer, schedule, batches."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from tformer.evaluation.predict import Samples
 from tformer.model import Transformer
 from tformer.nn.init import block_matrices, tie_embeddings
 from tformer.objectives import build_objective
-from tformer.objectives.base import Objective
+from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.optimizers import NamedOptimizer, build_optimizer
 from tformer.optim.schedules import Schedule, build_schedule
 from tformer.recipe.recipe import Recipe
@@ -34,25 +32,27 @@ from tformer.tokenizer import Tokenizer
 
 
 class PlannedBatches:
-    """The loop's `Batches` over any samples. On a GPU a thread prepares batches ahead, in page-locked memory."""
+    """The batches of a run from `cursor` on (None: from the start), for one of `world_size` processes.
+
+    On a GPU a thread prepares batches ahead, in page-locked memory.
+    """
 
     def __init__(
         self,
-        samples: Any,
-        plan: BatchPlan,
+        recipe: Recipe,
+        data: TrainingData,
         objective: Objective,
         *,
-        grad_accum: int,
-        seed: int,
-        packed: bool,
         cursor: dict[str, Any] | None,
         device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        self._samples, self._plan, self._objective = samples, plan, objective
-        self._grad_accum, self._seed, self._packed = grad_accum, seed, packed
-        start = Cursor.from_json(cursor) if cursor else Cursor()
-        self._next = plan.canonical(start)
-        self._pinned = device.type == "cuda"
+        self._recipe, self._objective, self._pinned = recipe, objective, device.type == "cuda"
+        samples: Any = data.samples
+        self._read = samples.windows if data.packed else samples.examples
+        self._plan = plan_of(recipe, samples, rank=rank, world_size=world_size)
+        self._next = self._plan.canonical(Cursor.from_json(cursor) if cursor else Cursor())
         self._source: Iterator[tuple[Cursor, list[Batch]]] = self._produce(self._next)
         if self._pinned:
             self._source = Prefetcher(self._source, depth=3)
@@ -66,7 +66,7 @@ class PlannedBatches:
         return self._next.to_json()
 
     def close(self) -> None:
-        """Stop the thread, if there is one."""
+        """Stop the thread that prepares batches."""
         if isinstance(self._source, Prefetcher):
             self._source.close()
 
@@ -78,24 +78,22 @@ class PlannedBatches:
 
     def _collate(self, cursor: Cursor) -> list[Batch]:
         ids = np.array(self._plan.batch(cursor), dtype=np.int64)
-        size = -(-len(ids) // self._grad_accum)
-        # Corruption and random padding depend on the batch's place, never on what was drawn before.
-        draw = np.random.default_rng([self._seed, cursor.epoch, cursor.window, cursor.batch])
+        size = -(-len(ids) // self._recipe.training.grad_accum)
+        # Corruption and random padding depend on the place of the batch, never on earlier draws.
+        draw = np.random.default_rng([self._recipe.seed, cursor.epoch, cursor.window, cursor.batch])
         batches = []
         for start in range(0, len(ids), size):
-            part = ids[start : start + size]
-            rows = (
-                self._samples.windows(cursor.epoch, part)
-                if self._packed
-                else self._samples.examples(cursor.epoch, part)
-            )
-            batch = self._objective.collate(rows, rng=draw)
+            batch = self._objective.collate(self._read(cursor.epoch, ids[start : start + size]), rng=draw)
             batches.append(batch.pin_memory() if self._pinned else batch)
         return batches
 
 
 def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int = 1) -> BatchPlan:
-    """Which samples form which global batch, for one of `world_size` processes."""
+    """The plan of which samples form which global batch, for one of `world_size` processes.
+
+    A global batch holds `batch_size * grad_accum` samples; each process takes its share, cut into `grad_accum`
+    micro-batches.
+    """
     training = recipe.training
     return BatchPlan(
         seed=recipe.seed,
@@ -109,35 +107,15 @@ def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int 
     )
 
 
-def make_batches(
-    recipe: Recipe,
-    data: TrainingData,
-    objective: Objective,
-    *,
-    cursor: dict[str, Any] | None,
-    device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
-) -> PlannedBatches:
-    """The batches of a run from `cursor` on (None: from the start), for one of `world_size` processes."""
-    return PlannedBatches(
-        data.samples,
-        plan_of(recipe, data.samples, rank=rank, world_size=world_size),
-        objective,
-        grad_accum=recipe.training.grad_accum,
-        seed=recipe.seed,
-        packed=data.packed,
-        cursor=cursor,
-        device=device,
-    )
-
-
 GENERATOR = "generator."
-"""How the names of the second model's parameters begin, in the optimizer's state."""
+"""Prefix of the names of the generator's parameters in the optimizer state."""
 
 
 def vocabulary_size(rows: int | None, tokenizer: Tokenizer, *, key: str = "vocab_size") -> int:
-    """Rows of an embedding: the recipe's, or the tokenizer's. Errors: a tokenizer with more ids than rows."""
+    """Rows of an embedding: as in the recipe, else as many as the tokenizer has ids.
+
+    Raises InputError for a tokenizer with more ids than rows.
+    """
     if rows is None:
         return tokenizer.vocab_size
     if tokenizer.vocab_size > rows:
@@ -149,14 +127,14 @@ def vocabulary_size(rows: int | None, tokenizer: Tokenizer, *, key: str = "vocab
 
 
 class Models(nn.Module):
-    """What is trained together: the model, and ELECTRA's generator beside it. One switch to train or evaluate both."""
+    """The trained models as one module: the main model, and ELECTRA's generator beside it."""
 
     def __init__(self, main: Transformer, generator: Transformer | None = None) -> None:
         super().__init__()
         self.main, self.generator = main, generator
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter once: the model's under its own names, the generator's under `generator.`."""
+        """Every parameter once by name, those of the generator with the prefix `generator.`."""
         yield from self.main.named_parameters()
         if self.generator is not None:
             shared = {id(parameter) for parameter in self.main.parameters()}
@@ -166,7 +144,7 @@ class Models(nn.Module):
 
 
 def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> Models:
-    """Fresh models, drawn from the recipe's seed. On the CPU first: every device starts from the same weights."""
+    """Models with random weights from the recipe's seed, drawn on the CPU so that they are equal on every device."""
     torch.manual_seed(recipe.seed)
     labels = len(recipe.data.labels) or None
     main = build_model(recipe.model, num_labels=labels, device="cpu")
@@ -187,10 +165,10 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype) -> 
     return Models(main, generator)
 
 
-def make_objective(recipe: Recipe, data: TrainingData, models: Models | None = None) -> Objective:
-    """The recipe's objective; without `models`, one that can make batches but not look at them."""
+def make_objective(recipe: Recipe, context: ObjectiveContext, models: Models | None = None) -> Objective:
+    """The recipe's objective; without `models`, one that makes batches but has no generator to run."""
     generator = None if models is None else models.generator
-    return build_objective(recipe.objectives, replace(data.context, generator=generator))
+    return build_objective(recipe.objectives, replace(context, generator=generator))
 
 
 def make_schedule(recipe: Recipe) -> Schedule:
@@ -198,7 +176,7 @@ def make_schedule(recipe: Recipe) -> Schedule:
 
 
 def make_optimizer(recipe: Recipe, models: Models, device: torch.device) -> NamedOptimizer:
-    """The optimizer over the model's own names. Muon gets the matrices inside the stacks, split into projections."""
+    """The optimizer, keyed by parameter name. Muon trains the matrices inside the stacks, split into projections."""
     options = recipe.optimizer
     rows = {f"{name}.weight": rows for name, _, rows in block_matrices(models.main)}
     if models.generator is not None:
@@ -234,9 +212,9 @@ def layer_of(name: str) -> int | None:
 
 
 def compiled(model: Transformer, *, wanted: bool, dynamic: bool = False) -> nn.Module:
-    """The model's forward, compiled or as it is; the bare model stays the one that is saved.
+    """The model to call in training, compiled if wanted; the model itself is the one that is saved.
 
-    dynamic: once for batches of all shapes, in place of once for each shape.
+    dynamic: compile once for batches of all shapes, not once for each shape.
     """
     if not wanted:
         return model

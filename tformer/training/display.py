@@ -1,4 +1,4 @@
-"""What a person sees while training: a live line on a terminal, plain lines in a pipe, metrics.jsonl beside both."""
+"""Terminal output of a training: a live line on a terminal, plain lines in a pipe; records go to metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tformer.errors import visible
 from tformer.formatting import clock, short_rate
 
 PLAIN_INTERVAL_SECONDS = 2.0
-"""In a pipe at most one training line per log interval, and not more often than this."""
+"""Minimum time between two training lines in a pipe."""
 
-SHOWN = {
+SHOWN_METRICS = {
     "perplexity": "perplexity {:,.2f}",
     "bits_per_byte": "{:.3f} bits per byte",
     "accuracy": "accuracy {:.4f}",
@@ -30,11 +30,11 @@ SHOWN = {
     "pearson": "Pearson {:.4f}",
     "spearman": "Spearman {:.4f}",
 }
-"""What a validation line shows beside the loss, where it was measured."""
+"""Metrics that a validation line shows beside the loss, with their formats."""
 
 
 class TrainingDisplay:
-    """The loop's observer: shows every record and hands it to `write` (metrics.jsonl) or `write_sample`."""
+    """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class TrainingDisplay:
     def validated(self, record: dict[str, Any]) -> None:
         self._write(record)
         parts = [f"valid loss {record['loss']:.4f}"]
-        parts += [form.format(record[name]) for name, form in SHOWN.items() if record.get(name) is not None]
+        parts += [form.format(record[name]) for name, form in SHOWN_METRICS.items() if record.get(name) is not None]
         best = "  (best)" if record["is_best"] else ""
         self.console.print(f"[bold]step {record['step']}[/]  {', '.join(parts)}{best}")
 
@@ -94,11 +94,11 @@ class TrainingDisplay:
         self.console.print(f"[yellow]step {step}: the gradient is not finite; the step is skipped[/]")
 
     def note(self, text: str) -> None:
-        """One line of talk, as it is."""
+        """Show one line of text without markup."""
         self.console.print(text, markup=False)
 
     def sampled(self, step: int, text: str) -> None:
-        """A sample of the model's text, set apart from talk."""
+        """Record and show a sample of the model's output."""
         self._write_sample(step, text)
         self.console.print(f"[dim]{escape(visible(text.rstrip()))}[/]")
 

@@ -1,4 +1,4 @@
-"""The training loop: batches in, optimizer steps, and at the right moments log lines, validations and checkpoints.
+"""The training loop: optimizer steps, log lines, validations and checkpoints.
 
 One optimizer step sees a global batch, cut into micro-batches and over processes. The loss is
     sum over terms of weight * sum / count,
@@ -42,11 +42,11 @@ from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""So many steps without a finite gradient end the run; fewer are skipped and counted."""
+"""Consecutive steps without a finite gradient that end the run; fewer are skipped and counted."""
 
 
 STEPS_BEFORE_FREEZE = 2
-"""After so many steps of this process everything that lives long has been made."""
+"""Steps of this process after which all long-lived objects exist."""
 
 
 class Batches(Protocol):
@@ -55,11 +55,11 @@ class Batches(Protocol):
     def next(self) -> Sequence[Batch]: ...
 
     def cursor(self) -> dict[str, Any]:
-        """Names the batch that `next` gives next."""
+        """The cursor of the batch that `next` returns next."""
 
 
 class Observer(Protocol):
-    """Who is told what happens: the terminal and metrics.jsonl."""
+    """Receiver of training events: the terminal and metrics.jsonl."""
 
     def logged(self, record: dict[str, Any]) -> None: ...
     def validated(self, record: dict[str, Any]) -> None: ...
@@ -69,7 +69,7 @@ class Observer(Protocol):
 
 @dataclass
 class Components:
-    """What is trained, and with what."""
+    """The parts of a training: model, objective, batches, optimizer, schedule."""
 
     model: torch.nn.Module
     forward: Callable[..., Any]  # the model, perhaps compiled and wrapped for several processes
@@ -85,13 +85,13 @@ class Components:
 
 @dataclass
 class Hooks:
-    """What the loop calls at the right moments; each is free to be slow, and polls `should_stop` itself."""
+    """Callbacks of the loop. Each may take long and polls `should_stop` itself."""
 
     validate: Callable[[], dict[str, Any] | None]  # None: interrupted
-    sample: Callable[[int], str | None]  # of this step; empty: none is due; None: interrupted
+    sample: Callable[[int], str | None]  # at this step; "": no sample is due; None: interrupted
     save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
     should_stop: Callable[[], bool]
-    figures: Callable[[], dict[str, Any]] = dict  # what else a log line says
+    log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
 
 
 class Trainer:
@@ -115,21 +115,21 @@ class Trainer:
         self.parts, self.hooks, self.observer = components, hooks, observer
         self.training, self.seed, self.state, self.warmup_steps = training, seed, state, warmup_steps
         self._step_listeners = step_listeners(components.model)
-        assert training.eval_every is not None and training.save_every is not None  # settled with the data
+        assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`
         self.eval_every, self.save_every = training.eval_every, training.save_every
         self.clip_grad_norm = clip_grad_norm
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
         self._skipped_in_a_row = 0
-        self._score: float | None = None  # of the weights as they are now, where they have been validated
+        self._score: float | None = None  # of the current weights, if they have been validated
         self._saved_step = state.step if state.step else None
         self._last_save = time.monotonic()
-        self._work_seconds = 0.0  # in steps alone, since the last log line
+        self._work_seconds = 0.0  # in optimizer steps since the last log line
         self._work_tokens = 0
-        self._sums: list[tuple[Tensor, ...]] = []  # (loss, gradient norm, terms) on the device, not yet read
-        self._term_names: tuple[str, ...] = ()  # of a loss of several
+        self._sums: list[tuple[Tensor, ...]] = []  # (loss, gradient norm, terms) on the device
+        self._term_names: tuple[str, ...] = ()  # names of the terms; empty for a loss of one term
 
     def run(self) -> TrainerState:
-        """Train until done, out of time, stopped early or told to stop. The state is saved in each of these cases."""
+        """Train until the last step, the deadline, early stopping or an interruption; save the state in each case."""
         state, training = self.state, self.training
         keep_freed_memory()
         steps_here = 0
@@ -143,7 +143,7 @@ class Trainer:
             self._step()
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
-                # Long-lived objects leave the collector's sight: its full passes would pause training for long.
+                # Full passes of the garbage collector over long-lived objects would pause training.
                 gc.collect()
                 gc.freeze()
             last = state.step >= training.max_steps
@@ -202,7 +202,7 @@ class Trainer:
         self._work_seconds += time.perf_counter() - began
 
     def _announce(self, number: int) -> None:
-        """Tell the modules that change with time which step begins."""
+        """Announce the step to modules whose behaviour depends on it."""
         step = Step(
             number=number,
             max_steps=self.training.max_steps,
@@ -223,12 +223,12 @@ class Trainer:
         return {name: max(1, count) for name, count in totals.items()}
 
     def _update(self, loss: Tensor) -> Tensor:
-        """Clip and step, unless a gradient is not finite: then the step is skipped and counted."""
+        """Clip gradients and step; skip and count a step whose gradient is not finite. Returns the gradient norm."""
         parts = self.parts
         parts.scaler.unscale_(parts.optimizer.gradients())
         norm = parts.optimizer.clip(self.clip_grad_norm)
-        # On a GPU reading the norm would stall the queue each step: there a bad loss is found at the next log line.
-        # Not so in fp16, whose scale has to follow every overflow.
+        # Reading the norm would stall a GPU each step, so there a bad loss is found at the next log line. In fp16 the
+        # scale must follow every overflow, so it is read.
         unread = parts.device.type != "cpu" and not parts.scaler.enabled
         finite = unread or bool(torch.isfinite(norm) & torch.isfinite(loss))
         finite = not parts.parallel.agree(not finite)
@@ -246,10 +246,10 @@ class Trainer:
             raise _not_finite(f"at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row")
         return norm
 
-    # What happens between steps.
+    # Between steps.
 
     def _drain_sums(self) -> RunningSums:
-        """Move what the device knows into the saved sums: the one place that reads from the device."""
+        """Move the sums on the device into the saved sums; nothing else reads from the device."""
         if self._sums:
             values = torch.stack([torch.stack(row) for row in self._sums]).tolist()
             for loss, norm, *terms in values:
@@ -278,7 +278,7 @@ class Trainer:
             "seconds": state.seconds,
         }
         record |= {f"{name}_loss": total / sums.steps for name, total in sums.terms.items()}
-        record |= self.hooks.figures()
+        record |= self.hooks.log_metrics()
         if self.peak_flops:
             record["peak_share"] = rate * self.flops_per_token / self.peak_flops
         self.observer.logged(record)
@@ -286,7 +286,7 @@ class Trainer:
         self._work_seconds, self._work_tokens = 0.0, 0
 
     def _validate(self) -> bool:
-        """Validate, judge, sample. False when interrupted: then nothing of it has happened."""
+        """Validate, update the best score, write a sample. False when interrupted: then the state is unchanged."""
         state, training = self.state, self.training
         return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
@@ -301,14 +301,14 @@ class Trainer:
             if is_best:
                 state.best_score, state.best_step = self._score, state.step
             self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
-            self._judge(values, is_best=is_best)
+            self._update_stopping(values, is_best=is_best)
             state.validated = True
             if sample:
                 self.observer.sampled(state.step, sample)
         return True
 
-    def _judge(self, values: dict[str, Any], *, is_best: bool) -> None:
-        """Early stopping by the best metric, and the plateau schedule by the loss."""
+    def _update_stopping(self, values: dict[str, Any], *, is_best: bool) -> None:
+        """Update early stopping by the best metric, and the plateau schedule by the loss."""
         state, early = self.state, self.training.early_stopping
         self.parts.schedule.observe(values["loss"])
         state.bad_validations = 0 if is_best else state.bad_validations + 1
@@ -341,7 +341,7 @@ def _not_finite(when: str) -> NonFiniteLossError:
 
 
 def score(values: dict[str, Any], training: Training) -> float:
-    """The validation value that decides which checkpoint is best, signed so that lower is better."""
+    """The value of training.best_metric, which decides on the best checkpoint, signed so that lower is better."""
     if training.best_metric not in values:
         raise InputError(
             f"training.best_metric is '{training.best_metric}', which validation of this model does not measure",
@@ -355,6 +355,6 @@ def score(values: dict[str, Any], training: Training) -> float:
 
 
 def random_key(*parts: int) -> int:
-    """A 63-bit seed from numbers: equal numbers give equal seeds, near ones unrelated seeds."""
+    """A 63-bit seed from numbers by a hash: equal numbers give equal seeds, other numbers unrelated seeds."""
     digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,4 +1,4 @@
-"""Processes, as the training loop sees them. One process is the trivial case, and the only one so far."""
+"""Communication between training processes; one process is the only implementation so far."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Parallel(Protocol):
-    """What the loop asks of a group of processes."""
+    """The operations of the training loop on a group of processes."""
 
     rank: int
     world_size: int
@@ -19,14 +19,14 @@ class Parallel(Protocol):
         """The sum of `value` over all processes."""
 
     def agree(self, flag: bool) -> bool:
-        """True as soon as one process says so: stopping, failing and saving are decided together."""
+        """True if `flag` is True in any process: all processes stop, fail and save together."""
 
     def wrap(self, model: torch.nn.Module) -> Callable[..., Any]:
-        """The callable that is trained: it averages gradients where there are several processes."""
+        """The model to call in training; with several processes it averages gradients."""
 
 
 class SingleProcess:
-    """One process: nothing to sum, nobody to ask."""
+    """A group of one process."""
 
     rank = 0
     world_size = 1

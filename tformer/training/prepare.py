@@ -25,20 +25,20 @@ from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
-from tformer.training.assemble import make_batches, make_objective, plan_of, vocabulary_size
+from tformer.training.assemble import PlannedBatches, make_objective, plan_of, vocabulary_size
 from tformer.training.request import RUNS, Start
-from tformer.training.teacher import check_words
+from tformer.training.teacher import check_vocabulary
 
 DEFAULT_EVERY = 500
-"""Steps between validations and checkpoints where neither the recipe nor its number of epochs says."""
+"""Default number of steps between validations, and between checkpoints, of a training without epochs."""
 
-MOST_VALIDATIONS = 20
-"""So many at most, spread evenly, where they come with epochs."""
+MAX_VALIDATIONS = 20
+"""Maximum number of validations of a training by epochs, evenly spread."""
 
 
 @dataclass
 class Prepared:
-    """What the loop needs and has not yet built. Every `auto` of `recipe` is resolved."""
+    """A training that is ready to start: data, device and precision. Every `auto` of `recipe` is resolved."""
 
     recipe: Recipe
     start: Start
@@ -46,7 +46,7 @@ class Prepared:
     device: torch.device
     precision: Precision
     num_parameters: int
-    max_minutes: float | None  # of this command: not part of what defines the run
+    max_minutes: float | None  # limit of this command, not part of the recipe
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -55,7 +55,7 @@ class Prepared:
 
 
 def check_target(start: Start) -> None:
-    """Refuse a run directory that cannot be used, before hours of work go into filling it.
+    """Check that the run directory can be used, before the data is read.
 
     Errors: InputError for one that is not empty (without --resume); StorageError where nothing can be written.
     """
@@ -82,7 +82,7 @@ def prepare(start: Start, work: Work) -> Prepared:
     if start.resumed is not None:
         _check_fingerprint(data, str(start.resumed.trainer.get("data_fingerprint", "")))
     if start.teacher is not None:
-        check_words(data.recipe, start.teacher, data.tokenizer, data.target_tokenizer)
+        check_vocabulary(data.recipe, start.teacher, data.tokenizer, data.target_tokenizer)
     recipe, precision = freeze(data, device)
     num_parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
     if data.tokenizer is not None:
@@ -101,7 +101,7 @@ def _generator_note(recipe: Recipe) -> str:
 
 
 def _check_fingerprint(data: TrainingData, recorded: str) -> None:
-    """A resumed run must read the data it began with. Errors: InputError when it changed."""
+    """Raise InputError when the data of a resumed run has changed."""
     if recorded and recorded != data.fingerprint:
         raise InputError(
             "the training or validation data has changed since this run began",
@@ -110,13 +110,13 @@ def _check_fingerprint(data: TrainingData, recorded: str) -> None:
 
 
 def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
-    """The recipe with steps where it says epochs, null or a share: they follow from the number of batches."""
+    """The recipe with numbers of steps in place of epochs, defaults and shares, by the number of batches per epoch."""
     training, schedule = recipe.training, recipe.schedule
     per_epoch = plan_of(recipe, samples).batches_per_epoch()
     max_steps = training.max_steps
     if training.max_epochs is not None:
         max_steps = min(max_steps, max(1, math.ceil(training.max_epochs * per_epoch)))
-    every = DEFAULT_EVERY if training.max_epochs is None else max(per_epoch, math.ceil(max_steps / MOST_VALIDATIONS))
+    every = DEFAULT_EVERY if training.max_epochs is None else max(per_epoch, math.ceil(max_steps / MAX_VALIDATIONS))
     eval_every = training.eval_every or min(every, max_steps)
     updates = {"max_steps": max_steps, "eval_every": eval_every, "save_every": training.save_every or eval_every}
     if schedule.warmup_ratio and not schedule.warmup_steps:
@@ -126,7 +126,7 @@ def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
 
 
 def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]:
-    """The recipe with every `auto` replaced by what was chosen, so that a resumed run chooses nothing anew."""
+    """The recipe with every `auto` replaced by the choice, so that a resumed run makes the same choices."""
     recipe = settle_steps(data.recipe, data.samples)
     model, generator = recipe.model, recipe.generator
     if data.tokenizer is not None:
@@ -141,7 +141,7 @@ def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]
     precision = resolve_precision(training.precision, device, rows=rows, d_model=d_model, d_ff=d_ff)
     updates: dict[str, object] = {"precision": precision.name, "max_minutes": None}
     if training.compile == "auto":
-        # On a CPU the compiler takes half a minute and gains a sixth; on a GPU it pays unless the run is very short.
+        # On a CPU compiling takes half a minute and gains a sixth; on a GPU it pays except for very short runs.
         updates["compile"] = "on" if device.type == "cuda" and training.max_steps >= 200 else "off"
     if device.type == "cpu":
         updates["threads"] = torch.get_num_threads()
@@ -150,7 +150,7 @@ def freeze(data: TrainingData, device: torch.device) -> tuple[Recipe, Precision]
 
 
 def measure_peak(prepared: Prepared) -> float:
-    """FLOP/s of the model's own feed-forward product in its compute dtype: what throughput is compared with."""
+    """Measured FLOP/s of the feed-forward product in the compute dtype, the reference for throughput."""
     rows, d_model, d_ff = product_shape(prepared.recipe, prepared.data.tokens_per_sample)
     return matmul_flops_per_second(
         prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
@@ -158,10 +158,10 @@ def measure_peak(prepared: Prepared) -> float:
 
 
 def describe(prepared: Prepared) -> dict[str, Any]:
-    """What would be trained: recipe_yaml, parameters, memory (bytes by purpose), a batch's shapes and first text."""
+    """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes and first text of a batch."""
     recipe = prepared.recipe
-    objective = make_objective(recipe, prepared.data)
-    batches = make_batches(recipe, prepared.data, objective, cursor=None, device=prepared.device)
+    objective = make_objective(recipe, prepared.data.context)
+    batches = PlannedBatches(recipe, prepared.data, objective, cursor=None, device=prepared.device)
     [batch, *_] = batches.next()
     batches.close()
     teacher = prepared.start.teacher

@@ -1,4 +1,4 @@
-"""What a person asks of `tformer train`, and the recipe that follows: a new run, a resumed one, a fine-tuned one."""
+"""From the options of `tformer train` to the start of a training: a new run, a resumed run, or fine-tuning."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.tasks.base import TrainingStart, recipe_of
 from tformer.training.options import TrainOptions
-from tformer.training.teacher import check_teacher, describe_teacher, open_teacher, takes_tokenizer, with_teachers_words
+from tformer.training.teacher import (
+    check_teacher,
+    describe_teacher,
+    open_teacher,
+    uses_teacher_tokenizer,
+    with_teacher_vocabulary,
+)
 
 RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"
-"""How a pre-trained body learns from labels unless somebody says otherwise."""
+"""Default preset for training a pre-trained encoder on labels."""
 
-MOST_STEPS = 10**9
-"""Stands for no limit but that of the epochs."""
+UNLIMITED_STEPS = 10**9
+"""Value of training.max_steps where only the number of epochs limits the training."""
 
-REGULARISERS = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
-"""What of a stack belongs to the training, not to the architecture."""
+REGULARIZATION = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
+"""Settings of a stack that belong to the training, not to the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class Start(TrainingStart):
     may_exist: bool = False
 
     def kept_heads(self, recipe: Recipe) -> frozenset[str]:
-        """The heads of `weights` that mean the same in `recipe`: a classifier's labels must be the same."""
+        """The heads of `weights` that `recipe` can use: all, except a classifier with other labels."""
         assert self.weights is not None
         stored = recipe_of(self.weights)
         kinds = {head.kind for head in recipe.model.heads}
@@ -54,17 +60,17 @@ class Start(TrainingStart):
 
 
 def find_start(options: TrainOptions) -> Start:
-    """Resolve the recipe. Errors: anything wrong with recipe, run, checkpoint or teacher (exit code 2)."""
+    """The start of a training. Raises InputError for anything wrong with recipe, run, checkpoint or teacher."""
     start = replace(_find_start(options), dry_run=options.dry_run)
     if start.recipe.has_teacher:
         return _with_teacher(start, options)
     if "teacher.kind" in options.recipe_values():
-        raise InputError("--distil says how to learn from a teacher, found no teacher", hint="name one: --teacher RUN")
+        raise InputError("--distil needs a teacher, found none", hint="name one: --teacher RUN")
     return start
 
 
 def _with_teacher(start: Start, options: TrainOptions) -> Start:
-    """The start with its teacher loaded, its checkpoint named in the recipe, and the teacher's words taken over."""
+    """The start with the teacher loaded and its vocabulary in the recipe, which names the teacher's checkpoint."""
     recipe, section = start.recipe, start.recipe.teacher
     assert section is not None
     resumed = "it teaches this run to its end; to go on without it: --set teacher.path=null" if start.resumed else None
@@ -72,12 +78,12 @@ def _with_teacher(start: Start, options: TrainOptions) -> Start:
     check_teacher(recipe, teacher)
     if start.resumed is None and start.weights is None:
         asked, own = options.recipe_values().get("tokenizer.separate"), teacher.own_target_tokenizer is not None
-        if takes_tokenizer(recipe) and asked not in (None, own):
+        if uses_teacher_tokenizer(recipe) and asked not in (None, own):
             raise InputError(
                 f"--vocabulary: the vocabularies of the teacher {teacher.path} are {'separate' if own else 'joint'}",
                 hint="leave it out",
             )
-        recipe = with_teachers_words(recipe, teacher)
+        recipe = with_teacher_vocabulary(recipe, teacher)
     section = section.model_copy(update={"path": str(teacher.path)})
     notes = (*start.notes, *describe_teacher(section, teacher))
     return replace(start, recipe=recipe.model_copy(update={"teacher": section}), teacher=teacher, notes=notes)
@@ -102,8 +108,8 @@ def _resume(options: TrainOptions) -> Start:
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
         return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
     flags = options.recipe_values()
-    if "training.max_epochs" in flags:  # the steps on file follow from the epochs that were asked for before
-        flags.setdefault("training.max_steps", MOST_STEPS)
+    if "training.max_epochs" in flags:  # the recipe's steps follow from the former number of epochs
+        flags.setdefault("training.max_steps", UNLIMITED_STEPS)
     resolved = load_recipe(config=recipe_file, flags=flags, sets=list(options.sets))
     recipe = resolved.recipe
     arch, preset = _named(options)
@@ -128,7 +134,7 @@ def _resume(options: TrainOptions) -> Start:
 
 
 def _named(options: TrainOptions) -> tuple[str | None, str | None]:
-    """(arch, preset) of the flags; `--preset ARCH/NAME` names both."""
+    """(arch, preset) of the options; `--preset ARCH/NAME` names both."""
     if options.preset is not None and "/" in options.preset:
         arch, _, preset = options.preset.partition("/")
         return arch, preset
@@ -136,7 +142,7 @@ def _named(options: TrainOptions) -> tuple[str | None, str | None]:
 
 
 def _newest_run(options: TrainOptions) -> Path | None:
-    """The run under runs/ that was started or resumed last, of the architecture and preset that were named, if any."""
+    """The run under runs/ that was started or resumed last, of the given architecture and preset, if any."""
     if options.config is not None:
         raise InputError("--resume with --config needs --out", hint="name the run: --resume --out runs/NAME")
     wanted = _named(options)
@@ -154,13 +160,13 @@ def _newest_run(options: TrainOptions) -> Path | None:
 
 
 def _init_from(options: TrainOptions) -> Start:
-    """The checkpoint's body and tokenizer under new data, and perhaps another recipe for the training."""
+    """The start with body and tokenizer of a checkpoint, for new data and perhaps with another recipe."""
     assert options.init_from is not None
     checkpoint = open_checkpoint(options.init_from)
-    imported = "imported" in checkpoint.trainer  # its recipe is that of a fine-tuning already
+    imported = "imported" in checkpoint.trainer  # then its recipe is one for fine-tuning
     stored = recipe_of(checkpoint)
     extra: list[str] = []
-    if not (imported or any(_named(options)) or options.config) and _turns_to_labels(options, stored):
+    if not (imported or any(_named(options)) or options.config) and _learns_labels_first(options, stored):
         options = replace(options, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
     asked = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)
@@ -183,27 +189,27 @@ def _init_from(options: TrainOptions) -> Start:
     return Start(recipe=recipe, notes=(note, *extra, *resolved.notes), out=options.out, weights=checkpoint)
 
 
-def _asked_objectives(options: TrainOptions) -> list[str]:
+def _given_objectives(options: TrainOptions) -> list[str]:
     return [str(entry["kind"]) for entry in options.recipe_values().get("objectives", ())]
 
 
-def _turns_to_labels(options: TrainOptions, stored: Recipe) -> bool:
-    """Whether an encoder that was pre-trained on text is now to learn from labels."""
-    asked = [OBJECTIVES[kind].data for kind in _asked_objectives(options) if kind in OBJECTIVES]
+def _learns_labels_first(options: TrainOptions, stored: Recipe) -> bool:
+    """Whether an encoder pre-trained on text is now trained on labels."""
+    asked = [OBJECTIVES[kind].data for kind in _given_objectives(options) if kind in OBJECTIVES]
     return "labelled" in asked and stored.data_kind != "labelled" and stored.model.decoder is None
 
 
 def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
-    """The stored recipe for other data on another machine: what those decided is open again."""
+    """The stored recipe for new data and another machine: their settings are reset to defaults."""
     training = stored.training
-    if training.max_epochs is not None:  # the steps that followed from the old data's size
-        training = training.model_copy(update={"max_steps": MOST_STEPS, "eval_every": None, "save_every": None})
-    objectives = _asked_objectives(options) or [objective.kind for objective in stored.objectives]
+    if training.max_epochs is not None:  # the steps followed from the size of the old data
+        training = training.model_copy(update={"max_steps": UNLIMITED_STEPS, "eval_every": None, "save_every": None})
+    objectives = _given_objectives(options) or [objective.kind for objective in stored.objectives]
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
     opened: dict[str, Any] = {"train": (), "valid": (), "labels": (), "columns": Columns()}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     sections = {"data": stored.data.model_copy(update=opened), "training": training.model_copy(update=machine)}
-    if set(objectives) <= OBJECTIVES.keys():  # else the recipe's validation says what is wrong
+    if set(objectives) <= OBJECTIVES.keys():  # else loading the recipe raises an error
         sections |= _without(unused_keys(objectives), {**sections, "generation": stored.generation})
     return stored.model_copy(
         update={
@@ -216,7 +222,7 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
 
 
 def _without(keys: Iterable[str], sections: dict[str, Any]) -> dict[str, Any]:
-    """Sections of a recipe with the defaults for what the old objective read and the new one does not."""
+    """Sections of a recipe with these keys reset to their defaults."""
     cleared = dict(sections)
     for section, _, name in (key.partition(".") for key in keys):
         if section in cleared and name in type(cleared[section]).model_fields:
@@ -226,12 +232,12 @@ def _without(keys: Iterable[str], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_tokenizers(stored: Recipe, paths: Mapping[str, str | None]) -> Tokenizer:
-    """The stored recipe's tokenizer section with other files; as many vocabularies as the checkpoint has stay."""
+    """The stored tokenizer section with other files and the checkpoint's number of vocabularies."""
     return stored.tokenizer.model_copy(update={**paths, "separate": stored.separate_vocabularies})
 
 
 def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
-    """`recipe` over the stored body: sizes and kinds are the checkpoint's, dropouts and heads are the recipe's."""
+    """`recipe` with the stored body: sizes and kinds of the checkpoint, dropout and heads of the recipe."""
     body = stored.model
     stacks = {}
     for side in ("encoder", "decoder"):
@@ -242,7 +248,7 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
                 f"{recipe.arch}/{recipe.preset} has {'none' if new is None else 'one'}"
             )
         if old is not None:
-            stacks[side] = old.model_copy(update={name: getattr(new, name) for name in REGULARISERS})
+            stacks[side] = old.model_copy(update={name: getattr(new, name) for name in REGULARIZATION})
     embedding = body.embedding.model_copy(update={"dropout": recipe.model.embedding.dropout})
     model = body.model_copy(update={**stacks, "embedding": embedding, "heads": recipe.model.heads})
     target_seq_len = recipe.data.target_seq_len

@@ -1,8 +1,9 @@
-"""One `tformer train`: prepared in memory, then a run directory, the loop in it, and a summary."""
+"""One training: preparation, run directory, loop and summary."""
 
 from __future__ import annotations
 
 import math
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +27,6 @@ from tformer.optim.optimizers import NamedOptimizer
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.tasks.base import Progress, Work
 from tformer.training import assemble
-from tformer.training.assemble import make_batches
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
@@ -36,11 +36,10 @@ from tformer.training.request import RUNS, find_start
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 
-Interrupt = Callable[..., Interrupted]
 ShouldStop = Callable[[], bool]
 
 RATE_DIGITS = 6
-"""Of a learned rate in a log line: rounded rates still average to theirs."""
+"""Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
 
 
 def run_training(
@@ -49,15 +48,14 @@ def run_training(
     console: Console,
     progress: Progress,
     should_stop: ShouldStop,
-    interrupted: Interrupt,
     training_begins: Callable[[], None] = lambda: None,
     began: float,
 ) -> dict[str, Any]:
-    """Train as asked and give the summary that `--json` prints: run, checkpoint, step, and the last figures.
+    """Train, and return the summary that `--json` prints: run, checkpoint, step, and the last metrics.
 
-    training_begins: called once preparation is over: from then on `should_stop` is polled between steps only.
+    training_begins: called after preparation; from then on `should_stop` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
-    Errors: `InputError` and its kin before anything is written; `Interrupted` after the checkpoint is saved.
+    Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
     start = find_start(options)
     for note in start.notes:
@@ -69,17 +67,17 @@ def run_training(
         work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
         prepared = prepare(start, work)
         if should_stop():
-            raise interrupted("interrupted before training began; no run was started")
+            raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
             return describe(prepared)
         training_begins()
         session = Session(prepared, console=console, should_stop=should_stop, began=began)
         with session.run:
-            return session.train(interrupted)
+            return session.train()
 
 
 class Session:
-    """The run directory and the built parts of one training, and the hooks that the loop calls."""
+    """The run directory and the parts of one training, and the callbacks of the loop."""
 
     def __init__(self, prepared: Prepared, *, console: Console, should_stop: ShouldStop, began: float) -> None:
         self.prepared, self.console, self.should_stop, self.began = prepared, console, should_stop, began
@@ -97,7 +95,7 @@ class Session:
         self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
         self.model: Transformer = self.models.main
         self._start_weights()
-        self.objective = assemble.make_objective(recipe, prepared.data, self.models)
+        self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
         self.trained_objective = self._with_teacher(self.objective)
         self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.models, device)
         self.schedule = assemble.make_schedule(recipe)
@@ -107,7 +105,7 @@ class Session:
             self.ema = Ema(self.model.named_parameters(), decay=recipe.training.ema_decay)
         if prepared.start.resumed is not None:
             self._restore()
-        self.batches = make_batches(
+        self.batches = assemble.PlannedBatches(
             recipe, prepared.data, self.objective, cursor=self.state.cursor or None, device=device
         )
         self.last_values: dict[str, Any] = {}
@@ -115,7 +113,7 @@ class Session:
         self.run = self._open_run()
 
     def _start_weights(self) -> None:
-        """Weights to resume or to fine-tune from; a new regression head starts at the mean of the scores."""
+        """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
         start, data = self.prepared.start, self.prepared.data
         fresh_heads = True
         if start.resumed is not None:
@@ -138,7 +136,7 @@ class Session:
                 self.model.get_parameter("heads.regression.project.bias").fill_(data.label_mean)
 
     def _with_teacher(self, objective: Objective) -> Objective:
-        """What is trained: the objective, beside the soft targets of a teacher where there is one."""
+        """The objective that is trained: with the soft targets of a teacher where there is one."""
         prepared, recipe = self.prepared, self.prepared.recipe
         teacher = prepared.start.teacher
         if teacher is None or recipe.teacher is None or recipe.teacher.kind != "soft":
@@ -160,14 +158,14 @@ class Session:
         batch = self.state.global_batch
         self.state = TrainerState.from_json(checkpoint.trainer)
         if self.state.global_batch != batch:
-            own, asked = _batch_words(self.state.global_batch), _batch_words(batch)
+            own, asked = _global_batch_text(self.state.global_batch), _global_batch_text(batch)
             raise InputError(
                 f"a step of this run takes {own}, this command asks for {asked}",
                 hint="keep batch size times accumulation, or start a new run from these weights with --init-from",
             )
         stored = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml")).training
         if (stored.max_steps, stored.early_stopping) != (recipe.training.max_steps, recipe.training.early_stopping):
-            self.state.finished = False  # what ended the run has been changed
+            self.state.finished = False  # the setting that ended the run has changed
         self.optimizer.load_state_by_name(checkpoint.optimizer())
         self.schedule.load_state(self.state.schedule)
         self.scaler.load_state(self.state.scaler)
@@ -176,10 +174,10 @@ class Session:
             self.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
 
     def _open_run(self) -> RunDirectory:
-        """Make or reopen the run directory; from here on files appear. What can be refused is refused before."""
+        """Create or reopen the run directory. All other errors in the input are raised before this."""
         start, recipe = self.prepared.start, self.prepared.recipe
         weights, optimizer = dict(self.model.named_parameters()), self.optimizer.state_by_name()
-        needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint appears before an old one goes
+        needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
         run = RunDirectory.create(
             start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
@@ -196,18 +194,18 @@ class Session:
                 run.write_tokenizer(self.tokenizer_json, self.target_tokenizer_json)
             run.write_recipe(self.recipe_yaml)
             run.write_environment(
-                device=device_words(self.prepared.device), data_fingerprint=self.state.data_fingerprint
+                device=device_name(self.prepared.device), data_fingerprint=self.state.data_fingerprint
             )
         except BaseException:
             run.close()
             raise
         return run
 
-    def train(self, interrupted: Interrupt) -> dict[str, Any]:
-        """Run the loop to its end and sum up. Errors: `Interrupted` once the checkpoint of an interruption is saved."""
+    def train(self) -> dict[str, Any]:
+        """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
         recipe, training = self.prepared.recipe, self.prepared.recipe.training
         compile_it = training.compile == "on"
-        # Padded batches have many shapes: after a few graphs of one shape each the compiler would give up.
+        # Padded batches have many shapes: the compiler gives up after a few graphs of one shape each.
         many_shapes = self.prepared.data.samples.lengths is not None
         forward = assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes)
         if compile_it:
@@ -242,7 +240,7 @@ class Session:
                 sample=self._sample,
                 save=self._save,
                 should_stop=self.should_stop,
-                figures=self._figures,
+                log_metrics=self._log_metrics,
             ),
             display,
             training=training,
@@ -256,20 +254,22 @@ class Session:
         )
         first_step = self.state.step
         if self.prepared.start.weights is not None and first_step == 0:
-            self._save(self.state, None)  # a run that is killed early resumes from these weights, not from random ones
+            self._save(self.state, None)  # a run that is killed early resumes from these weights
         try:
             with display:
                 state = trainer.run()
         finally:
             self.batches.close()
-        return self._conclude(state, first_step, interrupted)
+        return self._conclude(state, first_step)
 
-    def _conclude(self, state: TrainerState, first_step: int, interrupted: Interrupt) -> dict[str, Any]:
+    def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
         if self.should_stop():
             saved = f"saved at step {state.step}" if state.step else "before the first step; nothing was lost"
-            raise interrupted(
-                f"interrupted: {saved}", hint=f"continue with: tformer train --resume --out {self.run.path}"
+            raise Interrupted(
+                f"interrupted: {saved}",
+                signal_number=signal.SIGINT,
+                hint=f"continue with: tformer train --resume --out {self.run.path}",
             )
         if state.step == first_step and first_step >= training.max_steps:
             self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)
@@ -298,7 +298,7 @@ class Session:
         parameters = parameters_per_token(self.model, recipe, length=source)
         return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
-    # The loop's hooks.
+    # Callbacks of the loop.
 
     def _validate(self) -> dict[str, Any] | None:
         self.models.eval()
@@ -318,8 +318,8 @@ class Session:
         self.last_sample = text or self.last_sample
         return text
 
-    def _figures(self) -> dict[str, Any]:
-        """Of the model's learned rates, for log lines; empty where nothing of the kind is learned."""
+    def _log_metrics(self) -> dict[str, Any]:
+        """Learned LayerDrop rates for log lines; empty for a model without them."""
         stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
         rates = {
             side: [round(rate, RATE_DIGITS) for rate in stack.layerdrop_rates()]
@@ -350,23 +350,23 @@ class Session:
 
 
 def forget_validation(run: RunDirectory, step: int) -> None:
-    """Drop the validation of a step that will be validated again: its record may or may not have been written."""
+    """Remove the records of a validation that will be repeated; they may or may not have been written."""
     kept = [record for record in run.metrics() if (record.get("step"), record.get("split")) != (step, "valid")]
     write_text(run.metrics_path, "".join(metrics_line(record) for record in kept))
     cut_samples(run.path / "samples.txt", step - 1)
 
 
-def _batch_words(sizes: list[int | None]) -> str:
+def _global_batch_text(sizes: list[int | None]) -> str:
     return ", ".join(f"{size} {unit}" for size, unit in zip(sizes, ("sequences", "tokens"), strict=True) if size)
 
 
 def device_peak(device: torch.device) -> int | None:
-    """The most bytes that tensors held on a GPU so far; None on a CPU."""
+    """Peak GPU memory in bytes; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def device_words(device: torch.device) -> str:
-    """The device as environment.json names it."""
+def device_name(device: torch.device) -> str:
+    """The name of the device in environment.json."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return f"CPU, {torch.get_num_threads()} threads"

@@ -1,4 +1,4 @@
-"""What a training run remembers between steps, as JSON: everything beside weights, optimizer and EMA tensors."""
+"""State of a training run between steps, as JSON: step, cursor, best score, running sums, loss scale."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tformer.errors import InputError
 
 @dataclass
 class RunningSums:
-    """Sums since the last log line. They are saved, so that a resumed run writes the very same line."""
+    """Sums since the last log line. They are saved, so that a resumed run writes the same line."""
 
     loss: float = 0.0
     steps: int = 0
     grad_norm: float = 0.0
-    terms: dict[str, float] = field(default_factory=dict)  # unweighted, of a loss that has several
+    terms: dict[str, float] = field(default_factory=dict)  # unweighted; empty for a loss of one term
 
     def add(self, *, loss: float, grad_norm: float, terms: dict[str, float]) -> None:
         self.loss += loss
@@ -31,7 +31,7 @@ class RunningSums:
 
 @dataclass
 class TrainerState:
-    """Where a run stands. `step` counts finished optimizer steps; `cursor` names the next batch."""
+    """State of a run. `step` is the number of finished optimizer steps; `cursor` names the next batch."""
 
     step: int = 0
     tokens: int = 0
@@ -40,13 +40,15 @@ class TrainerState:
     best_step: int | None = None
     bad_validations: int = 0
     skipped_steps: int = 0
-    validated: bool = True  # False: the validation due at `step` was interrupted and comes first on resume
+    validated: bool = True  # False: the validation at `step` was interrupted and runs first on resume
     finished: bool = False
     schedule: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
     sums: RunningSums = field(default_factory=RunningSums)
     data_fingerprint: str = ""
-    global_batch: list[int | None] = field(default_factory=list)  # [sequences, tokens] of one step: the cursor's unit
+    global_batch: list[int | None] = field(
+        default_factory=list
+    )  # [sequences, tokens] of one step, the unit of the cursor
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PARTS = (*SIDES, "patches")
 
 
 def check_teacher(recipe: Recipe, teacher: Loaded) -> None:
-    """Before any data is read: raises InputError, naming both sides, for a teacher that cannot teach this model."""
+    """Raise InputError for a teacher that cannot teach this model, before any data is read."""
     section, own = recipe.teacher, teacher.recipe
     assert section is not None
     for part in PARTS if section.kind == "soft" else SIDES:
@@ -60,7 +60,7 @@ def _check_head(kind: str, wanted: HeadOptions, teacher: Loaded) -> None:
 
 
 def _check_inputs(recipe: Recipe, teacher: Loaded) -> None:
-    """That the teacher can read the student's batches."""
+    """Raise InputError for a teacher that cannot read the student's batches."""
     own, longest = teacher.recipe.model, max(recipe.seq_len, recipe.target_seq_len)
     if own.patches is not None and recipe.model.patches is not None:
         for name in ("image_size", "channels"):
@@ -82,7 +82,7 @@ def _check_inputs(recipe: Recipe, teacher: Loaded) -> None:
 
 
 def _check_layers(recipe: Recipe, teacher: Loaded) -> None:
-    """Widths and heads of the layers that are compared."""
+    """Raise InputError for widths or heads of layers that cannot be compared."""
     section = recipe.teacher
     assert section is not None
     if not (section.hidden or section.attention):
@@ -154,7 +154,7 @@ def _attention_of(model: Transformer, tap: str) -> Any:
 
 
 def layer_pairs(student: Transformer, teacher: Transformer, what: str) -> list[LayerPair]:
-    """Every layer of the student with the teacher's that it resembles: taps of `hidden` states, or of `attention`."""
+    """Every layer of the student with the corresponding one of the teacher: taps of `hidden` states or `attention`."""
     pairs = []
     for side in SIDES:
         ours, theirs = getattr(student, side), getattr(teacher, side)
@@ -169,13 +169,13 @@ def layer_pairs(student: Transformer, teacher: Transformer, what: str) -> list[L
     return pairs
 
 
-def check_words(recipe: Recipe, teacher: Loaded, tokenizer: Tokenizer | None, target: Tokenizer | None) -> None:
-    """With the data: raises InputError for another vocabulary, other labels or image statistics than the teacher's.
+def check_vocabulary(recipe: Recipe, teacher: Loaded, tokenizer: Tokenizer | None, target: Tokenizer | None) -> None:
+    """Raise InputError for another vocabulary, other labels or image statistics than the teacher's.
 
     `tokenizer` and `target` are the student's; `target` is None where one serves both sides.
     """
     if recipe.teacher is None or recipe.teacher.kind == "sequence":
-        return  # texts pass between them, which any vocabulary can write
+        return  # the student learns from texts, which any vocabulary can encode
     if tokenizer is not None:
         _same_vocabulary(teacher, tokenizer, teacher.text_tokenizer, "source " if target is not None else "")
         _same_vocabulary(teacher, target or tokenizer, teacher.target_tokenizer, "target " if target else "")
@@ -211,7 +211,7 @@ def _same_vocabulary(teacher: Loaded, ours: Tokenizer, theirs: Tokenizer, side: 
 
 
 def label_order(recipe: Recipe, teacher: Loaded) -> list[int] | None:
-    """Where each of the student's labels stands among the teacher's; None: no labels, or all in their places.
+    """The index of each of the student's labels among the teacher's; None: no labels, or the same order.
 
     Raises InputError for labels that only one of them has.
     """
@@ -222,18 +222,14 @@ def label_order(recipe: Recipe, teacher: Loaded) -> list[int] | None:
         odd = sorted(set(ours) ^ set(theirs))
         who = "the student" if odd[0] in ours else "the teacher"
         raise InputError(
-            f"teacher: {teacher.path} tells {len(theirs)} labels apart, the student {len(ours)}: only {who} has "
-            f"'{odd[0]}'",
+            f"teacher: {teacher.path} has {len(theirs)} labels, the student {len(ours)}: only {who} has '{odd[0]}'",
             hint="both must learn the same labels; their order may differ",
         )
     return [theirs.index(name) for name in ours]
 
 
 def open_teacher(section: TeacherSection, *, hint: str | None = None) -> Loaded:
-    """The model that `teacher.path` names, on the CPU.
-
-    Raises InputError for what cannot be loaded, with `hint` or one of its own.
-    """
+    """The model at `teacher.path`, on the CPU. Raises InputError, with `hint` if given, when it cannot be loaded."""
     assert section.path is not None
     try:
         return load(section.path)
@@ -241,10 +237,10 @@ def open_teacher(section: TeacherSection, *, hint: str | None = None) -> Loaded:
         raise InputError(f"teacher.path: {error.message}", hint=hint or error.hint) from error
 
 
-def with_teachers_words(recipe: Recipe, teacher: Loaded) -> Recipe:
-    """The student's recipe with the teacher's vocabularies and image statistics, where it has named none of its own."""
+def with_teacher_vocabulary(recipe: Recipe, teacher: Loaded) -> Recipe:
+    """The student's recipe with the teacher's vocabularies and image statistics where it sets none."""
     tokenizer, model, data = recipe.tokenizer, recipe.model, recipe.data
-    if takes_tokenizer(recipe) and teacher.tokenizer is not None:
+    if uses_teacher_tokenizer(recipe) and teacher.tokenizer is not None:
         separate = teacher.own_target_tokenizer is not None
         ids = tokenizer.special_ids
         ids = teacher.recipe.tokenizer.special_ids if ids == SpecialTokens() else ids
@@ -257,14 +253,14 @@ def with_teachers_words(recipe: Recipe, teacher: Loaded) -> Recipe:
     return recipe.model_copy(update={"tokenizer": tokenizer, "model": model, "data": data})
 
 
-def takes_tokenizer(recipe: Recipe) -> bool:
-    """Whether the recipe leaves the tokenizer to its teacher."""
+def uses_teacher_tokenizer(recipe: Recipe) -> bool:
+    """Whether the recipe names no tokenizer file, so that the student uses its teacher's tokenizer."""
     named = recipe.tokenizer
     return named.path is None and named.source_path is None and named.target_path is None
 
 
 def describe_teacher(section: TeacherSection, teacher: Loaded) -> Iterator[str]:
-    """What a person should know of it."""
+    """Messages about the teacher for the user."""
     how = f"soft targets at temperature {section.temperature:g}, labels at {section.alpha:g}"
     if section.kind == "sequence":
         how = "its translations of the training sources"
@@ -284,9 +280,9 @@ def make_distillation(
     dtype: torch.dtype,
     wrap: Callable[[Transformer], Callable[..., Any]] = lambda model: model,
 ) -> Distillation:
-    """The objective of a student with soft targets. The teacher moves to the device and computes in `dtype` from here.
+    """The objective of a student with soft targets. Moves the teacher to the device and casts it to `dtype`.
 
-    `wrap` makes of the teacher what is called: the model itself, or compiled.
+    wrap: gives the callable of the teacher: the model itself, or a compiled one.
     """
     section = recipe.teacher
     assert section is not None

@@ -31,7 +31,7 @@ from tformer.decoding.inference import (
 )
 from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import BeamSettings, GenerationSettings
-from tformer.decoding.stepper import EncoderDecoderStepper
+from tformer.decoding.stepper import ModelStepper
 from tformer.device import DTYPES
 from tformer.errors import InputError
 from tformer.model import Transformer
@@ -197,12 +197,8 @@ class Translation(Contender):
     def run(self) -> int:
         tokens = 0
         for sources in self._batches:
-            stepper = EncoderDecoderStepper(
-                self._model,
-                sources,
-                [TARGET.prefix] * len(sources),
-                capacity=self._settings.max_new_tokens,
-            )
+            starts = [TARGET.prefix] * len(sources)
+            stepper = ModelStepper(self._model, starts, sources=sources, capacity=self._settings.max_new_tokens)
             found = beam_search(stepper, self._settings, suppressed=self._suppressed)
             tokens += sum(len(hypotheses[0].ids) for hypotheses in found)
         synchronise(self.task.device)

@@ -120,15 +120,11 @@ def pad_layout(
 ) -> PadLayout:
     """The places of rows of these lengths. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
 
-    The width is rounded up to a multiple of `multiple` where `max_len` allows, see `padded_lengths`. Raises ValueError
-    for a row longer than `max_len`.
+    The width is rounded up to a multiple of `multiple` where `max_len` allows, see `padded_lengths`.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     longest = int(lengths.max(initial=0))
-    if max_len is not None and longest > max_len:
-        raise ValueError(f"a row has {longest} tokens, more than the maximum of {max_len}")
-    if pad_to == "max" and max_len is None:
-        raise ValueError('pad_to="max" needs max_len')
+    assert max_len is None or longest <= max_len, f"a row has {longest} tokens, more than the maximum of {max_len}"
     width = longest
     if (lengths != longest).any():  # rows of equal length need no mask
         width = int(padded_lengths(lengths.max(), multiple=multiple))
@@ -140,8 +136,7 @@ def pad_layout(
     elif side == "left":
         starts = spare
     else:
-        if rng is None:
-            raise ValueError('side="random" needs rng')
+        assert rng is not None, 'side="random" needs rng'
         starts = rng.integers(0, spare + 1)
     return PadLayout(starts=starts, lengths=lengths, width=width)
 

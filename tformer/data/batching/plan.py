@@ -71,19 +71,15 @@ class BatchPlan:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if (batch_size is None) == (batch_tokens is None):
-            raise ValueError("give batch_size or batch_tokens, and not both")
+        assert (batch_size is None) != (batch_tokens is None), "give batch_size or batch_tokens, and not both"
+        assert 0 <= rank < world, f"rank must be in [0, {world}), found {rank}"
         self.lengths = np.asarray(lengths) if lengths is not None and not isinstance(lengths, int) else None
         if isinstance(lengths, int) and batch_tokens is not None:
             batch_size = max(1, batch_tokens // lengths)
-        elif batch_size is None and self.lengths is None:
-            raise ValueError("batch_tokens needs lengths")
+        assert batch_size is not None or self.lengths is not None, "batch_tokens needs lengths"
         if num_samples is None:
-            if self.lengths is None:
-                raise ValueError("give num_samples or one length per sample")
+            assert self.lengths is not None, "give num_samples or one length per sample"
             num_samples = len(self.lengths)
-        if not 0 <= rank < world:
-            raise ValueError(f"rank must be in [0, {world}), found {rank}")
         if num_samples < 1:
             raise InputError("there is nothing to make batches of: 0 samples")
         self.seed, self.num_samples, self.rank, self.world = seed, num_samples, rank, world

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -35,44 +35,59 @@ Packing = Literal["concat", "documents", "none"]
 
 
 class Windows(ABC):
-    """The samples of a corpus. `lengths` are their numbers of ids; None if all have the same (concat)."""
+    """The samples of a corpus. `lengths` are their numbers of ids; None if all have the same (concat).
+
+    `prefix` and `suffix` are the special tokens around the text. Raises InputError for a corpus without a sample, and
+    for special tokens that leave no room.
+    """
+
+    shared: ClassVar[int]
+    """Tokens that neighbouring windows share."""
 
     def __init__(
         self,
         corpus: TokenCorpus,
         seq_len: int,
         *,
-        room: int,
-        shared: int,
-        prefix: Sequence[int] | np.ndarray,
-        suffix: Sequence[int] | np.ndarray,
-        packing: Packing,
-        seed: int,
-        document_mask: bool,
+        prefix: Sequence[int] | np.ndarray = (),
+        suffix: Sequence[int] | np.ndarray = (),
+        packing: Packing = "concat",
+        seed: int = 0,
+        document_mask: bool = False,
     ) -> None:
-        """`room`: most tokens of text in a window; `shared`: tokens that neighbouring windows share."""
         self.corpus, self.seq_len, self.packing, self.seed = corpus, seq_len, packing, seed
         self.document_mask = document_mask
         self.prefix, self.suffix = np.array(prefix, dtype=np.int64), np.array(suffix, dtype=np.int64)
         self.lengths: np.ndarray | None = None
-        self._room = room
+        self._room = text_room(seq_len, len(prefix) + len(suffix)) + self.shared  # tokens of text in a window
         self._starts = self._sizes = np.zeros(0, dtype=np.int64)
+        needed = 1
+        if self.shared:  # a token and its label, or a whole window
+            needed = seq_len + 1 if packing == "concat" else 2
+        if len(corpus) < needed:
+            raise InputError(
+                f"{corpus.name}: {len(corpus)} tokens are fewer than the {needed} that one window of "
+                f"{seq_len} tokens and its label need",
+                hint=f"give more text, or set data.seq_len to at most {len(corpus) - 1}" if len(corpus) > 1 else None,
+            )
         if packing == "concat":
+            self._room = min(self._room, len(corpus))
             self._count = self._num_concat_windows()
         else:
             cut = pack_documents if packing == "documents" else cut_documents
-            self._starts, sizes = cut(corpus.document_offsets, room, shared=shared)
+            self._starts, sizes = cut(corpus.document_offsets, self._room, shared=self.shared)
             self._sizes = sizes - self._ends_twice(self._starts, sizes)
-            self.lengths = self._sizes + len(self.prefix) + len(self.suffix)
+            self.lengths = self._sizes + len(prefix) + len(suffix)
             self._count = len(self._starts)
+        if not self._count:
+            raise InputError(f"{corpus.name}: no document has the 2 tokens that one prediction needs")
 
     def __len__(self) -> int:
         return self._count
 
     def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
         """int64 [n, t] with one t for all, the fast way for packing "concat"; the other packings have `examples`."""
-        if self.packing != "concat":
-            raise ValueError(f'windows() needs packing "concat", found "{self.packing}"')
+        assert self.packing == "concat", f'windows() needs packing "concat", found "{self.packing}"'
         text = self.corpus.gather(self._concat_starts(epoch, np.asarray(indices, dtype=np.int64)), self._room)
         begin, end = (np.broadcast_to(ids, (len(text), len(ids))) for ids in (self.prefix, self.suffix))
         return np.concatenate([begin, text, end], axis=1)
@@ -117,37 +132,9 @@ class Windows(ABC):
 
 
 class LmWindows(Windows):
-    """Windows of a causal language model. Raises InputError if the corpus cannot fill one window."""
+    """Windows of a causal language model."""
 
-    def __init__(
-        self,
-        corpus: TokenCorpus,
-        seq_len: int,
-        *,
-        packing: Packing = "concat",
-        seed: int = 0,
-        document_mask: bool = False,
-    ) -> None:
-        needed = seq_len + 1 if packing == "concat" else 2
-        if len(corpus) < needed:
-            raise InputError(
-                f"{corpus.name}: {len(corpus)} tokens are fewer than the {needed} that one window of "
-                f"{seq_len} tokens and its label need",
-                hint=f"give more text, or set data.seq_len to at most {len(corpus) - 1}" if len(corpus) > 1 else None,
-            )
-        super().__init__(
-            corpus,
-            seq_len,
-            room=seq_len + 1,
-            shared=1,
-            prefix=(),
-            suffix=(),
-            packing=packing,
-            seed=seed,
-            document_mask=document_mask,
-        )
-        if not len(self):
-            raise InputError(f"{corpus.name}: no document has the 2 tokens that one prediction needs")
+    shared = 1
 
     def offset(self, epoch: int) -> int:
         """Where the first window of an epoch starts (concat), in [0, seq_len)."""
@@ -162,34 +149,9 @@ class LmWindows(Windows):
 
 
 class MaskedWindows(Windows):
-    """Windows of a masked language model, between the special tokens `prefix` and `suffix`.
+    """Windows of a masked language model."""
 
-    Raises InputError if the special tokens leave no room.
-    """
-
-    def __init__(
-        self,
-        corpus: TokenCorpus,
-        seq_len: int,
-        *,
-        prefix: Sequence[int] | np.ndarray = (),
-        suffix: Sequence[int] | np.ndarray = (),
-        packing: Packing = "concat",
-        seed: int = 0,
-        document_mask: bool = False,
-    ) -> None:
-        room = text_room(seq_len, len(prefix) + len(suffix))
-        super().__init__(
-            corpus,
-            seq_len,
-            room=min(room, len(corpus)) if packing == "concat" else room,
-            shared=0,
-            prefix=prefix,
-            suffix=suffix,
-            packing=packing,
-            seed=seed,
-            document_mask=document_mask,
-        )
+    shared = 0
 
     def offset(self, epoch: int) -> int:
         """How many tokens before the multiples of their length an epoch's windows start (concat)."""

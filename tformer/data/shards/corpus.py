@@ -41,7 +41,6 @@ from tformer.data.shards.token_files import (
 )
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.text import TextSource
-from tformer.device import default_cache_dir
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
@@ -137,8 +136,7 @@ class TokenCorpus:
 
     def subset(self, start: int, stop: int) -> TokenCorpus:
         """A view of tokens [start, stop)."""
-        if not 0 <= start < stop <= len(self):
-            raise ValueError(f"subset [{start}, {stop}) of a corpus of {len(self)} tokens")
+        assert 0 <= start < stop <= len(self), f"subset [{start}, {stop}) of a corpus of {len(self)} tokens"
         return replace(self, start=self.start + start, stop=self.start + stop)
 
     def split(self, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
@@ -192,7 +190,11 @@ def token_corpus(
     disk.
     """
     token_dtype(tokenizer.vocab_size)
-    home = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    if cache_dir is None:
+        from tformer.device import default_cache_dir  # which imports torch
+
+        cache_dir = default_cache_dir()
+    home = Path(cache_dir)
     # VERSION stands for the layout of the files; the recipe may choose another end of documents than the tokenizer.
     parts = (token_files.VERSION, source.fingerprint(), tokenizer.sha256, tokenizer.special.eos, tokenizer.opening)
     key = hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()[:32]

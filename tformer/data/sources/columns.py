@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 from tformer.errors import InputError, did_you_mean
 from tformer.formatting import shortened
@@ -97,11 +97,63 @@ def require_single(names: Sequence[str], column: str, *, name: str) -> None:
         )
 
 
-def describe_columns(names: Sequence[str] | None, width: int) -> str:
-    """The columns of a table, for messages."""
-    if names is not None:
-        return f"columns: {', '.join(names)}"
-    return f"there are {width} columns, numbered from 0" if width > 1 else "there is one column, number 0"
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a table: the names of its columns, if it has any, and its first rows as text, of one width."""
+
+    file: str
+    names: tuple[str, ...] | None
+    rows: list[list[str]]
+
+    @property
+    def width(self) -> int:
+        return len(self.rows[0] if self.names is None else self.names)
+
+    @property
+    def normalised_names(self) -> list[str]:
+        return [_normalised(name) for name in self.names or ()]
+
+    def describe(self) -> str:
+        """The columns, for messages."""
+        return self._count() if self.names is None else f"columns: {', '.join(self.names)}"
+
+    def _count(self) -> str:
+        width = self.width
+        return f"there are {width} columns, numbered from 0" if width > 1 else "there is one column, number 0"
+
+    def has(self, column: str | int) -> bool:
+        return column < self.width if isinstance(column, int) else column in (self.names or ())
+
+    def find(self, column: str | int, *, role: str) -> int:
+        """The number of a column. Raises InputError if it is missing or its name is not unique."""
+        names = self.names or ()
+        if isinstance(column, str) and column in names:
+            require_single(names, column, name=self.file)
+            return names.index(column)
+        if isinstance(column, str) and not column.isdecimal():
+            raise InputError(
+                f"{self.file}: no column '{column}'; {did_you_mean(column, names)}", hint=column_hint(role)
+            )
+        if int(column) >= self.width:
+            raise InputError(f"{self.file}: no column {column}; {self._count()}", hint=column_hint(role))
+        return int(column)
+
+    def free(self, used: Iterable[int]) -> list[int]:
+        """Columns without a role that do not number the rows."""
+        numbering = {column for column, name in enumerate(self.normalised_names) if name in ROW_NUMBERS}
+        return [column for column in range(self.width) if column not in {*used, *numbering}]
+
+    def cannot_tell(self, role: str, *, row: str = "") -> InputError:
+        return InputError(
+            f"{self.file}: cannot tell which column holds the {ROLES[role]}; {self.describe()}",
+            hint=f"{column_hint(role)}{row}",
+        )
+
+    def same_column(self, first: str, second: str, column: int) -> InputError:
+        shown = column if self.names is None else f"'{self.names[column]}'"
+        return InputError(
+            f"{self.file}: {ROLES[first]} and {ROLES[second]} are the same column {shown}", hint=column_hint(second)
+        )
 
 
 class Layout(ABC):
@@ -129,21 +181,8 @@ class Layout(ABC):
         """Whether a first row without a named column holds names."""
 
     @abstractmethod
-    def choose(
-        self,
-        names: Sequence[str] | None,
-        rows: Sequence[Sequence[str]],
-        named: Mapping[str, str | int],
-        *,
-        name: str,
-    ) -> Chosen:
-        """The columns of each role.
-
-        Args:
-            names: column names; None for a table without a row of names.
-            rows: the first rows of data, as text, all of one width.
-            named: what the user named, see `named`.
-            name: of the file, for messages.
+    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+        """The columns of each role, given those that the user named (see `named`).
 
         Raises InputError for a column that is missing, ambiguous or used twice.
         """
@@ -194,32 +233,24 @@ class LabelledLayout(Layout):
                 return True
         return False
 
-    def choose(
-        self,
-        names: Sequence[str] | None,
-        rows: Sequence[Sequence[str]],
-        named: Mapping[str, str | int],
-        *,
-        name: str,
-    ) -> Chosen:
-        width = len(names) if names is not None else len(rows[0])
+    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
         chosen: dict[str, int] = {}
         for role, column in named.items():
-            if role in self.required or _exists(column, names, width):
-                chosen[role] = _find_column(column, names, width, role=role, name=name)
-        _require_different(chosen, names, name=name)
-        if names is not None:
-            self._choose_by_name([_normalised(each) for each in names], chosen)
-        self._choose_by_content(names, rows, width, chosen)
+            if role in self.required or head.has(column):
+                number = head.find(column, role=role)
+                for other in chosen:
+                    if chosen[other] == number:
+                        raise head.same_column(other, role, number)
+                chosen[role] = number
+        if head.names is not None:
+            self._choose_by_name(head.normalised_names, chosen)
+        self._choose_by_content(head, chosen)
         for role in ("text", "label") if self.needs_label else ("text",):
             if role not in chosen:
-                raise InputError(
-                    f"{name}: cannot tell which column holds the {ROLES[role]}; {describe_columns(names, width)}",
-                    hint=column_hint(role),
-                )
+                raise head.cannot_tell(role)
         for role, number in chosen.items():
-            if names is not None and not isinstance(named.get(role), int):
-                require_single(names, names[number], name=name)
+            if head.names is not None and not isinstance(named.get(role), int):
+                require_single(head.names, head.names[number], name=head.file)
         return {role: (chosen[role],) for role in self.roles if role in chosen}
 
     def _choose_by_name(self, names: list[str], chosen: dict[str, int]) -> None:
@@ -241,11 +272,9 @@ class LabelledLayout(Layout):
             known = (*SCORES, *CLASSES) if self.numeric_label else (*CLASSES, *SCORES)
             _choose_first_known("label", known, names, chosen)
 
-    def _choose_by_content(
-        self, names: Sequence[str] | None, rows: Sequence[Sequence[str]], width: int, chosen: dict[str, int]
-    ) -> None:
+    def _choose_by_content(self, head: Head, chosen: dict[str, int]) -> None:
         """As many columns as missing roles: of two, the label is the one with fewer different values."""
-        free = _free_columns(names, width, chosen.values())
+        free = head.free(chosen.values())
         missing = [role for role in ("text", "label") if role not in chosen]
         if not self.needs_label and len(free) < len(missing):
             missing = ["text"] if "text" in missing else []
@@ -253,7 +282,7 @@ class LabelledLayout(Layout):
             return
 
         def unlike_labels(column: int) -> tuple[bool, int, int]:
-            values = [row[column] for row in rows]
+            values = [row[column] for row in head.rows]
             words = self.numeric_label and not all(map(is_number, values))
             return words, len(set(values)), sum(map(len, values))
 
@@ -287,33 +316,27 @@ class PairLayout(Layout):
         self._choose_by_name(names, chosen)
         return len(chosen) == len(self.roles) or not UNMISTAKABLE_SIDES.isdisjoint(names)
 
-    def choose(
-        self,
-        names: Sequence[str] | None,
-        rows: Sequence[Sequence[str]],
-        named: Mapping[str, str | int],
-        *,
-        name: str,
-    ) -> Chosen:
-        first = rows[0] if names is None else names
-        width = len(first)
-        chosen = {role: _find_columns(column, names, width, role=role, name=name) for role, column in named.items()}
-        if names is not None:
-            self._choose_by_name([_normalised(each) for each in names], chosen)
-        free = _free_columns(names, width, _flat(chosen))
+    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+        chosen = {role: self._find(head, column, role) for role, column in named.items()}
+        if head.names is not None:
+            self._choose_by_name(head.normalised_names, chosen)
+        free = head.free(_flat(chosen))
         missing = [role for role in self.roles if role not in chosen]
         if len(free) == len(missing):  # of two columns the first is the source
             chosen.update((role, (column,)) for role, column in zip(missing, free, strict=True))
         for role in self.roles:
             if role not in chosen:
-                row = "" if names is not None else f"; the first row: {shortened(', '.join(first), SHOWN_CHARACTERS)}"
-                raise InputError(
-                    f"{name}: cannot tell which column holds the {role}; {describe_columns(names, width)}",
-                    hint=f"{column_hint(role)}{row}",
-                )
+                first = "" if head.names is not None else ", ".join(head.rows[0])
+                raise head.cannot_tell(role, row=first and f"; the first row: {shortened(first, SHOWN_CHARACTERS)}")
         if both := set(chosen["source"]) & set(chosen["target"]):
-            _same_column("source", "target", min(both), names, name=name)
+            raise head.same_column("source", "target", min(both))
         return {role: chosen[role] for role in self.roles}
+
+    def _find(self, head: Head, column: str | int, role: str) -> tuple[int, ...]:
+        """The column of this name, or several columns that are joined by commas."""
+        if isinstance(column, int) or head.has(column) or "," not in column:
+            return (head.find(column, role=role),)
+        return tuple(head.find(part.strip(), role=role) for part in column.split(","))
 
     def _choose_by_name(self, names: list[str], chosen: Chosen) -> None:
         """Known names; two columns named after languages are source and target, in their order."""
@@ -351,60 +374,8 @@ def _are_numbers(column: str) -> bool:
     return all(part.strip().isdecimal() for part in column.split(","))
 
 
-def _exists(column: str | int, names: Sequence[str] | None, width: int) -> bool:
-    return column < width if isinstance(column, int) else column in (names or ())
-
-
-def _find_columns(
-    column: str | int, names: Sequence[str] | None, width: int, *, role: str, name: str
-) -> tuple[int, ...]:
-    parts: list[str | int] = [column]
-    if isinstance(column, str) and column not in (names or ()) and "," in column:
-        parts = [part.strip() for part in column.split(",")]
-    return tuple(_find_column(part, names, width, role=role, name=name) for part in parts)
-
-
-def _find_column(column: str | int, names: Sequence[str] | None, width: int, *, role: str, name: str) -> int:
-    if isinstance(column, str) and column in (names or ()):
-        require_single(names or (), column, name=name)
-        return list(names or ()).index(column)
-    number = int(column) if isinstance(column, int) or column.isdecimal() else None
-    if number is None:
-        raise InputError(
-            f"{name}: no column '{column}'; {did_you_mean(str(column), names or ())}", hint=column_hint(role)
-        )
-    if number >= width:
-        raise InputError(f"{name}: no column {number}; {describe_columns(None, width)}", hint=column_hint(role))
-    return number
-
-
-def _free_columns(names: Sequence[str] | None, width: int, used: Iterable[int]) -> list[int]:
-    """Columns without a role that do not number the rows."""
-    taken = set(used)
-    return [
-        column
-        for column in range(width)
-        if column not in taken and (names is None or _normalised(names[column]) not in ROW_NUMBERS)
-    ]
-
-
 def _flat(chosen: Chosen) -> set[int]:
     return {column for columns in chosen.values() for column in columns}
-
-
-def _require_different(chosen: dict[str, int], names: Sequence[str] | None, *, name: str) -> None:
-    roles: dict[int, str] = {}
-    for role, column in chosen.items():
-        other = roles.setdefault(column, role)
-        if other != role:
-            _same_column(other, role, column, names, name=name)
-
-
-def _same_column(first: str, second: str, column: int, names: Sequence[str] | None, *, name: str) -> NoReturn:
-    shown = column if names is None else f"'{names[column]}'"
-    raise InputError(
-        f"{name}: {ROLES[first]} and {ROLES[second]} are the same column {shown}", hint=column_hint(second)
-    )
 
 
 def _choose_first_known(role: str, known: Sequence[str], names: list[str], chosen: dict[str, int]) -> None:

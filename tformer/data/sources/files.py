@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import glob
 import hashlib
+import importlib
 import io
 import os
 import signal
@@ -21,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, Protocol
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from tformer.errors import InputError, Interrupted, StorageError
 
@@ -135,33 +136,19 @@ def end_last(texts: Iterator[str]) -> Iterator[Piece]:
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-class Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+PACKAGES = {".zst": ("zstandard", "zstd"), ".parquet": ("pyarrow.parquet", "parquet")}
+"""The module that reads an ending, and the extra of tformer that installs it."""
+COMPRESSIONS = {".gz": 1 << 14, ".zst": 1 << 10}
+"""Input bytes of one call of each decompressor: 1 KB of zstd can unfold to 32 MB, of gzip to 1 MB."""
 
 
-def _gzip_decompressor(name: str) -> Callable[[], Decompressor]:
-    return lambda: zlib.decompressobj(wbits=31)
+def _decompressor(ending: str) -> Any:
+    """An object with `decompress`, `eof` and `unused_data`, for one member of a file."""
+    if ending == ".gz":
+        return zlib.decompressobj(wbits=31)
+    import zstandard
 
-
-def _zstd_decompressor(name: str) -> Callable[[], Decompressor]:
-    try:
-        import zstandard
-    except ImportError:
-        raise InputError(
-            f"{name}: reading .zst needs the package zstandard", hint="install it with: pip install 'tformer[zstd]'"
-        ) from None
-    return lambda: zstandard.ZstdDecompressor().decompressobj()
-
-
-# Each ending's decompressor, and its input bytes per call: 1 KB of zstd can unfold to 32 MB, of gzip to 1 MB.
-COMPRESSIONS: dict[str, tuple[Callable[[str], Callable[[], Decompressor]], int]] = {
-    ".gz": (_gzip_decompressor, 1 << 14),
-    ".zst": (_zstd_decompressor, 1 << 10),
-}
+    return zstandard.ZstdDecompressor().decompressobj()
 
 
 def compression_of(path: Path) -> str | None:
@@ -176,16 +163,16 @@ def format_ending(path: Path) -> str:
 
 def require_packages(path: Path) -> None:
     """Raise InputError if the package that reads this file's compression or format is not installed."""
-    ending = compression_of(path)
-    if ending is not None:
-        COMPRESSIONS[ending][0](str(path))
-    if format_ending(path) == ".parquet":
+    for ending in (path.suffix.lower(), format_ending(path)):
+        if ending not in PACKAGES:
+            continue
+        module, extra = PACKAGES[ending]
         try:
-            import pyarrow.parquet  # noqa: F401
+            importlib.import_module(module)
         except ImportError:
             raise InputError(
-                f"{path}: reading Parquet needs the package pyarrow",
-                hint="install it with: pip install 'tformer[parquet]'",
+                f"{path}: reading {ending} needs the package {module.partition('.')[0]}",
+                hint=f"install it with: pip install 'tformer[{extra}]'",
             ) from None
 
 
@@ -209,13 +196,13 @@ def read_bytes(path: Path) -> Iterator[bytes]:
         if ending is None:
             yield from iter(lambda: file.read(PIECE_BYTES), b"")
         else:
+            require_packages(path)
             yield from _decompress(file, str(path), ending)
 
 
 def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
-    make, step = COMPRESSIONS[ending]
-    new_decoder = make(name)
-    decoder, waiting = new_decoder(), b""
+    step = COMPRESSIONS[ending]
+    decoder, waiting = _decompressor(ending), b""
     at_start = True  # of a member: a file of several members is one text
     ready: list[bytes] = []
     ready_bytes = 0
@@ -228,7 +215,7 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
         waiting, at_start = b"", False
         if decoder.eof:
             waiting = _skip_zero_padding(decoder.unused_data, file, step)
-            decoder, at_start = new_decoder(), True
+            decoder, at_start = _decompressor(ending), True
         ready.append(output)
         ready_bytes += len(output)
         if ready_bytes >= PIECE_BYTES:

@@ -20,6 +20,7 @@ from tformer.data.sources.columns import (
     ROLES,
     Chosen,
     Column,
+    Head,
     Layout,
     column_hint,
     column_name,
@@ -180,24 +181,23 @@ def open_table(content: Content, layout: Layout, *, columns: object, preferred: 
     if format == LINES:
         return Table(content, layout, format, None, 1, {"text": (0,)}, guessed=False)
     if wished:
-        names, head = _head(content, format, layout, {})
-        first = names or (head[0] if head else ())
-        present = {
-            role: column for role, column in wished.items() if is_present(column, first, has_names=names is not None)
-        }
+        head = _head(content, format, layout, {})
+        first = head.names or (head.rows[0] if head.rows else ())
+        has_names = head.names is not None
+        present = {role: each for role, each in wished.items() if is_present(each, first, has_names=has_names)}
         named = present | named
-    names, head = _head(content, format, layout, named)
-    if names is None and not head:
+    head = _head(content, format, layout, named)
+    if head.names is None and not head.rows:
         raise InputError(f"{content.name}: no rows")
-    chosen = layout.choose(names, head, named, name=content.name)
-    if not head:
+    chosen = layout.choose(head, named)
+    if not head.rows:
         raise InputError(f"{content.name}: no rows under the names of its columns")
-    if format == ".parquet" and names is not None:  # columns are read by their names
+    if format == ".parquet" and head.names is not None:  # columns are read by their names
         for numbers in chosen.values():
             for number in numbers:
-                require_single(names, names[number], name=content.name)
-    width = len(head[0] if names is None else names)
-    return Table(content, layout, format, names, width, chosen, guessed=bool(chosen.keys() - named.keys()))
+                require_single(head.names, head.names[number], name=content.name)
+    guessed = bool(chosen.keys() - named.keys())
+    return Table(content, layout, format, head.names, head.width, chosen, guessed=guessed)
 
 
 def open_tables(
@@ -253,10 +253,7 @@ def _sniff(lines: list[str], layout: Layout, named: Mapping[str, str | int]) -> 
     return ".csv" if len(first) > 1 and (has_names or layout.has_names([first], by_number)) else LINES
 
 
-def _head(
-    content: Content, format: str, layout: Layout, named: Mapping[str, str | int]
-) -> tuple[tuple[str, ...] | None, list[list[str]]]:
-    """The names of the columns, if the table has any, and its first rows as text."""
+def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str | int]) -> Head:
     if format == ".jsonl":
         for role, column in named.items():
             if isinstance(column, int):
@@ -265,16 +262,16 @@ def _head(
                 )
         objects = [row for _, row in islice(json_objects(content), HEAD_ROWS)]
         keys = tuple(dict.fromkeys(key for row in objects for key in row))
-        return keys or None, [[_as_text(row.get(key)) for key in keys] for row in objects]
+        return Head(content.name, keys or None, [[_as_text(row.get(key)) for key in keys] for row in objects])
     if format == ".parquet":
         names = parquet_schema(content.file).names
         rows = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
-        return tuple(names), [list(map(_as_text, row)) for row in rows]
-    head = [row for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
-    head = [row for row in head if len(row) == len(head[0])]  # rows of another width are reported when they are read
-    if head and layout.has_names(head, named):
-        return tuple(head[0]), head[1:]
-    return None, head
+        return Head(content.name, tuple(names), [list(map(_as_text, row)) for row in rows])
+    cells = [row for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
+    cells = [row for row in cells if len(row) == len(cells[0])]  # other widths are reported when rows are read
+    if cells and layout.has_names(cells, named):
+        return Head(content.name, tuple(cells[0]), cells[1:])
+    return Head(content.name, None, cells)
 
 
 def _as_text(value: Any) -> str:

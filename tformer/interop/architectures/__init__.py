@@ -26,4 +26,4 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(T5, BART, MBART, PEGASUS, MARIAN),
     )
 }
-"""Where several compute the same, an export takes the first."""
+"""By `model_type`; where several compute the same, `export` takes the first."""

@@ -1,4 +1,4 @@
-"""What BART, mBART, Pegasus and Marian share: an encoder-decoder with biases, LayerNorm and one table of tokens.
+"""BART, mBART and Pegasus (Marian builds on them): encoder-decoders with biases, LayerNorm and one token table.
 
     BART     post-norm, learned positions, norm of the embeddings
     mBART    pre-norm, learned positions, norm of the embeddings
@@ -42,7 +42,7 @@ COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weigh
 LOGITS_BIAS = "final_logits_bias"
 EPS, OFFSET, BASE = 1e-5, 2, 10000.0
 
-# Of training and generation in older files, and of how distilled models were made.
+# Keys about training and generation in older files, and about how distilled models were made.
 UNREAD = (
     "classif_dropout",
     "force_bos_token_to_be_generated",
@@ -52,7 +52,7 @@ UNREAD = (
     "student_encoder_layers",
 )
 SKIPPED = (
-    r"(model\.)?(encoder|decoder)\.version",  # once a buffer
+    r"(model\.)?(encoder|decoder)\.version",  # a buffer in old files
     r"classification_head\..*",
     r"final_logits_bias",
     r"lm_head\.weight",
@@ -61,7 +61,7 @@ SKIPPED = (
 
 @dataclass(frozen=True)
 class Traits:
-    """What a class of the family has written in."""
+    """Properties of a class of the family that its config does not state."""
 
     place: Literal["pre", "post"]
     learned_positions: bool
@@ -70,7 +70,7 @@ class Traits:
 
 
 def read_body(config: Config, traits: Traits) -> dict[str, Any]:
-    """The section without `heads`, its matrices tied."""
+    """The model section without `heads`, with tied matrices."""
     config.expect("is_encoder_decoder", True)
     config.expect("is_decoder", False)
     config.expect("normalize_before", traits.place == "pre")
@@ -121,7 +121,7 @@ def _read_stack(config: Config, traits: Traits, side: str, rate: float) -> dict[
 
 
 def read_generator(config: Config, class_name: str, *, traits: Traits) -> dict[str, Any]:
-    """A ...ForConditionalGeneration with one vocabulary."""
+    """The model section of a ...ForConditionalGeneration class with one vocabulary."""
     config.expect("tie_word_embeddings", True)
     return read_body(config, traits) | {"heads": [{"kind": "lm", "bias": True}]}
 
@@ -153,7 +153,7 @@ def write_body(model: Model, class_name: str) -> dict[str, Any]:
 
 
 def body_links(model: Model) -> list[Link]:
-    """Both stacks, their positions and norms; not the tables of tokens."""
+    """Links of both stacks, their positions and norms, without the token tables."""
     found: list[Link] = []
     for side, embedding in SIDES.items():
         stack, body = stack_of(model, side), f"model.{side}"
@@ -189,7 +189,7 @@ def _layer_links(ours: str, theirs: str, side: str, width: int) -> list[Link]:
 
 
 def output_links(model: Model) -> list[Link]:
-    """A projection of its own, and the bias of the logits, [1, V] on disk."""
+    """Links of an untied output projection and the bias of the logits, [1, V] on disk."""
     found = [] if model.tie.output else [link("heads.lm.weight", OUTPUT)]
     if any(head.kind == "lm" and head.bias for head in model.heads):
         found.append(link("heads.lm.bias", LOGITS_BIAS, layout=reshaped(ours=(-1,), theirs=(1, -1))))
@@ -215,7 +215,7 @@ def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
 
 
 def stored_sinusoids(model: Model, class_name: str, *, written: bool) -> list[Fixed]:
-    """The tables of positions that files repeat."""
+    """The position tables that files store although a formula gives them."""
     table = partial(_sinusoids, model.max_seq_len, model.d_model)
     return [Fixed(f"model.{side}.embed_positions.weight", table, written) for side in SIDES]
 
@@ -229,7 +229,7 @@ def _sinusoids(length: int, width: int) -> Tensor:
 
 TRAITS = Traits("post", learned_positions=True, embedding_norm=True)
 CLASSIFIER = "BartForSequenceClassification"
-NUM_LABELS = 3  # of a config that says nothing
+NUM_LABELS = 3  # default of BartConfig
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What BERT, RoBERTa and ELECTRA have in common: keys of config.json, and the weights of embeddings and layers.
+"""BERT, and the config keys and layer weights that RoBERTa and ELECTRA share with it.
 
     token + type + position -> norm -> layers of (attention, norm, feed-forward, norm), post-norm
 
@@ -37,17 +37,17 @@ DEFAULTS: Mapping[str, int] = {
 }
 
 LEGACY_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
-"""How the files converted from the first TensorFlow release call gain and bias."""
+"""Names of gain and bias in files converted from the first TensorFlow release."""
 
 NO_TYPES = 2
-"""Rows of zeros for a model without token types, which these classes cannot lack: as many as their tokenizers name."""
+"""Rows of zeros written for a model without token types, because these classes always have them."""
 
 TWICE = Layout(join=lambda parts: parts[0], split=lambda ours: (ours, ours.clone()))
-"""One tensor under two names; where they differ, the first is the one that the model computes with."""
+"""One tensor under two names; where they differ, the model computes with the first."""
 
 
 def read_body(config: Config, *, defaults: Mapping[str, int] = DEFAULTS) -> dict[str, Any]:
-    """The `model` section but for the heads. `max_seq_len` is the number of rows of the table of positions."""
+    """The `model` section without heads. `max_seq_len` is the number of rows of the position table."""
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
     config.expect("add_cross_attention", False)
@@ -78,7 +78,7 @@ def read_body(config: Config, *, defaults: Mapping[str, int] = DEFAULTS) -> dict
 
 
 def refuse_odd_heads(config: Config, key: str, heads: int, width: int) -> None:
-    """Heads share the width: there is no key for their size."""
+    """Raise InputError unless the width is a multiple of the number of heads: no key states the head size."""
     if width % heads:
         raise InputError(f"{config.name}: {key}: found {heads}, expected a divisor of the width {width}")
 
@@ -102,7 +102,7 @@ def write_body(model: Model) -> dict[str, Any]:
 
 
 def body_links(model: Model, body: str, *, output: str | None = None) -> list[Link]:
-    """Embeddings and layers.
+    """Links of the embeddings and layers.
 
     Args:
         body: the name of the body on disk (`bert`).
@@ -129,7 +129,7 @@ def body_links(model: Model, body: str, *, output: str | None = None) -> list[Li
 
 
 def buffers(body: str) -> str:
-    """The pattern of what older writers stored beside the weights: counting numbers, and zeros."""
+    """The pattern of buffers in older files: position ids and token type ids."""
     return rf"{body}\.embeddings\.(position_ids|token_type_ids)"
 
 

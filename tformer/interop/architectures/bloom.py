@@ -10,7 +10,7 @@ from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, interleaved_rows, link
 from tformer.recipe.model import Model
 
-# Of the framework that trained it: fused kernels and orders of summation. `n_inner` is read by nobody.
+# Keys of the framework that trained it (fused kernels, order of summation); `n_inner` is not used by any class.
 TRAINED_WITH = (
     "attention_softmax_in_fp32",
     "bias_dropout_fusion",

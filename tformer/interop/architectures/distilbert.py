@@ -1,4 +1,4 @@
-"""DistilBERT (1910.01108): a BERT without token types and pooler, under names of its own.
+"""DistilBERT (1910.01108): BERT without token types and pooler, with other tensor names.
 
 Positions that are fixed sinusoids (`sinusoidal_pos_embds`) lie in the file like learned ones and are read as such.
 """

@@ -17,7 +17,7 @@ from tformer.interop.config import Config
 from tformer.interop.mapping import TRANSPOSED, Link, both, link
 from tformer.recipe.model import Model
 
-# An order of operations, the sizes of a first release, and the head of another class.
+# Keys without effect here: the order of operations, sizes of the first release, the head of another class.
 OF_OTHERS = (
     "n_ctx",
     "n_special",
@@ -104,7 +104,7 @@ GPT2 = Architecture(
     write=write,
     links=links,
     prefix="transformer.",
-    skipped=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),  # the causal mask, once a stored buffer
+    skipped=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),  # the causal mask, a buffer in old files
     special_ids={"bos": 50256, "eos": 50256},
     slow_tokenizer="GPT2Tokenizer",
     ctranslate2=("GPT2Loader", {}),

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json: what the Llama family turns its queries and keys by.
+"""Llama, and the rotary positions and weights that Mistral and Qwen2 share with it.
 
 Newer files say `rope_parameters: {rope_type, rope_theta, ...}`, older ones `rope_theta` beside `rope_scaling: {type or
 rope_type, ...}`. Both are written, saying the same: the older library would pass over the newer key and turn by 10,000.
@@ -30,11 +30,11 @@ KNOWN = {
     "default": ("rope_theta",),
     "llama3": ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-"""The types that tformer has -> the keys of each."""
+"""Types of RoPE scaling that tformer has -> the keys of each."""
 
 
 def read_rope(config: Config, *, max_seq_len: int) -> dict[str, Any]:
-    """The `positions` of a stack. A type, or a key of its mapping, that tformer lacks is refused by name."""
+    """The `positions` of a stack. InputError for a RoPE type, or a key of it, that tformer lacks."""
     config.expect("partial_rotary_factor", 1.0, 1)
     newer = config.take("rope_parameters", default={}, kind=dict)
     older = config.take("rope_scaling", default={}, kind=dict)
@@ -80,7 +80,7 @@ def write_rope(stack: Stack) -> dict[str, Any]:
 
 
 PREFIX = "model."
-SKIPPED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # a formula's numbers, once a stored buffer
+SKIPPED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # given by a formula, a buffer in old files
 
 MISSING: Mapping[str, int | None] = {
     "vocab_size": 32000,
@@ -91,13 +91,13 @@ MISSING: Mapping[str, int | None] = {
     "num_key_value_heads": None,
     "max_position_embeddings": 2048,
 }
-"""What a missing size means to LlamaForCausalLM."""
+"""Default sizes of LlamaForCausalLM."""
 
 
 def read_body(
     config: Config, missing: Mapping[str, int | None], *, qkv_bias: bool, out_bias: bool, mlp_bias: bool
 ) -> dict[str, Any]:
-    """The model section. `missing`: the class's sizes where a config has none; the biases are the class's to say."""
+    """The model section. missing: the class's default sizes; the biases are arguments, because no key states them."""
     width = config.size("hidden_size", default=missing["hidden_size"])
     heads = config.size("num_attention_heads", default=missing["num_attention_heads"])
     length = config.size("max_position_embeddings", default=missing["max_position_embeddings"])
@@ -148,7 +148,7 @@ def write_body(model: Model) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    """The table of all three: which biases there are, the model section says."""
+    """Links of Llama, Mistral and Qwen2; the model section says which biases exist."""
     decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
     d_ff = d_ff_of(model, decoder)
     queries, keys, values = (
@@ -177,7 +177,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 def _read(config: Config, class_name: str) -> dict[str, Any]:
     biased = config.take("attention_bias", default=False, kind=bool)
     mlp_biased = config.take("mlp_bias", default=False, kind=bool)
-    config.ignore("is_llama_config", "max_sequence_length")  # left by converters (SmolLM2, LLaMA 1), read by nobody
+    config.ignore("is_llama_config", "max_sequence_length")  # left by converters (SmolLM2, LLaMA 1), without effect
     values = read_body(config, MISSING, qkv_bias=biased, out_bias=biased, mlp_bias=mlp_biased)
     width, heads = values["d_model"], values["decoder"]["num_heads"]
     if width % heads:

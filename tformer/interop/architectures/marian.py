@@ -1,4 +1,4 @@
-"""Marian (OPUS-MT): the original Transformer with sinusoids in halves; source and target may have vocabularies apart.
+"""Marian (OPUS-MT): the original Transformer with sinusoids in halves, and one or two vocabularies.
 
 Files of older versions repeat the sinusoids, newer ones leave them out.
 """

@@ -23,7 +23,7 @@ MISSING: Mapping[str, int | None] = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
-MISSING_WINDOW = 4096  # null is no window, a missing key is one
+MISSING_WINDOW = 4096  # null means no window, a missing key this one
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OPT: pre-norm decoder, learned positions in a table whose first two rows belong to none.
+"""OPT: pre-norm decoder with learned positions; the first two rows of the position table are unused.
 
 Biases, and the gains and biases of its norms, are all there or (Galactica) all absent. OPT-350m alone is post-norm with
 narrow embeddings: refused.
@@ -16,7 +16,7 @@ from tformer.interop.mapping import Link, both, fused, link
 from tformer.recipe.model import Model
 
 OFFSET = 2
-EPS = 1e-5  # the class has no other
+EPS = 1e-5  # fixed in the class
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What several architectures share: names of activations, the heads that classify, sizes of a stack."""
+"""Parts that several architectures share: names of activations, classification heads, sizes of a stack."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
-"""Their names -> ours. The first name of each is the one that is written."""
+"""Names of activations in config.json -> in a recipe; `export` writes the first name of each."""
 
 
 def activation_name(ours: str) -> str:
-    """Their name of an activation; one that they lack (relu2) under its own name, which reading then refuses."""
+    """The name of an activation in config.json; an unknown one (relu2) keeps its name, which reading then refuses."""
     return next((name for name, meaning in ACTIVATIONS.items() if meaning == ours), ours)
 
 
 def stack_of(model: Model, side: str) -> Stack:
-    """The encoder or decoder; InputError, which refuses an export, when the model has none."""
+    """The encoder or decoder; InputError when the model has none."""
     stack: Stack | None = getattr(model, side)
     if stack is None:
         raise InputError(f"model.{side}: found none, this architecture has one")
@@ -49,7 +49,7 @@ def d_ff_of(model: Model, stack: Stack) -> int:
 
 
 def size_by_any_name(config: Config, *names: str, default: int) -> int:
-    """A size that a class reads under several names; a config that gives two of them must give one value."""
+    """A size that a class reads under several names; InputError when a config gives two different values."""
     found = {name: config.size(name) for name in names if config.values.get(name) is not None}
     config.ignore(*names)
     if len(set(found.values())) > 1:
@@ -59,13 +59,13 @@ def size_by_any_name(config: Config, *names: str, default: int) -> int:
 
 
 def size_or_missing(config: Config, key: str, missing: int | None) -> int | None:
-    """A size that null switches off, while a config without the key means the class's own value, `missing`."""
+    """A size for which null means none and a missing key the class's own value, `missing`."""
     value: int | None = config.take(key, default=None)
     return value if key in config.values else missing
 
 
 def refuse_short_window(config: Config, window: int | None, length: int) -> None:
-    """A sliding window shorter than the longest sequence hides keys that tformer's attention sees."""
+    """Raise InputError for a sliding window shorter than the longest sequence."""
     if window is not None and window < length:
         raise InputError(
             f"{config.name}: sliding_window: found {window}, tformer has no attention windows: expected null or at "
@@ -86,12 +86,12 @@ def label_names(config: Config) -> tuple[str, ...]:
 
 
 def num_labels(config: Config, *, default: int = 2) -> int:
-    """How many outputs a classifier has; `default`: what `transformers` means where nothing is said."""
+    """Number of outputs of a classifier; `default` when the config does not state it."""
     return len(label_names(config)) or config.size("num_labels", default=default)
 
 
 def sequence_head(config: Config, *, default_labels: int = 2, **options: Any) -> dict[str, Any]:
-    """The head of a ...ForSequenceClassification: a classifier, or a regression for one output.
+    """The head of a ...ForSequenceClassification class: a classifier, or a regression for one output.
 
     options: pooling, pooler, activation, dropout of the head.
     """
@@ -116,14 +116,14 @@ def head_dropout(model: Model) -> float | None:
 
 
 def token_links(model: Model, table: str) -> list[Link]:
-    """The token table of a language model, and its output: lm_head repeats the table, or is a matrix of its own."""
+    """Links of a language model's token table and output: lm_head repeats the table or is a separate matrix."""
     if model.tie.output:
         return [link("embedding.weight", table, also=["lm_head.weight"])]
     return [link("embedding.weight", table), link("heads.lm.weight", "lm_head.weight")]
 
 
 def pooled_links(model: Model, *, pooler: str | None = None, project: str) -> list[Link]:
-    """The weights of `sequence_head`, whichever of the two it is.
+    """Links of the weights of `sequence_head`, classifier or regression.
 
     Args:
         pooler: the dense layer before the projection, on disk; None: there is none.
@@ -137,7 +137,7 @@ OUTPUT = "lm_head.weight"
 
 
 def output_is_tied(files: WeightFiles, tables: Sequence[str], *, config_says: bool) -> bool:
-    """Reads the two matrices only where the config says that they are one and the files hold both.
+    """Whether output and embedding are one matrix; compares them when the config says so and the files hold both.
 
     tables: the names under which files hold the embedding table, the usual one first.
     """

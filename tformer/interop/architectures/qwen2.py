@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases on queries, keys and values alone, and sliding windows that are off unless asked for."""
+"""Qwen2: Llama with biases on queries, keys and values only, and sliding windows that are off by default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSING: Mapping[str, int | None] = {
     "max_position_embeddings": 32768,
 }
 MISSING_WINDOW = 4096
-MISSING_FULL_LAYERS = 28  # the first layers that see everything even where a window is asked for
+MISSING_FULL_LAYERS = 28  # default number of first layers without a window
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:

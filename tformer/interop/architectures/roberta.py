@@ -26,7 +26,7 @@ from tformer.interop.mapping import Link, both
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model
 
-PAD = 1  # what a missing pad_token_id means
+PAD = 1  # default of pad_token_id
 
 
 def is_classifier(class_name: str) -> bool:

@@ -28,7 +28,7 @@ from tformer.recipe.model import Model
 
 TABLE = "shared.weight"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-SIDES = {"encoder": 1, "decoder": 2}  # where the feed-forward network stands in a layer's list of parts
+SIDES = {"encoder": 1, "decoder": 2}  # index of the feed-forward network in a layer's list of parts
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _activation(config: Config) -> dict[str, Any]:
         known = ", ".join(ACTIVATIONS)
         raise InputError(f"{config.name}: feed_forward_proj: found {proj!r}, tformer knows [gated-] {known}")
     name = "gelu_new" if proj == "gated-gelu" else name
-    config.expect("dense_act_fn", name)  # new files repeat in these two what the first says
+    config.expect("dense_act_fn", name)  # new files repeat the first key in these two
     config.expect("is_gated_act", gate == "gated")
     return {"activation": ACTIVATIONS[name], "gated": gate == "gated"}
 

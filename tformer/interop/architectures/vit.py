@@ -25,7 +25,7 @@ from tformer.recipe.model import Model
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.ignore("encoder_stride", "pooler_act", "pooler_output_size")  # of heads that this class lacks
+    config.ignore("encoder_stride", "pooler_act", "pooler_output_size")  # keys of heads that this class lacks
     width, heads = config.size("hidden_size", default=768), config.size("num_attention_heads", default=12)
     image, patch = _side(config, "image_size", default=224), _side(config, "patch_size", default=16)
     if image % patch:
@@ -57,7 +57,7 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 
 
 def _side(config: Config, key: str, *, default: int) -> int:
-    """The side of a square: a number, or two equal ones."""
+    """The side of a square image, from a number or two equal ones."""
     found = config.take(key, default=default, kind=(int, list))
     first, second = found if isinstance(found, list) and len(found) == 2 else (found, found)
     if type(first) is not int or first < 1 or first != second:

@@ -19,8 +19,8 @@ from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Projectio
 from tformer.nn.attention.context import AttentionContext, TapSink, tap
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
+from tformer.nn.layer_norm import rms_norm
 from tformer.nn.linear import Linear
-from tformer.nn.norm import rms_norm
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import DropHead
 

@@ -1,24 +1,31 @@
-"""Prune a trained model: choose layers and heads, measure before and after, write the smaller checkpoint."""
+"""Prune a trained model: choose layers and heads, measure before and after, write the smaller checkpoint.
+
+Layers are removed first, then heads from the layers that stay. Where a run averages its weights (EMA) the averages are
+pruned, for every other command uses them. Both measurements read the same data.
+"""
 
 from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
+from tformer.cost.flops import attention_flops_per_token, matmul_parameters
 from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.interop.importing import open_checkpoint
 from tformer.loading import Loaded
 from tformer.model import Transformer
+from tformer.nn.stack import Stack
 from tformer.recipe.model import Model
+from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import HeldOut
 from tformer.workflows.prune.cut import (
     cut_head_weights,
@@ -34,7 +41,6 @@ from tformer.workflows.prune.cut import (
 from tformer.workflows.prune.heads import HeadChoice, choose_heads, head_importance, require_prunable_heads
 from tformer.workflows.prune.layers import (
     LayerChoice,
-    Plan,
     Score,
     every_other,
     lowest_rates,
@@ -44,22 +50,22 @@ from tformer.workflows.prune.layers import (
     search_layers,
     stacks_of,
 )
-from tformer.workflows.prune.quality import cost, only_layers
+from tformer.workflows.prune.plan import Plan
 
 ScoreNow = Callable[[], Score]
-"""The score of the model as it is at the moment, lower is better."""
+"""The current model's score, lower is better."""
 
 Progress = Callable[..., None]
 
 
 def check_plan(loaded: Loaded, plan: Plan) -> None:
-    """Raises InputError for a plan that does not fit the model: all that can be refused before any data is read."""
+    """Raise InputError for a plan that does not fit the model, before any data is read."""
     model, section = loaded.model, loaded.recipe.model
     sides = stacks_of(model, plan.stack)
     if plan.heads is not None:
         require_prunable_heads(section, model, sides)
     if plan.cuts_layers:
-        dry = replace(plan, strategy="every-other") if plan.searches else plan
+        dry = replace(plan, strategy="every-other", max_trials=None) if plan.searches else plan
         choose_layers(model, section, sides, dry, score=lambda: (), progress=lambda *_: None)
 
 
@@ -69,20 +75,20 @@ def choose_layers(
     """{stack: the layers that stay}.
 
     Args:
-        section: the recipe's, of `model`.
-        score: for a search; the layers that a subset lacks are left out of `model` meanwhile.
-        progress: called with (subsets done, all) by a search.
+        section: the recipe's section of `model`.
+        score: called by a search while `model` runs with a subset of its layers.
+        progress: called by a search with (subsets done, all).
 
     Raises:
-        InputError: the plan does not fit the stacks, or nothing would go.
+        InputError: the plan does not fit the stacks, or no layer would be removed.
     """
-    if plan.strategy == "learned" and not plan.names_layers:
+    if plan.strategy == "learned":
         _require_learned(section, sides)
     choices: dict[str, LayerChoice] = {}
     for side in sides:
         count = len(getattr(model, side).layers)
         if plan.names_layers:
-            choices[side] = named_layers(count, keep=plan.keep_layers, drop=plan.drop_layers, side=side)
+            choices[side] = named_layers(count, keep=plan.kept_layers, drop=plan.dropped_layers, side=side)
             continue
         kept = num_kept(count, keep=plan.keep, rate=plan.rate, side=side)
         if plan.strategy == "search":
@@ -106,10 +112,10 @@ def _search(
     score: ScoreNow,
     progress: Progress,
 ) -> LayerChoice:
-    """The other stack is as it was or, once searched, as it will be."""
+    """The best subset of one stack's layers; a stack that was searched before runs with its chosen layers."""
     stack = getattr(model, side)
     count = len(stack.layers)
-    total, done = num_trials(count, kept, max_trials=plan.max_trials), 0
+    total, done = num_trials(count, kept, max_trials=plan.trials), 0
 
     def measure(subset: tuple[int, ...]) -> Score:
         nonlocal done
@@ -122,7 +128,7 @@ def _search(
     with ExitStack() as others:
         for other, choice in chosen.items():
             others.enter_context(only_layers(getattr(model, other), choice.kept))
-        return search_layers(count, kept, measure, max_trials=plan.max_trials)
+        return search_layers(count, kept, measure, max_trials=plan.trials)
 
 
 def _require_learned(section: Model, sides: tuple[str, ...]) -> None:
@@ -146,11 +152,40 @@ Importance = dict[str, list[Mapping[str, Tensor]]]
 """{stack: [{"self_attention": [H], perhaps "cross_attention": [H]} of each layer that stays]}."""
 
 
+@contextmanager
+def only_layers(stack: Stack, kept: Sequence[int]) -> Iterator[None]:
+    """Let a stack run with some of its layers, in evaluation."""
+    blocks, positions = stack.blocks, stack.layer_positions
+    stack.blocks = nn.ModuleList(blocks[layer] for layer in kept)
+    if positions is not None:
+        stack.layer_positions = nn.ModuleList(positions[layer] for layer in kept)
+    try:
+        yield
+    finally:
+        stack.blocks, stack.layer_positions = blocks, positions
+
+
+def cost(model: Transformer, recipe: Recipe) -> dict[str, float]:
+    """Parameters, and forward FLOPs per token at the training length: 2 N, and what each layer's attention costs.
+
+    Of an encoder-decoder a token passes through one of the stacks: half of the products.
+    """
+    products = 2.0 * matmul_parameters(model)
+    if model.encoder is not None and model.decoder is not None:
+        products /= 2
+    attention = attention_flops_per_token(recipe.model, source_length=recipe.seq_len, target_length=recipe.seq_len)
+    return {"parameters": model.num_parameters(), "flops_per_token": products + attention}
+
+
 @dataclass(frozen=True)
 class Pruned:
-    """What became of a model that was pruned and written to `path`.
+    """The result of a pruning.
 
-    `before` and `after`: its cost, and the figures of a validation where it was measured, by `metric` above all.
+    Attributes:
+        path: of the new checkpoint.
+        before, after: cost of the model, and the metrics of a validation where it was measured.
+        metric: the metric that counts; None: not measured.
+        data: what the model was measured on; None: not measured.
     """
 
     path: Path
@@ -161,7 +196,47 @@ class Pruned:
     before: dict[str, Any]
     after: dict[str, Any]
     metric: str | None
+    data: str | None
     notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON document of `--json`."""
+        return {
+            "path": str(self.path),
+            "step": self.step,
+            "layers": {
+                side: {
+                    "before": choice.num_layers,
+                    "after": len(choice.kept),
+                    "kept": list(choice.kept),
+                    "dropped": list(choice.dropped),
+                    "strategy": choice.strategy,
+                    "method": choice.method,
+                    "evaluations": choice.evaluations,
+                }
+                for side, choice in self.layers.items()
+            },
+            "heads": None if self.heads is None else self._heads_document(self.heads),
+            "data": self.data,
+            "metric": self.metric,
+            "before": self.before,
+            "after": self.after,
+            "notes": self.notes,
+        }
+
+    def _heads_document(self, heads: HeadChoice) -> dict[str, Any]:
+        """Counts, and for every layer that stays the importance of its heads and those that stay."""
+        stacks = {
+            side: [
+                {
+                    attention: {"importance": importance.tolist(), "kept": list(kept.of(attention))}
+                    for attention, importance in scores.items()
+                }
+                for kept, scores in zip(layers, self.importance[side], strict=True)
+            ]
+            for side, layers in heads.layers.items()
+        }
+        return {"before": heads.before, "after": heads.after, "per_layer": heads.per_layer, **stacks}
 
 
 def prune(
@@ -174,49 +249,47 @@ def prune(
     progress: Progress = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Pruned:
-    """Writes the smaller model to a folder that does not exist yet.
+    """Write the smaller model to a folder that does not exist yet.
 
     Args:
-        loaded: the model, on any device.
-        held_out: what to search, weigh heads and measure on; needed where `plan.needs_data` or `evaluate`.
-        progress: called with (subsets searched or examples weighed, all).
+        held_out: data for a search, the importance of heads and the measurements; required where `plan.needs_data` or
+            `evaluate`.
+        progress: called with (subsets searched or examples done, all).
 
     Raises:
-        InputError: the plan does not fit the model, `out` exists; nothing is written.
-        NonFiniteLossError: the loss of the model as it was is no number; nothing is written.
+        InputError: the plan does not fit the model, or `out` exists; nothing is written.
+        NonFiniteLossError: the loss of the original model is not finite; nothing is written.
         StorageError: the disk refuses; no part of the result is left.
-        Interrupted: `should_stop` said so; nothing is written.
+        Interrupted: `should_stop` returned True; nothing is written.
     """
     assert held_out is not None or not (plan.needs_data or evaluate)
     return _Pruning(loaded, plan, Path(out), held_out, evaluate, progress, should_stop).run()
 
 
+@dataclass
 class _Pruning:
     """One call of `prune`: recipe, model and weights as they become smaller."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        plan: Plan,
-        out: Path,
-        held_out: HeldOut | None,
-        evaluate: bool,
-        progress: Progress,
-        should_stop: Callable[[], bool],
-    ) -> None:
-        check_plan(loaded, plan)
-        require_new(out)
-        files.require_writable(out)
-        self.loaded, self.plan, self.out, self.held_out = loaded, plan, out, held_out
-        self.evaluate, self.progress, self.should_stop = evaluate, progress, should_stop
-        self.sides = stacks_of(loaded.model, plan.stack)
-        self.checkpoint = open_checkpoint(loaded.path)
-        self.recipe, self.model = loaded.recipe, loaded.model
-        self.notes: list[str] = []
+    loaded: Loaded
+    plan: Plan
+    out: Path
+    held_out: HeldOut | None
+    evaluate: bool
+    progress: Progress
+    should_stop: Callable[[], bool]
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_plan(self.loaded, self.plan)
+        require_new(self.out)
+        files.require_writable(self.out)
+        self.sides = stacks_of(self.loaded.model, self.plan.stack)
+        self.checkpoint = open_checkpoint(self.loaded.path)
+        self.recipe, self.model = self.loaded.recipe, self.loaded.model
 
     def run(self) -> Pruned:
         plan = self.plan
-        before = self._measured()
+        before = self._measure()
         layers = self._layers()
         weights = stored_weights(self.checkpoint)
         if layers:
@@ -225,22 +298,32 @@ class _Pruning:
             self.recipe = with_model(self.recipe, cut_layers(self.recipe.model, kept))
             self.model = rebuilt(self.loaded, self.recipe, weights)
         heads, importance = None, Importance()
-        if plan.heads is not None:
+        if plan.head_amount is not None:
             importance = self._importance()
-            heads = choose_heads(importance, amount=plan.heads, per_layer=plan.heads_per_layer)
+            heads = choose_heads(importance, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
             weights = cut_head_weights(weights, self.model, heads.layers)
             self.recipe = with_model(self.recipe, cut_heads(self.recipe.model, heads.layers))
             self.model = rebuilt(self.loaded, self.recipe, weights)
         self._note(layers, heads)
-        after = self._measured()
+        after = self._measure()
         pruned = {
             "layers": {side: list(choice.kept) for side, choice in layers.items()},
             "heads": None if heads is None else {"before": heads.before, "after": heads.after},
         }
-        self._stop_here()
+        self._raise_if_stopped()
         write_pruned(self.out, self.checkpoint, self.recipe, weights, pruned=pruned)
-        metric = self.held_out.metric(before) if self.evaluate and self.held_out is not None else None
-        return Pruned(self.out, self.loaded.step, layers, heads, importance, before, after, metric, self.notes)
+        return Pruned(
+            path=self.out,
+            step=self.loaded.step,
+            layers=layers,
+            heads=heads,
+            importance=importance,
+            before=before,
+            after=after,
+            metric=self.held_out.metric(before) if self.evaluate and self.held_out is not None else None,
+            data=None if self.held_out is None else self.held_out.name,
+            notes=self.notes,
+        )
 
     def _layers(self) -> dict[str, LayerChoice]:
         if not self.plan.cuts_layers:
@@ -250,18 +333,18 @@ class _Pruning:
 
     def _score(self) -> Score:
         assert self.held_out is not None
-        figures = self.held_out.measure(self.model, self.should_stop)
-        self._stop_here()
-        return self.held_out.score(figures)
+        metrics = self.held_out.measure(self.model, self.should_stop)
+        self._raise_if_stopped()
+        return self.held_out.score(metrics)
 
-    def _measured(self) -> dict[str, Any]:
-        figures: dict[str, Any] = dict(cost(self.model, self.recipe))
+    def _measure(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = dict(cost(self.model, self.recipe))
         if self.evaluate and self.held_out is not None:
-            figures |= self.held_out.measure(self.model, self.should_stop)
-            self._stop_here()
-            if not math.isfinite(figures["loss"]) and self.model is self.loaded.model:
-                raise NonFiniteLossError(f"the loss is {figures['loss']}: the weights are damaged")
-        return figures
+            metrics |= self.held_out.measure(self.model, self.should_stop)
+            self._raise_if_stopped()
+            if not math.isfinite(metrics["loss"]) and self.model is self.loaded.model:
+                raise NonFiniteLossError(f"the loss is {metrics['loss']}: the weights are damaged")
+        return metrics
 
     def _importance(self) -> Importance:
         held_out = self.held_out
@@ -275,7 +358,7 @@ class _Pruning:
             should_stop=self.should_stop,
             progress=self.progress,
         )
-        self._stop_here()
+        self._raise_if_stopped()
         names = ("self_attention", "cross_attention")
         return {
             side: [
@@ -286,7 +369,7 @@ class _Pruning:
         }
 
     def _note(self, layers: Mapping[str, LayerChoice], heads: HeadChoice | None) -> None:
-        """What a person should know of the result."""
+        """Add remarks on the result."""
         self.notes += [f"{side}: {choice.note}" for side, choice in layers.items() if choice.note]
         for side, choice in layers.items():
             section = getattr(self.loaded.recipe.model, side)
@@ -306,8 +389,10 @@ class _Pruning:
         if self.checkpoint.has("generator"):
             self.notes.append("the generator stays as it was")
         if self.plan.needs_data and self.evaluate:
-            self.notes.append("what goes was chosen on the data that the figures come from: other data tells more")
+            self.notes.append(
+                "the choice was made on the data that is reported here: other data would measure it better"
+            )
 
-    def _stop_here(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self.should_stop():
             raise Interrupted("pruning interrupted, nothing written", signal_number=signal.SIGINT)

@@ -16,7 +16,7 @@ from tformer.recipe.load import leaves
 from tformer.recipe.recipe import Recipe
 from tformer.workflows.runs.summary import RunSummary, best_record, number, summarise_run
 
-OWN = ("schema", "arch", "preset")  # what names a recipe, and does not make it
+OWN = ("schema", "arch", "preset")  # these name a recipe and define nothing
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _at(data: Any, path: tuple[str, ...]) -> Any:
 
 @dataclass(frozen=True)
 class CheckpointLine:
-    """One checkpoint: `score` as validation gave it (lower is better), `size_bytes` of the files it names."""
+    """One checkpoint: `score` of its validation (lower is better), `size_bytes` of its files."""
 
     step: int
     path: Path
@@ -45,13 +45,13 @@ class CheckpointLine:
 
 @dataclass(frozen=True)
 class RunDetail:
-    """A run at length.
+    """All details of a run.
 
     Attributes:
-        base: what the recipe is held against: its preset, or, where it has none that is known here, the defaults.
-        differences: {key: {"run": its value, "base": the base's}}; a side that has no such key is left out.
-        environment: of its last start; None: not recorded.
-        metrics: {split: {first, best, last: record}}; training has no best.
+        base: the recipe's preset, or the defaults where that is unknown; None: the recipe cannot be read.
+        differences: {key: {"run": value, "base": value}}; a side without the key is left out.
+        environment: of the last start; None: not recorded.
+        metrics: {split: {first, best, last: record}}; no best for training.
     """
 
     summary: RunSummary
@@ -83,7 +83,7 @@ class RunDetail:
 
 
 def describe_run(path: str | Path) -> RunDetail:
-    """What is known of a run; what is wrong with it is among the problems of its summary."""
+    """All details of a run; its summary lists what cannot be read."""
     folder = Path(path)
     summary, run = summarise_run(folder), RunDirectory(folder)
     base, differences = (None, {}) if summary.recipe is None else _against_base(summary.recipe)
@@ -103,26 +103,26 @@ def _against_base(recipe: Recipe) -> tuple[str, dict[str, dict[str, Any]]]:
     differences = {}
     for key in {**sides["run"], **base}:
         values = {side: flat[key] for side, flat in sides.items() if key in flat}
-        emptied = len(values) == 1 and next(iter(values.values())) in (None, [], {})  # the other has keys inside
+        emptied = len(values) == 1 and next(iter(values.values())) in (None, [], {})  # the other side has keys inside
         if key not in OWN and not emptied and (len(values) == 1 or values["run"] != values["base"]):
             differences[key] = values
     return name, differences
 
 
 def _base_of(recipe: Recipe) -> tuple[str, dict[str, Any]]:
-    """The preset's recipe as it is today; without one, the defaults of every section that the recipe has."""
+    """Name and values of the preset as shipped today, else of the defaults of the recipe's sections."""
     if recipe.preset is not None:
         try:
             preset = load_recipe(arch=recipe.arch, preset=recipe.preset).recipe
             return f"preset {recipe.arch}/{recipe.preset}", flat_recipe(preset)
-        except InputError:  # of an older version, or of somebody else
+        except InputError:  # of another version
             pass
     set_keys = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return "the defaults", {key: value for key, value in flat_recipe(recipe).items() if not _is_set(set_keys, key)}
 
 
 def _is_set(data: Any, key: str) -> bool:
-    """Whether a dotted key, or what holds it, is among what departs from the defaults."""
+    """Whether a dotted key, or a section that contains it, differs from the defaults."""
     for part in key.split("."):
         if isinstance(data, list):
             data = data[int(part)]
@@ -136,14 +136,14 @@ def _is_set(data: Any, key: str) -> bool:
 def _environment(run: RunDirectory) -> dict[str, Any] | None:
     try:
         return run.environment()
-    except InputError:  # among the problems already
+    except InputError:  # listed in the problems
         return None
 
 
 def _split_records(run: RunDirectory) -> dict[str, dict[str, dict[str, Any]]]:
     try:
         records = list(run.metrics())
-    except InputError:  # among the problems already
+    except InputError:  # listed in the problems
         return {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for split in ("train", "valid"):
@@ -170,7 +170,7 @@ def _checkpoints(run: RunDirectory) -> list[CheckpointLine]:
 def _size(path: Path) -> int | None:
     try:
         return sum(record.size for record in read_checkpoint(path, verify=False).manifest.files)
-    except InputError:  # among the problems already
+    except InputError:  # listed in the problems
         return None
 
 
@@ -179,11 +179,11 @@ NOT_FIGURES = ("step", "examples")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of one value for each run, in the order that the runs were named.
+    """Rows with a value for each run, in the given order of the runs.
 
     Attributes:
-        keys: {key of the recipe: value of each run that has the key, by its number}.
-        metrics: {figure: value of each run that measured it, by its number}, at the run's best validation.
+        keys: {key of the recipe: {number of the run: value}}, of runs that have the key.
+        metrics: {figure: {number of the run: value}}, at the run's best validation.
     """
 
     runs: list[RunSummary]
@@ -203,7 +203,7 @@ class Comparison:
 
 
 def compare_runs(paths: Sequence[str | Path]) -> Comparison:
-    """Raises InputError for fewer than two runs, or one named twice; a damaged run is compared as far as it goes."""
+    """Compare runs, damaged ones as far as possible. Raises InputError for fewer than two, or one named twice."""
     places = [os.path.realpath(path) for path in paths]
     twice = next((str(path) for path, place in zip(paths, places, strict=True) if places.count(place) > 1), None)
     if twice is not None:
@@ -225,7 +225,7 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The paths without the folders that all of them share."""
+    """The paths relative to their common folder."""
     places = [os.path.abspath(path) for path in paths]
     shared = os.path.commonpath([os.path.dirname(place) for place in places])
     return [os.path.relpath(place, shared) for place in places]
@@ -237,12 +237,12 @@ def _differs(row: dict[int, Any], count: int) -> bool:
 
 
 def _metrics(runs: Sequence[RunSummary]) -> dict[str, dict[int, float]]:
-    """Whatever was measured at each run's best validation; the loss first."""
+    """All figures of each run's best validation, the loss first."""
     table: dict[str, dict[int, float]] = {"loss": {}}
     for index, run in enumerate(runs):
         try:
             record = best_record(list(read_metrics(run.path / "metrics.jsonl")))
-        except (InputError, OSError):  # among the run's problems already
+        except (InputError, OSError):  # listed in the run's problems
             continue
         for name in record:
             if name not in NOT_FIGURES and (value := number(record, name)) is not None:

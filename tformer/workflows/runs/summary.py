@@ -42,16 +42,16 @@ class Best:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is known of a run; None: nothing is.
+    """Summary of a run; None: unknown.
 
     Attributes:
         state: finished (all steps, or stopped early), stopped, in use (another process trains in it), no checkpoint,
             damaged (see `problems`).
         step: of the latest checkpoint; while in use, of the last line of the metrics.
-        parameters: distinct ones, as `train` counts them.
+        parameters: tied ones once.
         seconds, tokens: of training, without validation and saving.
         size_bytes: of all its files.
-        updated: when it was last written to, in seconds since 1970.
+        updated: time of the last change, in seconds since 1970.
     """
 
     path: Path
@@ -72,7 +72,7 @@ class RunSummary:
 
     @property
     def kind(self) -> str | None:
-        """Its arch and preset in one word."""
+        """ARCH/PRESET."""
         if self.recipe is None:
             return None
         return self.recipe.arch if self.recipe.preset is None else f"{self.recipe.arch}/{self.recipe.preset}"
@@ -102,7 +102,7 @@ class RunSummary:
 
 
 def summarise_run(path: str | Path) -> RunSummary:
-    """What can be said of a run. Nothing that is wrong with it raises."""
+    """Summary of a run; what cannot be read is listed in its problems."""
     folder, reader = Path(path), _Reader([])
     run = RunDirectory(folder)
     if not os.path.isdir(folder / CHECKPOINTS):
@@ -137,7 +137,7 @@ def summarise_run(path: str | Path) -> RunSummary:
 
 
 def read_recipe(folder: Path, latest: Checkpoint | None) -> Recipe | None:
-    """The run's recipe, or where that file is missing its latest checkpoint's. Raises InputError for a damaged one."""
+    """The run's recipe, else that of its latest checkpoint. Raises InputError for a damaged file."""
     path = folder / "recipe.yaml"
     if os.path.lexists(path):
         data = read_bounded(path, max_bytes=MAX_RECIPE_BYTES)
@@ -151,7 +151,7 @@ def read_recipe(folder: Path, latest: Checkpoint | None) -> Recipe | None:
 
 
 def best_of(records: Sequence[dict[str, Any]], recipe: Recipe | None) -> Best | None:
-    """The best validation, in the metric that the recipe names."""
+    """The best validation, by the recipe's best_metric."""
     metric = "loss" if recipe is None else recipe.training.best_metric
     record = best_record(records)
     value, step = number(record, metric), number(record, "step")
@@ -159,7 +159,7 @@ def best_of(records: Sequence[dict[str, Any]], recipe: Recipe | None) -> Best | 
 
 
 def best_record(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last validation that was called the best; empty where there is none."""
+    """The last validation that was marked as best; empty where there is none."""
     valid = (record for record in reversed(records) if record.get("split") == "valid")
     return next((record for record in valid if record.get("is_best") is True), {})
 
@@ -169,7 +169,7 @@ def last_train_record(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def number(record: dict[str, Any], key: str) -> float | None:
-    """A finite number of a record, whoever wrote it."""
+    """A number in a record; None where it is missing, not finite or no number."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -177,7 +177,7 @@ def number(record: dict[str, Any], key: str) -> float | None:
 
 
 class _Reader:
-    """Reads one thing after another; what is wrong with one is noted and the next is read."""
+    """Reads the parts of a run; an error is added to `problems` and reading goes on."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -193,14 +193,14 @@ class _Reader:
 
 
 def _checked(entry: Entry) -> Checkpoint:
-    """The checkpoint, its files found there in their sizes; contents are not compared, which would take long."""
+    """The checkpoint, with its files checked for presence and size only: hashing would take long."""
     checkpoint = read_checkpoint(entry.path, verify=False)
     checkpoint.weight_specs()
     return checkpoint
 
 
 def _count(recipe: Recipe, checkpoint: Checkpoint) -> int:
-    """Distinct parameters of the model, built without memory; the stored tables say how many words it knows."""
+    """Parameters of the model, built on the meta device with the vocabularies of the stored embeddings."""
     shapes = {name: spec.shape for name, spec in checkpoint.weight_specs().items()}
     source, target = (shapes[name][0] if name in shapes else None for name in (TOKEN_TABLE, TARGET_TABLE))
     labels = len(recipe.data.labels) or None
@@ -221,7 +221,7 @@ def _state(
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:
-    """Of every file in it; what vanishes meanwhile is passed over."""
+    """Status of every file in the folder; files that disappear meanwhile are skipped."""
     for place, _, names in os.walk(folder):
         for name in names:
             try:
@@ -231,16 +231,16 @@ def _statuses(folder: Path) -> Iterator[os.stat_result]:
 
 
 MAX_DEPTH = 6
-"""So many folders deep a run is looked for."""
+"""Greatest depth of folders in which runs are searched."""
 
 TRACES = ("metrics.jsonl", "environment.json")
-"""A folder that holds these beside a recipe was a run, even if its checkpoints are gone."""
+"""A folder with a recipe and one of these is a run, even without checkpoints."""
 
 
 def find_runs(folders: Iterable[str | Path] = ("runs",)) -> list[Path]:
     """Every run at or under the folders, each once, by path.
 
-    Links to folders are followed to runs, not through folders of runs, so that no circle is walked.
+    Links are followed to runs but not through folders of runs, so that no cycle is followed.
 
     Raises:
         InputError: a folder that is not there, or cannot be read.
@@ -261,7 +261,7 @@ def find_runs(folders: Iterable[str | Path] = ("runs",)) -> list[Path]:
 
 
 def find_run(name: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Path:
-    """The run that a person means: its folder, its name under `runs_dir`, a place inside it; None: the newest.
+    """The run with this folder, this name under `runs_dir`, or this path inside it; None: the newest run.
 
     Raises:
         InputError: nothing there, or no run.
@@ -273,14 +273,14 @@ def find_run(name: str | Path | None = None, *, runs_dir: str | Path = "runs") -
         return folder
     if not folder.exists() and looks_like_run(Path(runs_dir) / folder):
         return Path(runs_dir) / folder
-    checkpoint = resolve_checkpoint(folder, runs_dir=runs_dir)  # or its complaint
+    checkpoint = resolve_checkpoint(folder, runs_dir=runs_dir)  # or InputError
     if checkpoint.parent.name == CHECKPOINTS:
         return checkpoint.parents[1]
     raise InputError(f"{folder} is a checkpoint on its own, expected a run (a folder with {CHECKPOINTS}/)")
 
 
 def looks_like_run(folder: Path) -> bool:
-    """Whether it is a run, or what is left of one."""
+    """Whether the folder is a run, or the rest of one."""
     if os.path.isdir(folder / CHECKPOINTS):
         return True
     return os.path.isfile(folder / "recipe.yaml") and any(os.path.isfile(folder / trace) for trace in TRACES)
@@ -294,7 +294,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
         return
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # a folder of somebody else among ours
+    except OSError:  # a folder without permission
         return
     for name in names:
         inner = folder / name
@@ -307,7 +307,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _metric(run: RunSummary) -> tuple[str, float] | None:
-    """Runs of one metric stand together, the best first."""
+    """Sort key: by metric, then the best first."""
     if run.best is None:
         return None
     sign = -1 if run.best.metric in HIGHER_IS_BETTER else 1
@@ -330,6 +330,6 @@ ORDERS: dict[str, Callable[[RunSummary], Any]] = {
 
 
 def in_order(runs: Iterable[RunSummary], order: str = "newest") -> list[RunSummary]:
-    """By a key of `ORDERS`; runs of which it is not known come last, equal ones by path."""
+    """Runs sorted by a key of `ORDERS`; runs without that value come last, equal ones by path."""
     key = ORDERS[order]
     return sorted(runs, key=lambda run: ((value := key(run)) is None, value if value is not None else 0, str(run.path)))

@@ -1,14 +1,8 @@
 """`tformer sweep`: one recipe varied along axes, every variant trained over seeds, one table of costs and metrics.
 
-plan      what is asked for: tasks, axes, seeds, evaluations; read from a file
-flags     the same of the command's flags
-grid      the plan's cells: one training each
-resolve   a cell's recipe, checked before anything is trained
-process   one child process: its exit code, its peak memory, its end by a signal
-cells     one cell: trained, resumed, evaluated
-results   what it came to, read from its run and kept on file
-table     results over seeds: mean and standard deviation
-report    that table as Markdown, CSV and JSON
-curves    the plot of the validation metric
-run       all of it in order
+plan    tasks, axes, seeds and evaluations, from a file or from options
+grid    the plan's cells, one training each, with their resolved recipes
+cells   one cell: trained and evaluated in child processes, its result stored
+table   mean and standard deviation over seeds as Markdown, CSV, JSON and plots
+run     the whole sweep
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,11 @@ from tformer.checkpoint.files import (
     write_text,
 )
 from tformer.checkpoint.run import RunDirectory
+from tformer.device import peak_resident_bytes
 from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.formatting import finite_or_none
 from tformer.recipe.recipe import Recipe
+from tformer.tasks import task_of
 from tformer.workflows.sweep.grid import (
     Cell,
     all_sets,
@@ -41,9 +41,7 @@ from tformer.workflows.sweep.grid import (
 
 POLL_SECONDS = 0.1
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes in the kernel's unit of `ru_maxrss`."""
-
-PEAK_LINE = re.compile(rb"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+"""Bytes per unit of `ru_maxrss`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Ended:
     """How a child ended.
 
     code: its exit code; -N when signal N killed it. out: its standard output.
-    peak_bytes: its largest resident set (a GPU's memory is not in it). stopped: it was asked to stop.
+    peak_bytes: its largest resident set, without a GPU's memory. stopped: whether it was interrupted.
     """
 
     code: int
@@ -62,23 +60,23 @@ class Ended:
 
 
 def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool]) -> Ended:
-    """Run `tformer WORDS` to its end; its talk is appended to `log`.
+    """Run `tformer WORDS` to its end; its stderr is appended to `log`.
 
-    The child has a process group of its own, so that Ctrl-C reaches it once: from here, when `should_stop` says so. It
-    is then given all the time it needs to save. It never outlives this call.
+    The child has a process group of its own, so that an interrupt reaches it once: from here, when `should_stop`
+    returns True. It then gets all the time it needs to save. It never outlives this call.
     """
     command = [sys.executable, "-m", "tformer", *words]
-    began, stopped, watched = time.monotonic(), False, 0
-    with tempfile.TemporaryFile() as out, log.open("ab") as talk:
-        talk.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
-        talk.flush()
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=talk, process_group=0)
+    began, stopped, observed = time.monotonic(), False, 0
+    with tempfile.TemporaryFile() as out, log.open("ab") as messages:
+        messages.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
+        messages.flush()
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=messages, process_group=0)
         try:
             while True:
                 pid, status, usage = os.wait4(child.pid, os.WNOHANG)
                 if pid:
                     break
-                watched = max(watched, _peak_so_far(child.pid))
+                observed = max(observed, peak_resident_bytes(child.pid) or 0)
                 if should_stop() and not stopped:
                     stopped = True
                     os.kill(child.pid, signal.SIGINT)
@@ -90,42 +88,34 @@ def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool
                 child.wait()
         out.seek(0)
         text = out.read().decode("utf-8", "replace")
-    peak = _peak(usage.ru_maxrss * MAXRSS_UNIT, watched)
+    peak = _peak(usage.ru_maxrss * MAXRSS_UNIT, observed)
     return Ended(child.returncode, text, peak, time.monotonic() - began, stopped)
 
 
-def _peak(reported: int, watched: int) -> int:
-    """Linux counts the set that the parent had at a child's birth as the child's: up to that, what was seen counts."""
+def _peak(reported: int, observed: int) -> int:
+    """The child's peak. Linux counts the parent's memory at the fork as the child's: up to that, `observed` counts."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
-    return watched if watched and reported <= own else reported
-
-
-def _peak_so_far(pid: int) -> int:
-    """The largest resident set of a living process, in bytes; 0 where the system does not tell."""
-    with suppress(OSError):
-        match = PEAK_LINE.search(Path(f"/proc/{pid}/status").read_bytes())
-        return int(match[1]) * 1024 if match else 0
-    return 0
+    return observed if observed and reported <= own else reported
 
 
 MAX_RESULT_BYTES = 16 << 20
 MAX_POINTS = 400
-"""Of a curve that is kept; longer ones are thinned evenly."""
+"""Most points of a stored curve; longer curves are thinned evenly."""
 
 DONE, TRAINED, DIVERGED, INVALID, REFUSED = "done", "trained", "diverged", "left out", "refused"
 FINAL = (DONE, DIVERGED)
-"""States that no further run of the same command would change."""
+"""States that the same command would not change."""
 
 NOT_METRICS = ("split", "step", "is_best")
 
 
 @dataclass
 class Result:
-    """What one training came to. Times in seconds, memory in bytes.
+    """The result of one training. Times in seconds, memory in bytes.
 
-    status: done, trained (its evaluations are still to come), left out (the recipe refuses it), or how it failed.
-    metric: the recipe's best_metric; best: its best value over the validations, at `best_step`; validation: everything
-    that was measured then. evaluate: for each label, all figures, and under `value` the one that the table shows.
+    status: done, trained (evaluations are missing), left out (the recipe refuses it), or how it failed.
+    metric: the recipe's best_metric; best: its best value over the validations, at `best_step`; validation: all metrics
+    of that validation. evaluate: for each label all figures, and under `value` the one that the table shows.
     """
 
     cell: str
@@ -160,7 +150,7 @@ STORED = TypeAdapter(Result)
 
 
 def load_result(path: Path) -> Result | None:
-    """The result on file; None where there is none. Errors: `InputError` for a damaged file."""
+    """The stored result; None where there is none. Raises InputError for a damaged file."""
     if not path.is_file():
         return None
     document = parse_object(read_bounded(path, max_bytes=MAX_RESULT_BYTES), name=str(path))
@@ -175,7 +165,7 @@ def load_result(path: Path) -> Result | None:
 
 
 def read_run(result: Result, run: Path) -> None:
-    """Fill in what the run's metrics.jsonl tells: the best validation, costs and curves."""
+    """Add the best validation, costs and curves from the run's metrics.jsonl."""
     records = list(RunDirectory(run).metrics())
     logged = [record for record in records if record.get("split") == "train"]
     validated = [record for record in records if record.get("split") == "valid"]
@@ -192,7 +182,7 @@ def read_run(result: Result, run: Path) -> None:
 
 
 def figure_of(figures: Mapping[str, Any], metric: str) -> tuple[str, float | None]:
-    """Of an evaluation the figure that the table shows: the metric of the task, or else the loss."""
+    """Name and value of an evaluation that the table shows: the task's metric, or else the loss."""
     name = metric if isinstance(figures.get(metric), int | float) else "loss"
     return name, figures.get(name)
 
@@ -205,24 +195,24 @@ def _curve(records: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
 
 FAILURES = {2: REFUSED, 4: DIVERGED, 5: "out of memory", -9: "killed", 137: "killed"}
 STORAGE, IN_USE = 3, 6
-"""Exit codes that are not a cell's own failure: they would meet every other cell as well."""
+"""Exit codes that would end every other cell too."""
 
 LOG_TAIL_BYTES = 64_000
 
 TEXTS = {"train", "valid", "valid_fraction", "valid_split", "columns", "errors"}
-"""What of the data section decides which texts a tokenizer is trained on."""
+"""Fields of the data section that decide which texts a tokenizer is trained on."""
 
 RUNS, CELLS = "runs", "cells"
 """Folders inside OUT."""
 
 
 class Stopped(Exception):
-    """The cell was asked to stop, and has."""
+    """The cell was interrupted, and has saved."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A cell that can be trained: its recipe is sound."""
+    """A cell with its resolved recipe."""
 
     cell: Cell
     recipe: Recipe
@@ -236,19 +226,19 @@ class Work:
         if given or self.recipe.model.patches is not None or "--init-from" in self.cell.variant.task.train:
             return None
         texts = data.model_dump(mode="json", include=TEXTS)
-        kind = self.recipe.data_kind.removeprefix("masked_")
+        kind = task_of(self.recipe).tokenizer_texts
         return json.dumps([kind, tokenizer.model_dump(mode="json"), texts], sort_keys=True)
 
 
 class Sweeper:
-    """Runs cells in one folder. `tokenizers`: the flags that name a tokenizer already trained, by `tokenizer_key`."""
+    """Runs cells in one folder. `tokenizers`: flags that name a tokenizer trained before, by `tokenizer_key`."""
 
     def __init__(self, out: Path, *, should_stop: Callable[[], bool]) -> None:
         self.out, self.should_stop = out, should_stop
         self.tokenizers: dict[str, list[str]] = {}
 
     def finished(self, work: Work) -> Result | None:
-        """The result on file of a cell that needs no more work."""
+        """The stored result of a cell that needs no more work."""
         result = load_result(self._file(work.cell))
         if result is None or result.status not in FINAL:
             return None
@@ -258,12 +248,12 @@ class Sweeper:
     def run(self, work: Work) -> Result:
         """Train and evaluate what is left of the cell.
 
-        Errors: `Stopped` once it has saved; `StorageError` and `RunInUseError`, which would meet every cell.
+        Raises Stopped once it has saved; StorageError and RunInUseError, which would end every cell.
         """
         cell, file = work.cell, self._file(work.cell)
-        on_file = load_result(file)
-        if on_file is not None and on_file.status == TRAINED:
-            result = on_file
+        stored = load_result(file)
+        if stored is not None and stored.status == TRAINED:
+            result = stored
             self._remember_tokenizer(work)
         else:
             result = self._train(work)
@@ -329,19 +319,19 @@ class Sweeper:
         return ended
 
     def _remember_tokenizer(self, work: Work) -> None:
-        """The tokenizer that this cell trained serves all that would train the same."""
+        """Use this cell's tokenizer for all cells that would train the same one."""
         key, run = work.tokenizer_key, self._run(work.cell)
-        one, source, target = (run / f"tokenizer{side}.json" for side in ("", ".source", ".target"))
+        joint, source, target = (run / f"tokenizer{side}.json" for side in ("", ".source", ".target"))
         if key is None or key in self.tokenizers:
             return
         if target.is_file():
-            first = source if source.is_file() else one
+            first = source if source.is_file() else joint
             self.tokenizers[key] = ["--source-tokenizer", str(first), "--target-tokenizer", str(target)]
-        elif one.is_file():
-            self.tokenizers[key] = ["--tokenizer", str(one)]
+        elif joint.is_file():
+            self.tokenizers[key] = ["--tokenizer", str(joint)]
 
     def _last_error(self, cell: Cell) -> str:
-        """What the child said last of what went wrong, in one line."""
+        """The last error in the child's log, else its last line."""
         with self.log(cell).open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - LOG_TAIL_BYTES))
@@ -360,7 +350,7 @@ class Sweeper:
 
 
 def train_words(work: Work) -> list[str]:
-    """The flags of `tformer train` that make this cell, but for its folder and a tokenizer trained before."""
+    """The flags of `tformer train` for this cell, without its folder and a tokenizer trained before."""
     cell, task = work.cell, work.cell.variant.task
     words = [*base_words(task), *task.train]
     for text in all_sets(task, cell.variant.sets, max_steps=work.max_steps, seed=cell.seed):

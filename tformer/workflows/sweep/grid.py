@@ -21,7 +21,7 @@ from tformer.workflows.sweep.plan import Task, split_keys
 
 STACKS = ("encoder", "decoder")
 COMMON = frozenset({"kind", "place", "size", "rate"})
-"""Last words of a key that say too little alone: `norm.place`, not `place`."""
+"""Last words of a key that are ambiguous alone: the label is `norm.place`, not `place`."""
 
 MAX_SLUG = 80
 
@@ -39,8 +39,8 @@ class Axis:
 class Variant:
     """One row of the table: a task with a value chosen on every axis.
 
-    choices: by the axes' labels, as the table shows them. slug: names its folders, unlike that of any other variant.
-    sets: the choices as `--set` of `tformer train` takes them, without wildcards.
+    choices: by the axes' labels, as the table shows them. slug: unique name of its folders.
+    sets: the choices as values of `--set`, without wildcards.
     """
 
     task: Task
@@ -62,7 +62,7 @@ class Cell:
 
 
 def axes_of(task: Task) -> tuple[Axis, ...]:
-    """The task's axes, labelled as briefly as they can be told apart."""
+    """The task's axes with the shortest labels that are unique."""
     coupled = [(split_keys(keys), values) for keys, values in task.vary.items()]
     shown = [_shown_keys(keys, values) for keys, values in coupled]
     short = [_short(key) for keys in shown for key in keys]
@@ -77,8 +77,8 @@ def axes_of(task: Task) -> tuple[Axis, ...]:
 def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[Variant]:
     """Every combination of the axes' values, the last axis fastest.
 
-    recipe: the task's own, as plain data: `*` in a key stands for the stacks that it has there.
-    prefix: what the slugs begin with.
+    recipe: the task's, as plain data: `*` in a key stands for its stacks.
+    prefix: of the slugs.
     """
     axes = axes_of(task)
     variants: list[Variant] = []
@@ -97,12 +97,12 @@ def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[V
 
 
 def cells_of(variants: Sequence[Variant], *, seeds: Sequence[int]) -> list[Cell]:
-    """Every variant with every seed; all variants have the first seed before any has the second."""
+    """Every variant with every seed: all variants with the first seed, then all with the second."""
     return [Cell(variant, seed) for seed in seeds for variant in variants]
 
 
 def expand_key(key: str, recipe: Mapping[str, Any]) -> list[str]:
-    """The keys that a key with `*` stands for: once for each stack that the recipe has in its place."""
+    """The keys that a key with `*` stands for: one for each stack of the recipe."""
     parts = key.split(".")
     if "*" not in parts:
         return [key]
@@ -113,17 +113,17 @@ def expand_key(key: str, recipe: Mapping[str, Any]) -> list[str]:
     stacks = [name for name in STACKS if isinstance(holder, Mapping) and holder.get(name) is not None]
     return [
         place for name in stacks for place in expand_key(".".join([*parts[:at], name, *parts[at + 1 :]]), recipe)
-    ] or [key]  # nothing fits: the recipe refuses the key as it stands
+    ] or [key]  # no stack there: the recipe refuses the key
 
 
 def as_text(value: Any) -> str:
-    """A value as the right side of `--set key=value`: what reads it back gives the same value."""
+    """A value as text for `--set key=value`, which reads the same value from it."""
     plain = isinstance(value, str) and value == value.strip() and value[:1] not in ("[", "{", '"', "'")
     return value if plain and resolve_scalar(value) == value else json.dumps(value, ensure_ascii=False)
 
 
 def _shown_keys(keys: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """Of coupled keys the first alone, where its value tells which the others have."""
+    """The first of coupled keys, where its value determines the others; else all."""
     if len(keys) == 1 or len({json.dumps(value[0], sort_keys=True) for value in values}) == len(values):
         return [keys[0]]
     return list(keys)
@@ -139,7 +139,7 @@ def _shown_row(axis: Axis, row: Sequence[Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`rope` for {kind: rope}; else the value as it would be typed."""
+    """`rope` for {kind: rope}; else the value as typed on a command line."""
     if isinstance(value, dict) and "kind" in value:
         rest = ", ".join(f"{key} {_shown(item)}" for key, item in value.items() if key != "kind")
         return f"{value['kind']} ({rest})" if rest else str(value["kind"])
@@ -147,7 +147,7 @@ def _shown(value: Any) -> str:
 
 
 def _slug_word(axis: Axis, row: Sequence[Any]) -> str:
-    """A text for itself; a number or a truth value after its key."""
+    """The value in a slug; a number or truth value follows its key."""
     text = _shown_row(axis, row)
     return text if isinstance(row[0], str | dict) else f"{_short(axis.keys[0])}-{text}"
 
@@ -176,9 +176,9 @@ def base_words(task: Task) -> list[str]:
 
 
 def all_sets(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None) -> list[str]:
-    """Everything that `--set` says, in order: the task's, `sets` of a variant, and what the sweep decides itself.
+    """All values of `--set`, in order: the task's, those of a variant, and what the sweep decides.
 
-    The latter is no flag, for `--set` wins over flags.
+    The last are no flags, for `--set` overrides flags.
     """
     texts = [*(f"{key}={as_text(value)}" for key, value in task.set.items()), *sets]
     own = (("training.max_steps", max_steps), ("seed", seed))
@@ -186,7 +186,7 @@ def all_sets(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: in
 
 
 def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Start:
-    """What `tformer train` would start from. Errors: `InputError` for whatever is wrong with the recipe."""
+    """The start of `tformer train` with these settings. Raises InputError for a wrong recipe."""
     options = train_options(task.train)
     return find_start(
         replace(
@@ -200,7 +200,7 @@ def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: in
 
 
 def check_model(recipe: Recipe) -> None:
-    """Build the model without memory, as `tformer config validate` does. Errors: sizes that do not fit together."""
+    """Build the model on the meta device. Raises InputError for sizes that do not fit together."""
     vocabulary, labels = recipe.tokenizer.train.vocab_size, len(recipe.data.labels) or 2
     for model in (recipe.model, recipe.generator):
         if model is not None:

@@ -16,7 +16,7 @@ A written plan is YAML, read as strictly as a recipe:
           model.*.norm.place, model.*.final_norm: [[pre, true], [post, false]]     # coupled: one value for each key
         evaluate: {longer: [--seq-len, "256"]}     # flags of `tformer evaluate`, a column each
 
-The flags of the command make the same plan, of one task.
+The options of the command describe a plan of one task.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tformer.recipe.sections import (
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value, parse_yaml, read_yaml
 
 OWN_KEYS = {"seed": "--seeds N", "arch": "tasks of their own in a --plan", "preset": "tasks of their own in a --plan"}
-"""Keys that no axis may vary, and what does instead."""
+"""Keys that no axis may vary, and the option to use instead."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -111,18 +111,18 @@ class Plan(Section):
 
 
 def split_keys(keys: str) -> list[str]:
-    """The keys of an axis: several, with commas, are coupled."""
+    """The keys of an axis; several keys, separated by commas, are coupled."""
     return [key.strip() for key in keys.split(",")]
 
 
 def read_plan(name: str) -> Plan:
-    """A written plan: a file, or the name of a shipped one. Errors: `InputError` with file, line and key."""
+    """A written plan: a file, or the name of a shipped one. Raises InputError with file, line and key."""
     path = plan_path(name)
     return validated(read_yaml(path), str(path))
 
 
 def plan_path(name: str) -> Path:
-    """The file that a name stands for."""
+    """The file of a shipped plan, or the file itself."""
     path, shipped = Path(name), list_plans()
     if name in shipped and not path.is_file():
         return shipped[name]
@@ -137,9 +137,9 @@ def list_plans() -> dict[str, Path]:
 
 
 def validated(document: Document, name: str, *, expand: bool = True) -> Plan:
-    """The plan that a document describes; `name` is what messages call it, empty for one that flags made.
+    """The plan in a document. name: for messages; empty for a plan from options.
 
-    Errors: `InputError` with line and key of whatever is wrong.
+    Raises InputError with line and key of every mistake.
     """
 
     def where(path: KeyPath) -> str:
@@ -153,14 +153,14 @@ def validated(document: Document, name: str, *, expand: bool = True) -> Plan:
         return Plan.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problems = list(_problems(error))
-        if not name:  # the flags' plan, in which nobody has seen a task
+        if not name:  # messages of a plan from options name no task
             problems = [problem._replace(path=problem.path[2:]) for problem in problems]
         raise_problems(problems, where)
         raise
 
 
 def _expanded(value: Any, path: KeyPath, where: Any) -> Any:
-    """The value with `${NAME}` replaced in all its texts. Errors: `InputError` for a variable that is not set."""
+    """The value with `${NAME}` expanded in all texts. Raises InputError for a variable that is not set."""
     if isinstance(value, dict):
         return {key: _expanded(item, (*path, str(key)), where) for key, item in value.items()}
     if isinstance(value, list):
@@ -180,7 +180,7 @@ def _expanded(value: Any, path: KeyPath, where: Any) -> Any:
 
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
-    """pydantic's errors as a person would tell them."""
+    """pydantic's errors as problems with readable messages."""
     for entry in error.errors(include_url=False):
         kind, path = entry["type"], tuple(map(str, entry["loc"]))
         if kind in UNKNOWN_KEY:
@@ -208,7 +208,7 @@ def plan_of_flags(
     seeds: int,
     max_steps: int | None,
 ) -> Plan:
-    """The plan that the command's flags describe: one task. Errors: `InputError` that names the flag."""
+    """The plan of one task that the options describe. Raises InputError that names the option."""
     axes: dict[str, list[Any]] = {}
     for text in vary:
         keys, values = parse_vary(text)
@@ -230,7 +230,7 @@ def plan_of_flags(
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """`KEY=a,b` or `KEY1,KEY2=[a,b],[c,d]`: the keys, and the values as YAML reads a flow list."""
+    """`KEY=a,b` or `KEY1,KEY2=[a,b],[c,d]`: the keys, and the values of a YAML list."""
     keys, equals, values = text.partition("=")
     keys = ",".join(split_keys(keys))
     if not equals or not keys or not values.strip():

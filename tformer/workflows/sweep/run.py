@@ -1,6 +1,6 @@
-"""A sweep from its plan to its tables: every recipe resolved first, then the cells one after another, then the results.
+"""A sweep from its plan to its tables: resolve every recipe, train the cells one after another, write the results.
 
-`sweep.json` remembers the plan that a folder belongs to, so that a later call goes on with it and no other.
+OUT/sweep.json holds the plan of the folder: a later call continues that plan and refuses another.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ MAX_TRAININGS = 10_000
 
 
 class Observer(Protocol):
-    """Who is told how the sweep goes."""
+    """Called as a sweep goes on: when a training begins, and when it has ended."""
 
     def begins(self, cell: Cell, number: int, total: int, log: Path) -> None: ...
     def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
-        """seconds: that it took now; None: it was finished before."""
+        """seconds: duration; None: it was finished before."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a plan comes to: the cells in order of their training, and those that their recipe refuses.
+    """The resolved cells of a plan in order of their training, and results of cells that their recipe refuses.
 
-    order: of the table's rows, and of the seeds in one: the names of all cells.
+    order: names of all cells in the order of the table's rows, then of the seeds.
     """
 
     works: tuple[Work, ...]
@@ -73,10 +73,10 @@ class Grid:
 
 
 def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
-    """Every cell's recipe, before anything is trained.
+    """Resolve every cell's recipe, before anything is trained.
 
-    Errors: `InputError` of the first cell that its recipe refuses, unless such cells are to be left out; of a task
-    that is wrong whatever its axes say; when nothing is left, or too much to begin with.
+    Raises InputError for the first cell that its recipe refuses (skip_invalid: such cells are left out), for a task
+    that is wrong without its axes, and when no cell is left or too many are asked for.
     """
     total = plan.seeds * sum(math.prod(map(len, task.vary.values())) for task in plan.tasks)
     if total > MAX_TRAININGS:
@@ -127,10 +127,10 @@ def run_sweep(
 ) -> tuple[Table, list[Result]]:
     """Train what is not finished yet, and write the tables and plots into `out`. Results are in the table's order.
 
-    tolerant: go on where a task's very first training is refused, which its data will do to the others as well.
+    tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.
 
-    Errors: `InputError` when `out` belongs to another plan, and for such a refusal; `Interrupted` once the cell that
-    ran has saved.
+    Raises InputError when `out` belongs to another plan, and for such a refusal; Interrupted once the running cell
+    has saved.
     """
     make_folders(out)
     lock = RunLock(out)
@@ -156,7 +156,7 @@ def run_sweep(
             first = not any(other.task == result.task for other in results)
             if result.status == REFUSED and first and not tolerant:
                 raise InputError(f"{result.cell}: {result.message}", hint="--skip-invalid goes on with the others")
-            results = sorted([*results, result], key=lambda one: grid.order.index(one.cell))
+            results = sorted([*results, result], key=lambda other: grid.order.index(other.cell))
             _write(plan, results, out, last=False)
         return _write(plan, results, out, last=True), results
     finally:
@@ -164,7 +164,7 @@ def run_sweep(
 
 
 def _write(plan: Plan, results: Sequence[Result], out: Path, *, last: bool) -> Table:
-    """Tables after every cell; the plots, which take a second, at the end."""
+    """Write the tables; after the last cell also the plots, which take a second."""
     table = make_table(plan, results)
     write_tables(plan, table, results, out)
     if last:
@@ -173,12 +173,12 @@ def _write(plan: Plan, results: Sequence[Result], out: Path, *, last: bool) -> T
 
 
 def _claim(out: Path, plan: Plan) -> None:
-    """The folder is this plan's from now on. Errors: it is another's, and in what they differ."""
+    """Reserve the folder for this plan. Raises InputError with the difference when it belongs to another."""
     file, asked = out / PLAN_FILE, json.loads(plan.model_dump_json())
     if file.is_file():
         stored = parse_object(read_bounded(file, max_bytes=MAX_PLAN_BYTES), name=str(file))
         difference = _difference(stored, asked)
-        for name in (RUNS, CELLS):  # somebody may have cleared them away
+        for name in (RUNS, CELLS):  # they may have been deleted
             make_folders(out / name)
         if difference is None:
             return
@@ -186,7 +186,7 @@ def _claim(out: Path, plan: Plan) -> None:
             raise InputError(
                 f"{out} holds another sweep: {difference}", hint="choose another --out, or give the plan it began with"
             )
-        remove_tree(out / CELLS)  # of refusals alone: nothing was trained there
+        remove_tree(out / CELLS)  # only refusals: nothing was trained
     elif found := sorted(entry.name for entry in out.iterdir() if entry.name != LOCK_NAME):
         raise InputError(f"{out} is not empty (it holds {found[0]})", hint="choose another folder with --out")
     for name in (RUNS, CELLS):
@@ -195,17 +195,17 @@ def _claim(out: Path, plan: Plan) -> None:
 
 
 def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | None:
-    """The first place where two documents differ, in words."""
+    """Description of the first difference of two documents; None: they are equal."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         pairs: list[tuple[str, Any, Any]] = [
             (key, stored.get(key), asked.get(key)) for key in dict.fromkeys([*stored, *asked])
         ]
     elif isinstance(stored, list) and isinstance(asked, list) and len(stored) == len(asked):
-        pairs = [(str(index), one, other) for index, (one, other) in enumerate(zip(stored, asked, strict=True))]
+        pairs = [(str(index), left, right) for index, (left, right) in enumerate(zip(stored, asked, strict=True))]
     else:
         same = stored == asked and type(stored) is type(asked)
         return None if same else f"{'.'.join(path)} is {_brief(stored)} there, {_brief(asked)} here"
-    differences = (_difference(one, other, (*path, key)) for key, one, other in pairs)
+    differences = (_difference(left, right, (*path, key)) for key, left, right in pairs)
     return next((difference for difference in differences if difference is not None), None)
 
 

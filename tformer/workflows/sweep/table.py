@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint.files import write_text
-from tformer.formatting import finite_or_none
+from tformer.formatting import amount, finite_or_none
 from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import (
@@ -26,12 +26,11 @@ from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.plan import Plan
 
 TWO_DECIMALS = frozenset({"bleu", "chrf"})
-SUFFIXES = ("", " k", " M", " G", " T", " P")
 
 
 @dataclass(frozen=True)
 class Stat:
-    """Mean and sample standard deviation (n - 1) over `count` seeds; of one seed no deviation."""
+    """Mean and sample standard deviation (n - 1) over `count` seeds; None for one seed."""
 
     mean: float
     deviation: float | None
@@ -39,7 +38,7 @@ class Stat:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Stat | None:
-        """None for no values; values that are not finite_or_none give what is not finite_or_none."""
+        """None without values; a mean that is not finite has no deviation."""
         if not values:
             return None
         if len(values) == 1 or not all(map(math.isfinite, values)):
@@ -49,10 +48,13 @@ class Stat:
 
 @dataclass(frozen=True)
 class Row:
-    """One variant. `failures` counts its trainings that came to nothing, by how they failed.
+    """One variant.
 
-    stats: by measure: costs, `valid.NAME` for what was measured at the best validation, `evaluate.LABEL`.
-    metrics: of each judged measure, the metric that it is. failed_evaluations: by measure, how they failed.
+    Attributes:
+        failures: number of failed trainings by kind of failure.
+        stats: by measure: costs, `valid.NAME` at the best validation, `evaluate.LABEL`.
+        metrics: the metric of each judged measure.
+        failed_evaluations: by measure, the kind of failure.
     """
 
     task: str
@@ -66,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A measure as the table shows it. judged: better and worse exist, so that the best of a task is marked."""
+    """A measure in the table. judged: it has better and worse values, and the best of a task is marked."""
 
     key: str
     title: str
@@ -76,7 +78,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the plan's order; `labels` are the axes'."""
+    """Rows in the order of the plan; labels: of the axes."""
 
     name: str
     labels: tuple[str, ...]
@@ -92,7 +94,7 @@ class Table:
         return [*(["task"] if self.has_tasks else []), *self.labels, *(column.title for column in self.columns)]
 
     def cells(self, row: Row, *, mark: Callable[[str], str] = str) -> list[str]:
-        """The row's texts under `headings`; `mark` is put around the best of a task."""
+        """The row's texts under `headings`; `mark` changes the best of a task."""
         texts = [*([row.task] if self.has_tasks else []), *(row.choices.get(label, "") for label in self.labels)]
         for column in self.columns:
             text = _text(row, column)
@@ -108,7 +110,7 @@ class Table:
 
         metric = row.metrics.get(column.key)
         if metric is None:
-            return False  # another task's column
+            return False  # of another task
         own = score(row)
         rivals = [value for other in self.rows if other.task == row.task and (value := score(other)) is not None]
         return own is not None and min(rivals) < own == max(rivals)
@@ -116,7 +118,7 @@ class Table:
 
 COSTS = (
     Column("parameters", "parameters", lambda value, _: f"{value:,.0f}"),
-    Column("flops_per_token", "FLOPs/token", lambda value, _: si(value)),
+    Column("flops_per_token", "FLOPs/token", lambda value, _: amount(value)),
     Column("seconds", "time s", lambda value, _: f"{value:,.1f}" if value < 100 else f"{value:,.0f}"),
     Column("tokens_per_second", "tokens/s", lambda value, _: f"{value:,.0f}"),
     Column("peak_memory_bytes", "peak MiB", lambda value, _: f"{value / 2**20:,.0f}"),
@@ -125,7 +127,7 @@ COSTS = (
 
 
 def make_table(plan: Plan, results: Sequence[Result]) -> Table:
-    """The table of what has been run so far; `results` in the order of their rows."""
+    """The table of the results so far, which are in the order of the rows."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Result]] = {}
     for result in results:
         groups.setdefault((result.task, tuple(result.choices.items())), []).append(result)
@@ -160,7 +162,7 @@ def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> Row:
 
 
 def measures(result: Result) -> Iterator[tuple[str, float]]:
-    """Every number of a result, by the name that columns and files know it by."""
+    """Every number of a result, by its name in columns and files."""
     for column in COSTS:
         value = getattr(result, column.key)
         if value is not None:
@@ -184,7 +186,7 @@ def _text(row: Row, column: Column) -> str:
     if not column.judged:
         return "" if stat is None else column.show(stat.mean, metric)
     if column.key not in row.metrics and column.key not in row.failed_evaluations:
-        return ""  # another task's
+        return ""  # of another task
     parts = []
     if stat is not None:
         spread = "" if stat.deviation is None else f" ± {column.show(stat.deviation, metric)}"
@@ -202,14 +204,6 @@ def show_metric(value: float, metric: str) -> str:
     return f"{value:.2f}" if metric in TWO_DECIMALS else f"{value:.4f}"
 
 
-def si(value: float) -> str:
-    """Three digits and a suffix: 5.31 M."""
-    power = 0
-    while value >= 999.5 and power < len(SUFFIXES) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g}{SUFFIXES[power]}"
-
-
 OF_A_CELL = ("status", "message", "steps", "tokens", "metric", "best_step")
 CURVES = ("curve", "training_curve")
 
@@ -224,7 +218,7 @@ def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path)
 
 
 def markdown(table: Table) -> str:
-    """The best of each task in bold."""
+    """The table as Markdown, the best of each task in bold."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
@@ -236,7 +230,7 @@ def markdown(table: Table) -> str:
 
 
 def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, Any]:
-    """Everything but the curves: what `--json` prints."""
+    """The JSON document of `--json`: everything but the curves."""
     cells = [{key: value for key, value in asdict(result).items() if key not in CURVES} for result in results]
     rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]
     return {"name": plan.name, "axes": list(table.labels), "columns": table.headings, "rows": rows, "cells": cells}
@@ -266,7 +260,7 @@ def _cell_rows(table: Table, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of different keys under the union of them."""
+    """Rows with different keys as CSV: the columns are the union of the keys."""
     names = dict.fromkeys(key for row in rows for key in row)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(names), restval="", lineterminator="\n")
@@ -279,7 +273,11 @@ FORMATS = ("svg", "png")
 
 
 def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
-    """Write curves.svg and curves.png; of several tasks, whose metrics differ, a pair for each. What was written."""
+    """Write curves.svg and curves.png, one pair for each task. Returns the files.
+
+    Validation metric against the step, one curve for each variant, the mean over its seeds. Where training is validated
+    only once, at its end, the training loss is drawn instead.
+    """
     written = []
     for task in plan.tasks:
         own = [result for result in results if result.task == task.name]
@@ -298,7 +296,7 @@ def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
 
 
 def _mean_curves(results: Sequence[Result], key: str) -> list[Curve]:
-    """For each variant the mean over its seeds, at the steps that all of them have, and its deviation as a band."""
+    """For each variant the mean over its seeds at the steps that all have, with the deviation as a band."""
     variants: dict[tuple[tuple[str, str], ...], list[dict[float, float]]] = {}
     for result in results:
         points: dict[float, float] = dict(getattr(result, key))
@@ -316,5 +314,5 @@ def _mean_curves(results: Sequence[Result], key: str) -> list[Curve]:
 
 
 def _named(label: str, value: str) -> str:
-    """Words speak for themselves; numbers and truth values need their key."""
+    """The value in a legend; numbers and truth values follow their key."""
     return value if value[:1].isalpha() and value not in ("true", "false", "null") else f"{label} {value}"

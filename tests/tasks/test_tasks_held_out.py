@@ -1,0 +1,119 @@
+"""Validation during training, `evaluate` without --data, `prune` and `sweep` use the same held-out examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY_RECIPE
+from tests.end_to_end.conftest import ENCODER, IMAGES
+from tests.end_to_end.labelled_examples import documents, pairs, sentences, write_images, write_table
+from tests.training.pair_makers import RECIPE as PAIRS
+from tests.training.pair_makers import english, german
+from tformer.model import Transformer
+from tformer.tasks import task_of
+from tformer.tasks.base import Work
+from tformer.workflows.sweep.grid import start_of
+from tformer.workflows.sweep.plan import Task
+
+Cli = Callable[..., Any]
+FEW_STEPS = ("--max-steps", "2", "--set", "training.eval_every=2", "--set", "training.save_every=2")
+
+
+class Seen:
+    """The inputs of a model in evaluation mode, without padding."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: set[bytes] = set()
+        forward = Transformer.forward
+
+        def recording(model: Transformer, *arguments: Any, **inputs: Any) -> Any:
+            if not model.training:
+                self._record(arguments[0] if arguments else inputs.get("input_ids"), inputs)
+            return forward(model, *arguments, **inputs)
+
+        monkeypatch.setattr(Transformer, "forward", recording)
+
+    def _record(self, ids: Any, inputs: dict[str, Any]) -> None:
+        if ids is None:
+            self.rows.update(row.numpy().tobytes() for row in inputs["pixel_values"])
+            return
+        mask = inputs.get("attention_mask")
+        for number, row in enumerate(ids):
+            self.rows.add((row if mask is None else row[mask[number].bool()]).numpy().tobytes())
+
+    def take(self) -> set[bytes]:
+        rows, self.rows = self.rows, set()
+        return rows
+
+
+def text(folder: Path) -> tuple[str, list[object]]:
+    path = folder / "text.txt"
+    path.write_text("\n".join(words for _, words in sentences(300, 6)) + "\n")
+    return TINY_RECIPE, ["--data", path]
+
+
+def masked_text(folder: Path) -> tuple[str, list[object]]:
+    return ENCODER, [*text(folder)[1], "--objective", "masked_lm"]
+
+
+def sentence_pairs(folder: Path) -> tuple[str, list[object]]:
+    return ENCODER, ["--data", documents(folder / "data"), "--objective", "masked_lm,next_sentence"]
+
+
+def labelled(folder: Path) -> tuple[str, list[object]]:
+    return ENCODER, ["--data", write_table(folder / "data.tsv", ("label", "text_a", "text_b"), pairs(120))]
+
+
+def images(folder: Path) -> tuple[str, list[object]]:
+    return IMAGES, ["--data", write_images(folder / "data", 20)]
+
+
+def translations(folder: Path) -> tuple[str, list[object]]:
+    texts = english(60)
+    (folder / "train.en").write_text("\n".join(texts) + "\n")
+    (folder / "train.de").write_text("\n".join(map(german, texts)) + "\n")
+    sets = ("training.valid_beam_size=0", "training.best_metric=loss", "training.sample_every=0")
+    return PAIRS, [
+        *("--source", folder / "train.en", "--target", folder / "train.de"),
+        *(word for value in sets for word in ("--set", value)),
+    ]
+
+
+@pytest.mark.parametrize("make", [text, masked_text, sentence_pairs, labelled, images, translations])
+def test_train_evaluate_and_prune_agree_on_what_is_held_out(
+    make: Callable[[Path], tuple[str, list[object]]], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, flags = make(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    run, seen = tmp_path / "run", Seen(monkeypatch)
+    no_sample = () if make is translations else ("--set", "training.sample_every=0")
+
+    def taken(*words: object) -> set[bytes]:
+        outcome = cli(*words)
+        assert outcome.code == 0, outcome.err
+        return seen.take()
+
+    validated = taken("train", "--config", tmp_path / "recipe.yaml", "--out", run, *flags, *FEW_STEPS, *no_sample)
+    assert validated
+    assert taken("evaluate", run, *(("--no-decode",) if make is translations else ())) == validated
+    assert taken("prune", run, "--heads", "0.5", "--out", tmp_path / "pruned") == validated
+    # The pruned checkpoint is measured on them as well, and trained on none of them.
+    assert taken("evaluate", tmp_path / "pruned", *(("--no-decode",) if make is translations else ())) == validated
+
+
+def test_a_sweep_resolves_to_the_data_that_train_reads(cli: Cli, tmp_path: Path) -> None:
+    recipe, flags = labelled(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    run = tmp_path / "run"
+    assert cli("train", "--config", tmp_path / "recipe.yaml", "--out", run, *flags, *FEW_STEPS).code == 0
+    plan = Task(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
+    start = start_of(plan, (), max_steps=2)
+    work = Work(lambda *_, **__: nullcontext(lambda *_, **__: None), lambda: False, lambda _: None)
+    found = task_of(start.recipe).training_data(start, work)
+    assert found.fingerprint == json.loads((run / "environment.json").read_text())["data_fingerprint"]

@@ -1,0 +1,144 @@
+"""The plan of a pruning, as the options of `tformer prune` give it: layers by name, number or share; heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+from tformer.errors import InputError
+from tformer.options import panel, require_at_most_one
+
+LAYERS, HEADS = panel("Layers"), panel("Heads")
+WAYS = "--keep-layers, --drop-layers, --keep or --rate, and --heads"
+
+Strategy = Literal["every-other", "search", "learned"]
+Stacks = Literal["encoder", "decoder", "both"]
+HeadsPerLayer = Literal["even", "free"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is removed from which stacks; numbers apply to each stack. None: not given."""
+
+    keep_layers: Annotated[
+        str | None, LAYERS("--keep-layers", metavar="0,2,4", help="The layers that stay, numbered from 0.")
+    ] = None
+    drop_layers: Annotated[str | None, LAYERS("--drop-layers", metavar="1,3", help="The layers that are removed.")] = (
+        None
+    )
+    keep: Annotated[
+        int | None, LAYERS("--keep", metavar="N", help="Number of layers that stay, chosen by --strategy.")
+    ] = None
+    rate: Annotated[
+        float | None, LAYERS("--rate", metavar="P", help="Share of layers that is removed, chosen by --strategy.")
+    ] = None
+    strategy: Annotated[
+        Strategy | None,
+        LAYERS(
+            "--strategy",
+            help="search: the best on the data; learned: the lowest learned LayerDrop rates. Default: every-other.",
+        ),
+    ] = None
+    stack: Annotated[
+        Stacks | None, LAYERS("--stack", help="Stacks to prune; numbers apply to each. Default: all of the model.")
+    ] = None
+    max_trials: Annotated[
+        int | None,
+        LAYERS(
+            "--max-trials",
+            metavar="N",
+            help="Most subsets that a search measures one by one; where there are more it removes one layer at a "
+            "time. Default: 100.",
+        ),
+    ] = None
+    heads: Annotated[
+        str | None,
+        HEADS(
+            "--heads",
+            metavar="RATE|N",
+            help="Share (below 1) or number of all attention heads to remove, those that matter least to the loss; "
+            "every layer keeps one.",
+        ),
+    ] = None
+    heads_per_layer: Annotated[
+        HeadsPerLayer | None,
+        HEADS(
+            "--heads-per-layer",
+            help="even: the same number in every layer (default); free: wherever they matter least.",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise InputError for options that contradict each other or are out of range."""
+        ways = (self.keep_layers, self.drop_layers, self.keep, self.rate)
+        require_at_most_one(zip(("--keep-layers", "--drop-layers", "--keep", "--rate"), ways, strict=True))
+        if not self.cuts_layers and self.heads is None:
+            raise InputError(f"nothing to prune: give one of {WAYS}", hint="--rate 0.5 removes every other layer")
+        if self.strategy is not None and self.keep is None and self.rate is None:
+            raise InputError(f"--strategy {self.strategy} needs --keep N or --rate P, the number of layers that stay")
+        if self.max_trials is not None and self.strategy != "search":
+            raise InputError("--max-trials needs --strategy search")
+        if self.heads_per_layer is not None and self.heads is None:
+            raise InputError("--heads-per-layer needs --heads")
+        for flag, count in (("--keep", self.keep), ("--max-trials", self.max_trials)):
+            if count is not None and count < 1:
+                raise InputError(f"{flag} must be at least 1, found {count}")
+        if self.rate is not None and not 0 < self.rate < 1:
+            raise InputError(f"--rate must be above 0 and below 1, found {self.rate:g}")
+        _ = self.kept_layers, self.dropped_layers, self.head_amount
+
+    @cached_property
+    def kept_layers(self) -> tuple[int, ...] | None:
+        """The numbers in --keep-layers."""
+        return _numbers("--keep-layers", self.keep_layers)
+
+    @cached_property
+    def dropped_layers(self) -> tuple[int, ...] | None:
+        """The numbers in --drop-layers."""
+        return _numbers("--drop-layers", self.drop_layers)
+
+    @cached_property
+    def head_amount(self) -> float | None:
+        """Below 1 the share of all heads to remove, else their number."""
+        if self.heads is None:
+            return None
+        try:
+            amount = float(self.heads)
+        except ValueError:
+            amount = 0.0
+        if not (0 < amount < 1 or (amount >= 1 and amount.is_integer())):
+            raise InputError(f"--heads: expected a share between 0 and 1, or a number of heads, found '{self.heads}'")
+        return amount
+
+    @property
+    def names_layers(self) -> bool:
+        return self.keep_layers is not None or self.drop_layers is not None
+
+    @property
+    def cuts_layers(self) -> bool:
+        return self.names_layers or self.keep is not None or self.rate is not None
+
+    @property
+    def searches(self) -> bool:
+        return self.strategy == "search"
+
+    @property
+    def trials(self) -> int:
+        return 100 if self.max_trials is None else self.max_trials
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the choice of layers or heads depends on data."""
+        return self.heads is not None or self.searches
+
+
+def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
+    """`0,2,4` as numbers."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.removeprefix("-").isdigit()):
+            raise InputError(f"{flag}: expected numbers of layers such as 0,2,4, found '{word}' in '{text}'")
+    return tuple(int(word) for word in words)
