@@ -10,8 +10,7 @@ import torch
 from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.symbols import check_shape, value_of
-from tformer.workflows.inspect.trace import Trace, trace_shapes
+from tformer.workflows.inspect.trace import Trace, check_shape, trace_shapes, value_of
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11
@@ -122,7 +121,7 @@ def test_every_position_kind_is_seen_where_it_acts(kind: str) -> None:
     assert ("positions" in found) == (kind in ("sinusoidal", "learned"))
     assert ("bias" in found) == (kind in ("alibi", "t5_bias"))
     assert ("position scores" in found) == ("position values" in found) == (kind == "shaw")
-    assert ("turned" in found["Q"].meaning) == (kind == "rope")
+    assert ("rotated" in found["Q"].meaning) == (kind == "rope")
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
