@@ -1,13 +1,11 @@
-"""What enters a stack: tokens, or the patches of an image (ViT, 2010.11929).
-
-The sum of embeddings, in the order every family agrees on:
+"""Input embeddings of a stack: tokens, or the patches of an image (ViT, arXiv 2010.11929).
 
     token (· √d) + token type + position → norm → dropout → project
 
 `project` exists when the table is narrower than the model (factorised embeddings: ALBERT 1909.11942, ELECTRA).
 FixNorm (1910.05895) gives every token vector the length √d at the input; the tied output uses length 1.
-Positions belong to the stack and come in as an argument, because encoder and decoder may share one token table and
-still have positions of their own.
+Positions belong to the stack and are an argument, because encoder and decoder may share one token table and have
+different positions.
 """
 
 # Shapes: B batch, T positions, E embedding size, D d_model, C channels, P patch side.
@@ -28,8 +26,8 @@ from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 
 
-class _Sum(nn.Module):
-    """What follows the embeddings themselves: positions, norm, dropout, projection."""
+class _Embedding(nn.Module):
+    """The steps after the table: positions, norm, dropout, projection."""
 
     def __init__(self, size: int, d_model: int, *, norm: NormOptions | None, dropout: float) -> None:
         super().__init__()
@@ -63,7 +61,7 @@ class _Sum(nn.Module):
         raise NotImplementedError
 
 
-class TokenEmbedding(_Sum):
+class TokenEmbedding(_Embedding):
     """Rows of a [vocabulary, E] table.
 
     Args:
@@ -73,8 +71,8 @@ class TokenEmbedding(_Sum):
         scale: multiply the rows by √d_model.
         fixnorm: give the rows the length √d_model (instead of `scale`).
         token_types: number of segments (BERT: 2); 0: none.
-        norm: normalise the sum (BERT, BART, Bloom); None: leave it.
-        dropout: probability of dropping a number of the sum.
+        norm: of the sum (BERT, BART, Bloom); None: no norm.
+        dropout: of the sum.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class TokenEmbedding(_Sum):
         return ["ids", "tokens", *(("segments",) if self.token_types is not None else ())]
 
 
-class PatchEmbedding(_Sum):
+class PatchEmbedding(_Embedding):
     """An image cut into squares, each projected to d_model; optionally a learned class token in front.
 
     `stem` conv keeps the kernel [D, C, P, P] as published ViTs store it; linear keeps [D, C·P·P]: the same product.
