@@ -113,7 +113,7 @@ def test_mean_lengths_of_pairs_are_separate_also_in_a_mixture() -> None:
 
 @pytest.mark.parametrize("kind", ["sliding_window", "bigbird", "linformer", "performer"])
 def test_an_efficient_kind_costs_no_more_at_any_length_than_at_a_long_one(kind: str) -> None:
-    side = "decoder" if ATTENTION[kind].causal else "encoder"
+    side = "decoder" if ATTENTION[kind].mechanism.causal else "encoder"
     kinds = model(max_seq_len=65536, **{side: stack(attention={"kind": kind})})
     full = model(max_seq_len=65536, **{side: stack()})
 
