@@ -121,7 +121,7 @@ def test_every_position_kind_is_seen_where_it_acts(kind: str) -> None:
     assert ("positions" in found) == (kind in ("sinusoidal", "learned"))
     assert ("bias" in found) == (kind in ("alibi", "t5_bias"))
     assert ("position scores" in found) == ("position values" in found) == (kind == "shaw")
-    assert ("rotated" in found["Q"].meaning) == (kind == "rope")
+    assert ("turned" in found["Q"].meaning) == (kind == "rope")
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)

@@ -232,7 +232,7 @@ def _embedding_tensors(
         "sum": ("sum", ("B", at, e), f"with the {positions.kind} vector of each position added"),
         "normalised": ("normalised", ("B", at, e), "each vector normalised"),
         "projected": ("widened", ("B", at, "D"), "projected to the model's width"),
-        "input": ("input", ("B", at, "D"), "input of the first layer"),
+        "input": ("input", ("B", at, "D"), "what enters the first layer"),
     }
     return described, {"E": width}
 
@@ -246,7 +246,7 @@ def _attention_tensors(
     k = "H" if sizes.num_kv_heads == sizes.num_heads else "K"
     v = "h" if sizes.value_dim == sizes.head_dim else "v"
     qkv, kv = ("3Hh", "2Hh") if (k, v) == ("H", "h") else (f"Hh+{k}h+{k}{v}", f"{k}h+{k}{v}")
-    rotated = ", rotated by position" if positions is not None and positions.has_rotate else ""
+    rotated = ", turned by position" if positions is not None and positions.has_rotate else ""
     kind = "" if positions is None else positions.kind
     key, columns = ("projected key", "r") if "r" in own else ("key", keys)
     later = ", later keys masked" if sizes.causal else ""
@@ -310,7 +310,7 @@ def _head_steps(name: str, head: nn.Module, hidden: Tensor, sizes: Mapping[str, 
             "features": ("features", ("B", "T", e), last if head.norm is None else "one more layer"),
             "normalised": ("normalised", ("B", "T", e), last),
             "logits": ("logits", ("B", "T", "V"), "a score for every token"),
-            "labels": ("labels", ("B", "T"), "the correct token at each position"),
+            "labels": ("labels", ("B", "T"), "the token that is right at each position"),
         }
     elif isinstance(head, PooledHead):
         own = {"L": head.project.out_features}
@@ -331,7 +331,7 @@ def _head_steps(name: str, head: nn.Module, hidden: Tensor, sizes: Mapping[str, 
             "logits": ("logits", ("B", "T"), "was this token replaced?"),
             "labels": ("labels", ("B", "T"), "1 where the token was replaced"),
         }
-    described["loss"] = ("loss", (), "one number, the mean over positions or examples with a label")
+    described["loss"] = ("loss", (), "one number, the mean over what has a label")
     for tap, tensor in {**taps.values, "logits": logits, "labels": labels, "loss": loss}.items():
         yield title, None, _step(title, "", described[tap], tensor, {**sizes, **own})
 
