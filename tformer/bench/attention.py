@@ -125,7 +125,7 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
         where, context = ".".join([kind, *map(str, problem["loc"][:1])]), problem.get("ctx", {})
         if problem["type"] == "value_error":
             raise InputError(f"--set {where}: {context['error']}") from None
-        expected = EXPECTED[problem["type"]](context) if problem["type"] in EXPECTED else problem["msg"]
+        expected = EXPECTED.get(problem["type"], problem["msg"]).format(**context)
         raise InputError(f"--set {where}: found {describe(problem['input'])}, expected {expected}") from None
 
 
