@@ -184,7 +184,9 @@ def test_given_names_decide_the_order_and_may_be_absent(tmp_path: Path) -> None:
 def test_unknown_label_is_named_with_the_nearest(tmp_path: Path) -> None:
     path = write_tree(tmp_path / "set", TREE)
     message = refusal(lambda: open_rgb(path, label_names=("ant", "cats", "dog"))).message
-    assert message.startswith(f"{path}/cat/1.png: unknown label 'cat'; did you mean 'cats'?")
+    assert message.startswith(
+        f"{path}/cat/1.png: unknown label 'cat', not one of the training data; did you mean 'cats'?"
+    )
 
 
 @pytest.mark.parametrize("write", [write_tree, write_zip])
