@@ -21,6 +21,7 @@ from tformer.data.shards.corpus import (
     TokenCorpus,
     token_corpus,
 )
+from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import (
     TextSource,
     open_sources,
@@ -108,9 +109,7 @@ class CorpusTask(Task):
         data = recipe.data
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
-        sizes = [source.size_bytes() for source in sources]
-        size = None if None in sizes else sum(size for size in sizes if size is not None)
-        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources), size_bytes=size)
+        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources), size_bytes=total_bytes(sources))
         context = self.context(recipe, tokenizer)
         train = [read_corpus(source, tokenizer, work) for source in sources]
         valid = [read_corpus(source, tokenizer, work) for source in valid_sources]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.additive import AdditiveAttention
 from tformer.nn.attention.linformer import LinformerAttention
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.attention.performer import PerformerAttention
@@ -97,7 +96,7 @@ def watch_attention(
     if isinstance(mechanism, SlidingWindowAttention) and has_global_rows:
         own["G"] = mechanism.options.global_tokens
     scored = ("B", "H", queries, "r" if "r" in own else keys)
-    product = "w · tanh(Q + K)" if isinstance(mechanism, AdditiveAttention) else f"Q·Kᵀ{_scale(attention)}"
+    product = f"{mechanism.score_formula}{_scale(attention)}"
     out_of_sight = ", later keys masked" if attention.sizes.causal else ""
     seen: list[str] = []  # of the call that runs: which scores, which projections
 
@@ -158,9 +157,10 @@ def watch_attention(
 
 def _scale(attention: MultiHeadAttention) -> str:
     """What scores are divided or multiplied by, as papers write it."""
-    if attention.scale == 1.0:
+    scale = attention.mechanism.scale
+    if scale == 1.0:
         return ""
-    return "/√h" if attention.scale == attention.head_dim**-0.5 else f" × {attention.scale:.3g}"
+    return "/√h" if scale == attention.head_dim**-0.5 else f" × {scale:.3g}"
 
 
 def _watch_scores(
