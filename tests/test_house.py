@@ -69,7 +69,7 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in FILES if room_of(path) in FREE_OF_FILES], ids=str)
 def test_the_core_sees_torch_and_itself_only(path: Path) -> None:
     allowed = {"tformer", "torch", "__future__", "collections", "dataclasses", "typing", "math", "functools", "difflib"}
-    allowed |= {"itertools", "contextlib", "copy", "enum", "types"}
+    allowed |= {"abc", "itertools", "contextlib", "copy", "enum", "logging", "types"}
     for module in imported_modules(path):
         assert module.split(".")[0] in allowed, f"{path} imports {module}"
         if module.startswith("tformer."):

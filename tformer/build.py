@@ -14,7 +14,7 @@ from torch import nn
 
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.attention import CROSS_ATTENTION, ENCODER_ONLY, FullAttentionOptions, Mechanism, ProjectionOptions
+from tformer.nn.attention import Mechanism, cross_attention_options
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.classification_heads import HeadContext
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
@@ -267,18 +267,14 @@ def _block(
     section: StackSection, sizes: Sizes, memory_dim: int | None, *, side: str, number: int, max_seq_len: int
 ) -> Block:
     path = f"model.{side}.attention"
-    if side == "decoder" and section.attention.kind in ENCODER_ONLY:
+    if side == "decoder" and not section.attention.mechanism.causal:
         raise InputError(
             f"{path}.kind: found {section.attention.kind}, which has no causal mode: a decoder cannot have it",
             hint="use it in an encoder, or another kind here",
         )
 
     def attention(memory_dim: int | None) -> MultiHeadAttention:
-        options: ProjectionOptions = section.attention
-        if memory_dim is not None and options.kind not in CROSS_ATTENTION:
-            options = FullAttentionOptions(
-                qkv_bias=options.qkv_bias, out_bias=options.out_bias, scale=options.scale, qk_norm=options.qk_norm
-            )
+        options = section.attention if memory_dim is None else cross_attention_options(section.attention)
         try:
             return MultiHeadAttention(
                 sizes.d_model,

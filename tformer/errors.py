@@ -1,7 +1,7 @@
-"""What a user can get wrong, and what the machine can refuse: one message, one hint, one exit code.
+"""User-facing exceptions: message, hint, exit code.
 
-Every error a person is meant to read derives from `TformerError`; the command line prints its message and hint
-and exits with its code. Anything else that escapes is a bug of ours, and is shown as one.
+The command line prints message and hint of a `TformerError` and exits with its code. Any other exception is reported
+as an internal error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class TformerError(Exception):
-    """A failure while running (exit code 1), told in one line, with an optional hint on what to do."""
+    """A failure while running (exit code 1): a message of one line and an optional hint."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ class StorageError(TformerError):
 
 
 class NonFiniteLossError(TformerError):
-    """Training cannot go on: the loss is not finite."""
+    """Training stopped because the loss is not finite."""
 
     exit_code = 4
 
@@ -55,7 +55,7 @@ class RunInUseError(TformerError):
 
 
 class Interrupted(TformerError):
-    """SIGINT or SIGTERM was honoured: 128 + the signal's number."""
+    """Interrupted by SIGINT or SIGTERM: exit code 128 + the signal number."""
 
     def __init__(self, message: str, *, signal_number: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -75,19 +75,19 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 def cannot_write(
     path: Path | str, error: OSError, *, bytes_needed: int | None = None, hint: str | None = None
 ) -> StorageError:
-    """The refusal of a write by the operating system, with the path and, where it is known, what was needed."""
+    """The error of a failed write: path, reason and, where known, the number of bytes needed."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     needs = "" if bytes_needed is None else f" ({bytes_needed:,} bytes needed)"
     return StorageError(f"cannot write {path}: {reason}{needs}", hint=hint)
 
 
-# C0 but for tab and newline, DEL, C1; and the bidirectional controls that can reorder what is shown around them.
+# C0 except tab and newline, DEL, C1, and bidirectional controls, which can reorder the text around them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    r"""The text with control characters spelled out (`\x1b`), so that what somebody else wrote cannot steer a terminal.
+    r"""The text with control characters escaped (`\x1b`), so that foreign text cannot control a terminal.
 
-    Tab and newline stay, and so does every letter and space of any script.
+    Tab and newline stay, and letters and spaces of all scripts.
     """
     return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)

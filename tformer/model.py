@@ -17,17 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import Reach
-from tformer.nn.attention.context import (
-    TapSink,
-    check_taps,
-    make_mask,
-)
+from tformer.nn.attention.context import AttentionContext, TapSink, check_taps, scoped
 from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import Output
-from tformer.nn.stack import Sight, Stack
+from tformer.nn.stack import Stack
 
 
 class Transformer(nn.Module):
@@ -110,11 +105,14 @@ class Transformer(nn.Module):
         for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is None:
                 continue
+            embedding = self.decoder_embedding if side == "decoder" and self.encoder is not None else self.embedding
+            assert isinstance(embedding, TokenEmbedding | PatchEmbedding)
+            names += [f"{side}.embedding.{name}" for name in embedding.tap_names(stack.positions_of(0))]
             names.append(f"{side}.embedding")
             for layer, block in enumerate(stack.layers):
-                names += [f"{side}.{layer}.hidden", f"{side}.{layer}.self_attention.weights"]
-                if block.cross_attention is not None:
-                    names.append(f"{side}.{layer}.cross_attention.weights")
+                names += [f"{side}.{layer}.{name}" for name in (*block.tap_names(stack.positions_of(layer)), "hidden")]
+            if stack.final_norm is not None:
+                names.append(f"{side}.final_norm")
         return names
 
     def new_cache(
@@ -131,7 +129,9 @@ class Transformer(nn.Module):
         device = next(self.parameters()).device if device is None else device
         dtype = self.compute_dtype if dtype is None else dtype
         layers = [
-            block.self_attention.new_state(batch_size=batch_size, capacity=capacity, device=device, dtype=dtype)
+            block.self_attention.mechanism.new_state(
+                batch_size=batch_size, capacity=capacity, device=device, dtype=dtype
+            )
             for block in self.decoder.layers
         ]
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
@@ -179,23 +179,30 @@ class Transformer(nn.Module):
             ValueError: unknown taps, or inputs the model has no use for.
         """
         sink = self._sink(taps)
-        given = (attention_mask, position_ids, token_type_ids, document_ids, global_attention_mask)
+        of_input: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "token_type_ids": token_type_ids,
+            "document_ids": document_ids,
+            "global_mask": global_attention_mask,
+            "sink": sink,
+        }
         if self.decoder is None:
-            hidden, mask, encoder_hidden = self._encode(input_ids, pixel_values, *given, sink), attention_mask, None
+            hidden, mask, encoder_hidden = self._encode(input_ids, pixel_values, **of_input), attention_mask, None
         elif self.encoder is None:
             if input_ids is None:
                 raise ValueError("a decoder-only model needs input_ids")
-            hidden, mask, encoder_hidden = self._decode(input_ids, *given, cache=cache, sink=sink), attention_mask, None
+            hidden, mask, encoder_hidden = self._decode(input_ids, cache=cache, **of_input), attention_mask, None
         else:
             if decoder_input_ids is None:
                 raise ValueError("a model with an encoder and a decoder needs decoder_input_ids")
             if encoder_hidden is None and not (cache is not None and cache.knows_encoder):
-                encoder_hidden = self._encode(input_ids, pixel_values, *given, sink)
+                encoder_hidden = self._encode(input_ids, pixel_values, **of_input)
             mask = decoder_attention_mask
             hidden = self._decode(
                 decoder_input_ids,
-                decoder_attention_mask,
-                decoder_position_ids,
+                attention_mask=decoder_attention_mask,
+                position_ids=decoder_position_ids,
                 memory=encoder_hidden,
                 memory_mask=attention_mask if encoder_mask is None else encoder_mask,
                 cache=cache,
@@ -216,6 +223,7 @@ class Transformer(nn.Module):
         self,
         input_ids: Tensor | None,
         pixel_values: Tensor | None,
+        *,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         token_type_ids: Tensor | None,
@@ -226,32 +234,41 @@ class Transformer(nn.Module):
         stack = self.encoder
         assert stack is not None
         positions = stack.positions_of(0)
+        embedding_taps = scoped(scoped(sink, "encoder"), "embedding")
         if isinstance(self.embedding, PatchEmbedding):
             if pixel_values is None:
                 raise ValueError("a model of images needs pixel_values")
             pos_1T = torch.arange(self.embedding.seq_len, device=pixel_values.device).unsqueeze(0)
-            x_BTD = self.embedding(pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype)
-            sight = Sight(pos_1T, pos_1T, reach=Reach())
-            return stack(x_BTD, sight, taps=sink.scope("encoder") if sink is not None else None)
-        if input_ids is None:
-            raise ValueError("the model needs input_ids")
-        pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
-        reach = Reach(False, attention_mask, document_ids, global_mask)
-        x_BTD = self.embedding(
-            input_ids, positions=positions, pos_BT=pos_BT, token_type_ids=token_type_ids, dtype=self.compute_dtype
-        )
-        sight = stack.sight(pos_BT, pos_BT, reach)
-        return stack(x_BTD, sight, taps=sink.scope("encoder") if sink is not None else None)
+            x_BTD = self.embedding(
+                pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype, taps=embedding_taps
+            )
+            context = AttentionContext(pos_1T, pos_1T)
+        else:
+            if input_ids is None:
+                raise ValueError("the model needs input_ids")
+            pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
+            x_BTD = self.embedding(
+                input_ids,
+                positions=positions,
+                pos_BT=pos_BT,
+                token_type_ids=token_type_ids,
+                dtype=self.compute_dtype,
+                taps=embedding_taps,
+            )
+            context = AttentionContext(
+                pos_BT, pos_BT, key_mask=attention_mask, document_ids=document_ids, global_mask=global_mask
+            )
+        return stack(x_BTD, context, taps=scoped(sink, "encoder"))
 
     def _decode(
         self,
         input_ids: Tensor,
+        *,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         token_type_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         global_mask: Tensor | None = None,
-        *,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: AnyCache | None,
@@ -265,44 +282,40 @@ class Transformer(nn.Module):
         if isinstance(cache, FixedCache):
             k_pos, key_mask = cache.advance(pos_BT)
         elif cache is not None:
-            remembered = cache.length > 0
+            has_past = cache.length > 0
             k_pos, key_valid = cache.advance(pos_BT, attention_mask)
-            key_mask = key_valid if remembered else attention_mask
+            key_mask = key_valid if has_past else attention_mask
             if pos_BT.shape[1] == 1 and not cache.padded:
-                key_mask = None  # a single query sees all that is remembered
+                key_mask = None  # a single query sees all slots
         x_BTD = embedding(
             input_ids,
             positions=stack.positions_of(0),
             pos_BT=pos_BT,
             token_type_ids=token_type_ids,
             dtype=self.compute_dtype,
+            taps=scoped(scoped(sink, "decoder"), "embedding"),
         )
-        return stack(
-            x_BTD,
-            stack.sight(pos_BT, k_pos, Reach(True, key_mask, document_ids, global_mask)),
-            cross_sight=self._cross_sight(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
-            cache=cache,
-            taps=sink.scope("decoder") if sink is not None else None,
+        context = AttentionContext(
+            pos_BT,
+            k_pos,
+            causal=True,
+            key_mask=key_mask,
+            document_ids=document_ids,
+            global_mask=global_mask,
+            cross=self._cross_context(pos_BT, memory, memory_mask, cache) if self.encoder is not None else None,
         )
+        return stack(x_BTD, context, cache=cache, taps=scoped(sink, "decoder"))
 
-    def _cross_sight(
+    def _cross_context(
         self, pos_BT: Tensor, memory: Tensor | None, memory_mask: Tensor | None, cache: AnyCache | None
-    ) -> Sight:
-        """What the decoder sees of the encoder: every real position. A cache remembers both after the first step."""
+    ) -> AttentionContext:
+        """The context of cross-attention: every real position of the encoder is visible. A cache keeps the mask."""
         if cache is not None:
             if memory_mask is None:
                 memory_mask = cache.encoder_mask
             else:
                 cache.encoder_mask = memory_mask
-        mask = None
-        if memory_mask is not None:
-            mask, _ = make_mask(
-                causal=False,
-                num_queries=pos_BT.shape[1],
-                num_keys=memory_mask.shape[1],
-                key_mask=memory_mask,
-            )
-        return Sight(pos_BT, pos_BT, mask, memory=memory, reach=Reach(key_mask=memory_mask))
+        return AttentionContext(pos_BT, pos_BT, key_mask=memory_mask, memory=memory).with_mask()
 
     def _positions(
         self,

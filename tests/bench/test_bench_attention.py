@@ -22,7 +22,6 @@ from tformer.bench.report import figures
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import KINDS, AttentionBench
 from tformer.errors import InputError
-from tformer.nn.attention import ENCODER_ONLY
 from tformer.recipe import load_recipe
 
 ALL = tuple(KINDS)
@@ -37,8 +36,8 @@ def test_full_attention_is_always_there_and_first() -> None:
 
 def test_kinds_without_a_causal_mode() -> None:
     kinds, notes = choose_kinds(None, causal=True)
-    assert not ENCODER_ONLY & set(kinds)
-    for kind in ENCODER_ONLY & set(ALL):
+    assert set(kinds) == {kind for kind in ALL if KINDS[kind].mechanism.causal}
+    for kind in set(ALL) - set(kinds):
         assert any(kind in note for note in notes)
         with pytest.raises(InputError, match=f"{kind} has no causal mode"):
             choose_kinds([kind], causal=True)
@@ -132,14 +131,14 @@ def test_a_stop_gives_nothing(make_bench: Any, answers: Answers) -> None:
 def test_options_that_suit_no_length_are_refused_before_anything_runs(
     make_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tformer.nn.attention import ATTENTION
+    from tformer.nn.attention import FullAttentionOptions
 
     def refuse(options: Any, sizes: Any) -> Any:
         assert sizes.max_seq_len == 4096
         raise ValueError("window: 100 is not a multiple of 64")
 
     check(make_bench())
-    monkeypatch.setitem(ATTENTION, "full", refuse)
+    monkeypatch.setattr(FullAttentionOptions, "mechanism", staticmethod(refuse))
     with pytest.raises(InputError, match=r"^full\.window: 100 is not a multiple of 64$"):
         check(make_bench())
 

@@ -18,8 +18,7 @@ from tformer.bench.workloads.attention import (
     band_mask,
 )
 from tformer.errors import InputError
-from tformer.nn.attention import ATTENTION, ENCODER_ONLY, Mechanism
-from tformer.nn.attention.mechanism import Call, Reach
+from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
 
 OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"rank": 8}}
 
@@ -42,7 +41,7 @@ def test_every_kind_of_the_table_can_be_measured_and_dense_masked_too() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_goes_forward_and_back(kind: str, causal: bool) -> None:
-    if causal and kind in ENCODER_ONLY:
+    if causal and not KINDS[kind].mechanism.causal:
         return
     contender = contender_of(kind, causal=causal)
     assert contender.run() == 2 * 40
@@ -76,16 +75,16 @@ def test_gradients_of_all_inputs_and_own_parameters_are_taken(monkeypatch: pytes
         return found
 
     class Scaled(Mechanism):
-        def __init__(self, *_: Any) -> None:
-            super().__init__()
+        def __init__(self, _: Any, sizes: AttentionSizes) -> None:
+            super().__init__(FullAttentionOptions(), sizes)
             self.gain = torch.nn.Parameter(torch.ones(3, 1, 1))
 
-        def forward(self, q: Any, k: Any, v: Any, call: Any) -> Any:
-            assert q.shape == (2, 3, 40, 4) and call.scale == 0.5 and not call.is_causal and call.reach.causal is False
+        def forward(self, q: Any, k: Any, v: Any, context: Any, **_: Any) -> Any:
+            assert q.shape == (2, 3, 40, 4) and self.scale == 0.5 and not context.is_causal and context.causal is False
             return self.gain * (q + k + v), None
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
-    monkeypatch.setitem(ATTENTION, "full", Scaled)
+    monkeypatch.setattr(FullAttentionOptions, "mechanism", Scaled)
     contender_of("full", heads=3)
     assert asked[-1] == [torch.Size((2, 40, 3, 4))] * 3 + [torch.Size((3, 1, 1))]
 
@@ -96,16 +95,13 @@ def test_the_first_call_at_full_length_is_the_one_whose_memory_counts(monkeypatc
     class Hoarder(Mechanism):
         kept: torch.Tensor | None = None
 
-        def __init__(self, *_: Any) -> None:
-            super().__init__()
-
-        def forward(self, q: Any, k: Any, v: Any, call: Any) -> Any:
+        def forward(self, q: Any, k: Any, v: Any, context: Any, **_: Any) -> Any:
             lengths.append(q.shape[2])
             if q.shape[2] > SHORT_LENGTH and self.kept is None:
                 self.kept = torch.ones(2**23)  # 32 MiB, as a table that a kind makes once
             return q + k + v, None
 
-    monkeypatch.setitem(ATTENTION, "full", Hoarder)
+    monkeypatch.setattr(FullAttentionOptions, "mechanism", Hoarder)
     contender = contender_of("full", length=200)
     assert lengths == [128, 200]
     assert contender.peak_memory()["peak_bytes"] >= 2**25
@@ -119,12 +115,8 @@ def test_options_reach_the_mechanism_and_are_refused_by_it() -> None:
 
 
 def output(mechanism: Mechanism, inputs: list[torch.Tensor], *, causal: bool) -> torch.Tensor:
-    positions = torch.arange(12)[None]
-    call = Call(
-        torch.zeros(2, 12, 32), positions, positions, scale=8**-0.5, is_causal=causal, reach=Reach(causal=causal)
-    )
     q, k, v = inputs
-    return mechanism(q, k, v, call)[0]
+    return mechanism(q, k, v, AttentionContext.for_length(12, causal=causal), x_BTD=torch.zeros(2, 12, 32))[0]
 
 
 def require_library(name: str) -> None:

@@ -7,14 +7,56 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.attention import core
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.positions import PositionSizes
-from tformer.nn.positions.base import NoPositionsOptions
+from tformer.nn.positions.base import NoPositionsOptions, Positions
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.rope import RopeOptions
 from tformer.nn.positions.shaw import ShawOptions
 
 LAYER_KINDS = [NoPositionsOptions(), RopeOptions(), AlibiOptions(), T5BiasOptions(), ShawOptions(clip=3)]
+
+
+class ScorePositions(Positions):
+    """Positions whose terms are given functions of the queries' positions, which count from 0."""
+
+    def __init__(self, bias_fn: Any = None, score_fn: Any = None, mix_fn: Any = None) -> None:
+        super().__init__()
+        self.bias_fn, self.score_fn, self.mix_fn = bias_fn, score_fn, mix_fn
+        self.has_bias, self.has_score, self.has_mix = (f is not None for f in (bias_fn, score_fn, mix_fn))  # type: ignore[misc]
+
+    def bias(self, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        return self.bias_fn(q_pos_BT[0])
+
+    def score(self, q_BHTh: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        return self.score_fn(q_BHTh, q_pos_BT[0])
+
+    def mix(self, weights_BHTS: Tensor, q_pos_BT: Tensor, k_pos_BS: Tensor) -> Tensor:
+        return self.mix_fn(weights_BHTS, q_pos_BT[0])
+
+
+def weights_tap() -> TapSink:
+    return TapSink(frozenset({"weights"}))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, is_causal: bool = False,
+    dropout: float = 0.0, need_weights: bool = False, **terms: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`core.attend` with a mask, and the terms of positions as functions."""
+    context = AttentionContext(arange(q.shape[2]), arange(k.shape[2]), mask=mask, is_causal=is_causal)
+    taps, positions = weights_tap() if need_weights else None, ScorePositions(**terms) if terms else None
+    return core.attend(AttentionInputs(q, k, v, context, scale, positions, dropout, taps))
+
+
+def context_of(
+    length: int, causal: bool = False, key_mask: Tensor | None = None, *, keys: int | None = None, **limits: Any
+) -> AttentionContext:
+    """The context of `length` queries, the last of `keys` (default: as many), with its dense mask."""
+    k_pos = arange(length if keys is None else keys)
+    return AttentionContext(k_pos[:, -length:], k_pos, causal=causal, key_mask=key_mask, **limits).with_mask()
 
 
 def tensors(

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import AttentionSizes, Mechanism, ProjectionOptions, build_mechanism
-from tformer.nn.attention.mechanism import Call
+from tformer.nn.attention import AttentionContext, AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.positions import PositionSizes
 
 WIDTH, HEADS, HEAD, SCALE = 24, 4, 6, 0.4
@@ -20,7 +19,8 @@ def mechanism_of(
 ) -> Mechanism:
     torch.manual_seed(1)
     sizes = AttentionSizes(WIDTH, HEADS, kv_heads, HEAD, value_dim, layer=layer, causal=causal)
-    mechanism = build_mechanism(options, sizes)
+    mechanism = options.mechanism(options, sizes)
+    mechanism.scale = SCALE
     for parameter in mechanism.parameters():
         nn.init.normal_(parameter, std=0.4)
     return mechanism
@@ -37,11 +37,9 @@ def tensors(
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def call_of(length: int, *, batch: int = 2, keys: int | None = None, **values: Any) -> Call:
-    keys = length if keys is None else keys
-    slots = torch.arange(keys).unsqueeze(0)
-    values.setdefault("x_BTD", torch.randn(batch, length, WIDTH))
-    return Call(q_pos=slots[:, keys - length :], k_pos=slots, scale=SCALE, **values)
+def call_of(context: AttentionContext, *, batch: int = 2, **values: Any) -> dict[str, Any]:
+    """Named arguments of a mechanism."""
+    return {"context": context, "x_BTD": torch.randn(batch, context.q_pos.shape[1], WIDTH), **values}
 
 
 def padding(length: int, side: str) -> Tensor | None:

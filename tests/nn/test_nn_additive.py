@@ -8,15 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import (
-    AttentionSizes,
-)
-from tformer.nn.attention import (
-    routes as chunked,
-)
+from tests.nn.attention_cases import arange, context_of, weights_tap
+from tformer.nn.attention import AttentionContext, AttentionSizes, routes
 from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
-from tformer.nn.attention.context import make_mask
-from tformer.nn.attention.mechanism import Call
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache
 from tformer.nn.positions import PositionSizes
@@ -40,10 +34,10 @@ def draw(*, t: int = 6, s: int = 6) -> Tensors:
     return q, k, v
 
 
-def call(t: int, s: int, *, causal: bool = False, key_mask: Tensor | None = None, **others: Any) -> Call:
-    mask, is_causal = make_mask(causal=causal, num_queries=t, num_keys=s, key_mask=key_mask)
-    q_pos, k_pos = torch.arange(s - t, s).unsqueeze(0), torch.arange(s).unsqueeze(0)
-    return Call(torch.empty(0), q_pos, k_pos, 99.0, mask=mask, is_causal=is_causal, **others)
+def call(t: int, s: int, *, causal: bool = False, key_mask: Tensor | None = None, **others: Any) -> dict[str, Any]:
+    """Named arguments of the mechanism."""
+    context = AttentionContext(arange(t, s - t), arange(s), causal=causal, key_mask=key_mask)
+    return {"context": context.with_mask(), "x_BTD": torch.empty(0), **others}
 
 
 def by_loops(
@@ -83,12 +77,12 @@ def test_equals_its_definition_in_loops(
     chunk: str, causal: bool, key_mask: Tensor | None, t: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk != "whole":
-        monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 1)
+        monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 1)
     if causal and t < 6 and key_mask is None:
         key_mask = torch.ones(2, 6, dtype=torch.bool)
     layer, qkv = mechanism(), draw(t=t)
     expected = by_loops(layer, qkv, causal=causal, key_mask=key_mask)
-    out, _ = layer(*qkv, call(t, 6, causal=causal, key_mask=key_mask))
+    out, _ = layer(*qkv, **call(t, 6, causal=causal, key_mask=key_mask))
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     grad, inputs = torch.randn_like(expected), [*qkv, layer.weight]
     found, wanted = (torch.autograd.grad(o, inputs, grad) for o in (out, expected))
@@ -99,7 +93,7 @@ def test_scale_is_one_unless_it_is_given() -> None:
     assert mechanism().scale == 1.0 and mechanism(scale=0.3).scale == 0.3
     layer, qkv = mechanism(scale=0.3), draw()
     expected = by_loops(layer, qkv, causal=True, key_mask=None)
-    torch.testing.assert_close(layer(*qkv, call(6, 6, causal=True))[0], expected)
+    torch.testing.assert_close(layer(*qkv, **call(6, 6, causal=True))[0], expected)
 
 
 def test_position_bias_joins_the_scores() -> None:
@@ -115,7 +109,7 @@ def test_position_bias_joins_the_scores() -> None:
     layer, qkv, pos = mechanism(), draw(), torch.arange(6).unsqueeze(0)
     bias = positions.bias(pos, pos)[0].double()
     expected = by_loops(layer, qkv, causal=True, key_mask=None, bias=bias)
-    out, _ = layer(*qkv, call(6, 6, causal=True, hooks=positions))
+    out, _ = layer(*qkv, **call(6, 6, causal=True, positions=positions))
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -130,14 +124,14 @@ def test_relative_positions_on_keys_and_values_train() -> None:
         .double()
     )
     layer, qkv = mechanism(), draw()
-    out, _ = layer(*qkv, call(6, 6, hooks=positions))
+    out, _ = layer(*qkv, **call(6, 6, positions=positions))
     grads = torch.autograd.grad(out.sum(), list(positions.parameters()))
     assert all(bool(grad.any()) for grad in grads)
 
 
 def test_weights_make_the_output_and_hide_what_is_masked() -> None:
     layer, (q, k, v) = mechanism(), draw()
-    out, weights = layer(q, k, v, call(6, 6, causal=True, key_mask=KEY_MASK, need_weights=True))
+    out, weights = layer(q, k, v, **call(6, 6, causal=True, key_mask=KEY_MASK, taps=weights_tap()))
     assert weights is not None
     torch.testing.assert_close(weights @ v.repeat_interleave(2, dim=1), out)
     assert not weights[0, :, :, 4:].any() and not weights.triu(1).any()
@@ -147,9 +141,11 @@ def test_weights_make_the_output_and_hide_what_is_masked() -> None:
 def test_dropout_drops_weights() -> None:
     layer, qkv = mechanism(), tuple(x.detach() for x in draw())
     torch.manual_seed(0)
-    outs = layer(*(x.repeat(2000, 1, 1, 1) for x in qkv), call(6, 6, dropout=0.5))[0].unflatten(0, (2000, 2))
+    layer.dropout = 0.5
+    outs = layer(*(x.repeat(2000, 1, 1, 1) for x in qkv), **call(6, 6))[0].unflatten(0, (2000, 2))
     assert not torch.equal(outs[0], outs[1])
-    torch.testing.assert_close(outs.mean(0), layer(*qkv, call(6, 6))[0], atol=0.15, rtol=0.1)
+    layer.eval()
+    torch.testing.assert_close(outs.mean(0), layer(*qkv, **call(6, 6))[0], atol=0.15, rtol=0.1)
 
 
 def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +158,8 @@ def test_a_chunk_holds_a_bounded_number_of_activations(monkeypatch: pytest.Monke
         return scores(q, k)
 
     monkeypatch.setattr(layer, "_scores", counted)
-    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 2 * 4 * 40 * 5 * 7)
-    layer(*qkv, call(40, 40))[0].sum().backward()
+    monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 2 * 4 * 40 * 5 * 7)
+    layer(*qkv, **call(40, 40))[0].sum().backward()
     assert max(sizes) <= 2 * 4 * 40 * 5 * 7 and len(sizes) == 2 * 6  # six chunks, forward and again backward
 
 
@@ -172,9 +168,10 @@ def test_cached_self_attention_equals_uncached() -> None:
     layer = MultiHeadAttention(24, AdditiveOptions(), num_heads=4, num_kv_heads=2, causal=True).double().eval()
     nn.init.normal_(layer.mechanism.get_parameter("weight"))
     x, pos = torch.randn(2, 7, 24, dtype=torch.float64), torch.arange(7).unsqueeze(0)
-    expected = layer(x, q_pos=pos, is_causal=True)
-    state = layer.new_state(batch_size=2, capacity=7, device="cpu", dtype=torch.float64)
-    outs = [layer(x[:, i : i + 1], q_pos=pos[:, i : i + 1], k_pos=pos[:, : i + 1], cache=state) for i in range(7)]
+    expected = layer(x, context_of(7, causal=True))
+    state = layer.mechanism.new_state(batch_size=2, capacity=7, device="cpu", dtype=torch.float64)
+    steps = [AttentionContext(pos[:, i : i + 1], pos[:, : i + 1], causal=True) for i in range(7)]
+    outs = [layer(x[:, i : i + 1], steps[i], cache=state) for i in range(7)]
     torch.testing.assert_close(torch.cat(outs, dim=1), expected)
 
 
@@ -184,10 +181,11 @@ def test_cross_attention_reads_a_cache_shared_by_beams() -> None:
     nn.init.normal_(layer.mechanism.get_parameter("weight"))
     x, memory = torch.randn(6, 1, 24, dtype=torch.float64), torch.randn(2, 5, 10, dtype=torch.float64)
     mask, pos = torch.tensor([[1, 1, 1, 0, 0], [1] * 5]).bool()[:, None, None], torch.zeros(1, 1, dtype=torch.long)
-    expected = layer(x, memory=memory.repeat_interleave(3, 0), q_pos=pos, mask=mask.repeat_interleave(3, 0))
-    cache = CrossCache()
-    layer(x[::3], memory=memory, q_pos=pos, mask=mask, cache=cache)
-    torch.testing.assert_close(layer(x, q_pos=pos, mask=mask, cache=cache), expected)
+    each = AttentionContext(pos, pos, mask=mask.repeat_interleave(3, 0), memory=memory.repeat_interleave(3, 0))
+    expected, cache = layer(x, each), CrossCache()
+    context = AttentionContext(pos, pos, mask=mask, memory=memory)
+    layer(x[::3], context, cache=cache)
+    torch.testing.assert_close(layer(x, context, cache=cache), expected)
 
 
 def test_one_vector_for_each_head_and_its_cost() -> None:

@@ -10,30 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nn.attention_cases import arange, naive, positions_for, self_attention, tensors
-from tformer.nn.attention import (
-    ATTENTION,
-    AttentionSizes,
-    ProjectionOptions,
-    Reach,
-    build_mechanism,
-    core,
-)
-from tformer.nn.attention import (
-    routes as blocked,
-)
-from tformer.nn.attention import (
-    routes as chunked,
-)
+from tests.nn.attention_cases import attend, context_of, naive, positions_for, self_attention, tensors
+from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, Mechanism, ProjectionOptions, core, routes
 from tformer.nn.attention.additive import AdditiveOptions
 from tformer.nn.attention.bigbird import BigBirdOptions
-from tformer.nn.attention.context import (
-    causal_mask,
-    make_mask,
-)
-from tformer.nn.attention.core import FullAttentionOptions, attend
+from tformer.nn.attention.context import causal_mask, make_mask
+from tformer.nn.attention.core import FullAttentionOptions
 from tformer.nn.attention.linformer import LinformerOptions
-from tformer.nn.attention.mechanism import Call
 from tformer.nn.attention.performer import PerformerOptions
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.base import NoPositionsOptions
@@ -44,7 +27,7 @@ from tformer.nn.positions.shaw import ShawOptions
 @pytest.fixture(params=["one chunk", "many chunks"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "many chunks":
-        monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 2 * 2 * 4 * 6)
+        monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 2 * 2 * 4 * 6)
     yield
 
 
@@ -140,14 +123,14 @@ def test_blocked_attention_equals_the_formula(
     monkeypatch: pytest.MonkeyPatch, masking: str, kv_heads: int, value_dim: int, kept: bool
 ) -> None:
     """Run in fp64, where the blocks' bookkeeping must be exact."""
-    monkeypatch.setattr(blocked, "QUERY_BLOCK", 4)
-    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 4 * 4 * 6)
-    monkeypatch.setattr(blocked, "KEPT_ELEMENTS", 2**20 if kept else 0)
+    monkeypatch.setattr(routes, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(routes, "BLOCK_ELEMENTS", 4 * 4 * 6)
+    monkeypatch.setattr(routes, "KEPT_ELEMENTS", 2**20 if kept else 0)
     q, k, v = tensors(b=3, k=kv_heads, v=value_dim, t=9, s=9)
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
     mask = {"mask": padded(3, 9, 9), "causal mask": padded(3, 9, 9) & causal, "key mask": padded(3, 9, 9)[:, :, :1]}
     given = mask.get(masking)
-    out = blocked.attend_blocked(q, k, v, mask=given, is_causal="causal" in masking, scale=0.3)
+    out = routes.attend_blocked(q, k, v, mask=given, is_causal="causal" in masking, scale=0.3)
     expected, _ = naive(q, k, v, mask=causal if masking == "causal" else given, scale=0.3)
     torch.testing.assert_close(out, expected, atol=1e-7, rtol=1e-6)
     up = torch.randn_like(out)
@@ -169,8 +152,8 @@ def test_bf16_on_a_cpu_takes_the_blocks_and_stays_close() -> None:
 
 
 def test_blocked_memory_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 4 * 16 * 256)
-    monkeypatch.setattr(blocked, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(routes, "BLOCK_ELEMENTS", 4 * 16 * 256)
+    monkeypatch.setattr(routes, "KEPT_ELEMENTS", 0)
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(b=1, t=256, s=256))
     with Largest() as largest:
         attend(q, k, v, is_causal=True, scale=0.4)[0].float().sum().backward()
@@ -190,7 +173,7 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients(
         "chunked": {"score_fn": lambda q_chunk, rows: q_chunk.new_zeros(2, 4, q_chunk.shape[2], 6)},
     }[path]
     if path == "chunked":
-        monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", 1)
+        monkeypatch.setattr(routes, "CHUNK_ELEMENTS", 1)
     out, weights = attend(q, k, v, mask=padded(2, 6, 6), scale=0.4, **options)
     assert not out[1, :, 2].any() and out[1, :, 1].any() and out.isfinite().all()
     assert weights is None or not weights[1, :, 2].any()
@@ -219,11 +202,21 @@ def test_bad_shapes_are_refused() -> None:
 def test_a_small_fixed_bias_rides_in_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors()
     fixed, learned = torch.randn(1, 4, 6, 6), torch.randn(1, 4, 6, 6, requires_grad=True)
-    monkeypatch.setattr(core, "attend_chunked", lambda *a, **kw: (None, None))
-    assert attend(q, k, v, scale=1.0, bias_fn=lambda rows: fixed[:, :, rows])[0] is not None
-    assert attend(q, k, v, scale=1.0, bias_fn=lambda rows: learned[:, :, rows])[0] is None
+    monkeypatch.setattr(core, "ROUTES", [route._replace(run=lambda _, name=route.name: name) for route in core.ROUTES])
+    assert attend(q, k, v, scale=1.0, bias_fn=lambda rows: fixed[:, :, rows]) == "fused"
+    assert attend(q, k, v, scale=1.0, bias_fn=lambda rows: learned[:, :, rows]) == "chunked"
     with torch.no_grad():
-        assert attend(q, k, v, scale=1.0, bias_fn=lambda rows: learned[:, :, rows])[0] is not None
+        assert attend(q, k, v, scale=1.0, bias_fn=lambda rows: learned[:, :, rows]) == "fused"
+
+
+def test_the_chosen_route_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = tensors()
+    with caplog.at_level("DEBUG", logger="tformer.nn.attention.core"):
+        attend(q, k, v, scale=1.0)
+        attend(q, k, v, scale=1.0, need_weights=True)
+        attend(*(x.detach().bfloat16() for x in (q, k, v)), scale=1.0)
+        attend(*(x.detach().bfloat16().repeat(1, 1, 2, 1) for x in (q, k, v)), scale=1.0)
+    assert [record.message.split(":")[0] for record in caplog.records] == ["fused", "chunked", "blocked", "blocked"]
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -285,7 +278,7 @@ class Largest(TorchDispatchMode):
 def test_training_memory_is_a_chunk_not_t_times_t(monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
     """Dropout, a learned bias or Shaw's terms: nothing of T x T is made, and nothing larger than a chunk is kept."""
     length, heads, chunk = 128, 4, 16
-    monkeypatch.setattr(chunked, "CHUNK_ELEMENTS", heads * length * chunk)
+    monkeypatch.setattr(routes, "CHUNK_ELEMENTS", heads * length * chunk)
     monkeypatch.setattr(core, "MERGED_BIAS_ELEMENTS", 0)
     layer = self_attention(dropout=0.1).train()
     module = positions_for(options, layer)
@@ -295,7 +288,7 @@ def test_training_memory_is_a_chunk_not_t_times_t(monkeypatch: pytest.MonkeyPatc
         Largest() as largest,
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t),
     ):
-        out = layer(x, q_pos=arange(length), is_causal=True, positions=module)
+        out = layer(x, context_of(length, causal=True), positions=module)
         kept_after_forward = list(kept)
         out.square().sum().backward()
     assert largest.elements <= heads * length * chunk < heads * length * length
@@ -316,21 +309,14 @@ def test_masks_are_none_when_nothing_is_masked() -> None:
 def test_masks_against_loops() -> None:
     keys = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]])
     documents = torch.tensor([[0, 0, 0, 1, 1], [3, 3, 4, 4, 4]])
-    for queries in (5, 2):
-        mask, is_causal = make_mask(
-            causal=True,
-            num_queries=queries,
-            num_keys=5,
-            key_mask=keys,
-            document_ids=documents[:, -queries:],
-            key_document_ids=documents,
-        )
+    for queries, ids in ((5, documents), (5, None), (2, None)):
+        mask, is_causal = make_mask(causal=True, num_queries=queries, num_keys=5, key_mask=keys, document_ids=ids)
         assert mask is not None and is_causal == (queries == 5) and mask.shape == (2, 1, queries, 5)
         for b in range(2):
             for t in range(queries):
                 slot = 5 - queries + t
                 for s in range(5):
-                    allowed = s <= slot and bool(keys[b, s]) and documents[b, slot] == documents[b, s]
+                    allowed = s <= slot and bool(keys[b, s]) and (ids is None or bool(ids[b, slot] == ids[b, s]))
                     assert mask[b, 0, t, s] == allowed
     mask, is_causal = make_mask(causal=False, num_queries=5, key_mask=keys)
     assert mask is not None and not is_causal and torch.equal(mask[:, 0, 0], keys.bool())
@@ -355,11 +341,11 @@ def test_every_kind_of_the_table_is_compared() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_gpu_computes_what_the_cpu_does(kind: str, causal: bool) -> None:
-    if kind == "linformer" and causal:
-        pytest.skip("linformer has no causal mode")
+    if causal and not OPTIONS[kind].mechanism.causal:
+        pytest.skip("no causal mode")
     sizes = AttentionSizes(16, 2, 2, 8, 8, max_seq_len=128, causal=causal)
     torch.manual_seed(0)
-    mechanism = build_mechanism(OPTIONS[kind], sizes)
+    mechanism = OPTIONS[kind].mechanism(OPTIONS[kind], sizes)
     mechanism.reset_parameters(0.02)
     inputs = [torch.randn(2, 2, 100, 8) for _ in range(3)]
     key_mask = torch.ones(2, 100, dtype=torch.bool)
@@ -370,12 +356,11 @@ def test_a_gpu_computes_what_the_cpu_does(kind: str, causal: bool) -> None:
         torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-3)
 
 
-def run(mechanism: nn.Module, inputs: list[Tensor], key_mask: Tensor, *, causal: bool) -> list[Tensor]:
+def run(mechanism: Mechanism, inputs: list[Tensor], key_mask: Tensor, *, causal: bool) -> list[Tensor]:
     """Outputs at real positions, and the gradients of queries, keys and values."""
     leaves = [x.clone().requires_grad_() for x in inputs]
-    mask, is_causal = make_mask(causal=causal, num_queries=100, key_mask=key_mask)
     pos = torch.arange(100, device=key_mask.device).unsqueeze(0)
     x_BTD = torch.zeros(2, 100, 16, device=key_mask.device)
-    call = Call(x_BTD, pos, pos, 8**-0.5, mask=mask, is_causal=is_causal, reach=Reach(causal, key_mask))
-    out = mechanism(*leaves, call)[0].masked_fill(~key_mask[:, None, :, None], 0.0)
+    context = AttentionContext(pos, pos, causal=causal, key_mask=key_mask).with_mask()
+    out = mechanism(*leaves, context, x_BTD=x_BTD)[0].masked_fill(~key_mask[:, None, :, None], 0.0)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.nn.attention_cases import arange, context_of, weights_tap
 from tests.nn.sparse_cases import (
     REACHES,
     SCALE,
@@ -21,15 +22,10 @@ from tests.nn.sparse_cases import (
     padding,
     tensors,
 )
-from tformer.nn.attention import Reach
-from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, allowed, layout_of, random_blocks
-from tformer.nn.attention.block_sparse import (
-    explicit as block_sparse_explicit,
-)
-from tformer.nn.attention.block_sparse import (
-    kernel as block_sparse,
-)
+from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, layout_of, random_blocks
+from tformer.nn.attention.block_sparse import explicit, kernel
 from tformer.nn.attention.block_sparse.kernel import attend_flex
+from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.positions.biases import AlibiOptions, T5BiasOptions
 from tformer.nn.positions.shaw import ShawOptions
 
@@ -59,7 +55,9 @@ def drawn(options: BigBirdOptions, block: int, num_blocks: int, causal: bool, la
     return set(index[exists].tolist())
 
 
-def plain_mask(options: BigBirdOptions, reach: Reach, batch: int, queries: int, keys: int, *, layer: int = 0) -> Tensor:
+def plain_mask(
+    options: BigBirdOptions, reach: AttentionContext, batch: int, queries: int, keys: int, *, layer: int = 0
+) -> Tensor:
     """Block by block, as the paper says it; blocks are counted from the first real token."""
     mask = torch.zeros(batch, 1, queries, keys, dtype=torch.bool)
     for row in range(batch):
@@ -99,13 +97,13 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_equals_the_mask_in_plain_loops(causal: bool, side: str, length: int, options: dict[str, Any]) -> None:
     mechanism = make(causal=causal, layer=3, **options)
-    reach = Reach(causal, padding(length, side))
+    reach = context_of(length, causal, padding(length, side))
     inputs = tensors(length)
     mask = plain_mask(mechanism.options, reach, 2, length, length, layer=3)
-    found, weights = mechanism(*inputs, call_of(length, reach=reach))
+    found, weights = mechanism(*inputs, **call_of(reach))
     assert weights is None
     assert_same(found, naive(*inputs, mask), inputs)
-    dense = allowed(mechanism.options, reach, length, length, layer=3)
+    dense = mechanism.visible_mask(reach)
     assert torch.equal(dense.expand_as(mask), mask)
 
 
@@ -114,13 +112,13 @@ def test_equals_the_mask_in_plain_loops(causal: bool, side: str, length: int, op
 def test_shared_key_heads_other_value_sizes_and_documents(
     causal: bool, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", groups)
+    monkeypatch.setattr(kernel, "GROUP_ELEMENTS", groups)
     mechanism = make(causal=causal, sizes={"kv_heads": 2, "value_dim": 9})
     documents = torch.tensor([[0] * 19 + [1] * 20 + [2] * 4, [5] * 43])
-    for reach in (Reach(causal, padding(43, "left")), Reach(causal, None, documents)):
+    for reach in (context_of(43, causal, padding(43, "left")), context_of(43, causal, document_ids=documents)):
         inputs = tensors(43, kv_heads=2, value_dim=9)
         expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 43, 43))
-        assert_same(mechanism(*inputs, call_of(43, reach=reach))[0], expected, inputs)
+        assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -128,12 +126,12 @@ def test_shared_key_heads_other_value_sizes_and_documents(
 def test_padding_changes_nothing(side: str, causal: bool) -> None:
     mechanism = make(causal=causal)
     q, k, v = (x.detach() for x in tensors(48, batch=1))
-    alone = mechanism(q[:, :, :37], k[:, :, :37], v[:, :, :37], call_of(37, batch=1, reach=Reach(causal)))[0]
+    alone = mechanism(q[:, :, :37], k[:, :, :37], v[:, :, :37], **call_of(context_of(37, causal), batch=1))[0]
     shift = 11 if side == "left" else 0
     mask = torch.zeros(1, 48)
     mask[:, shift : shift + 37] = 1
     moved = [x.roll(shift, dims=2) for x in (q, k, v)]
-    padded = mechanism(*moved, call_of(48, batch=1, reach=Reach(causal, mask)))[0]
+    padded = mechanism(*moved, **call_of(context_of(48, causal, mask), batch=1))[0]
     torch.testing.assert_close(padded[:, :, shift : shift + 37], alone, atol=1e-6, rtol=0)
 
 
@@ -141,18 +139,18 @@ def test_padding_changes_nothing(side: str, causal: bool) -> None:
 def test_a_causal_query_never_sees_the_future(causal: bool) -> None:
     mechanism = make(causal=causal)
     q, k, v = (x.detach() for x in tensors(64))
-    call = call_of(64, reach=Reach(causal))
-    before = mechanism(q, k, v, call)[0]
+    call = call_of(context_of(64, causal))
+    before = mechanism(q, k, v, **call)[0]
     for x in (q, k, v):
         x[:, :, 41:] += 1.0
-    after = mechanism(q, k, v, call)[0]
+    after = mechanism(q, k, v, **call)[0]
     assert torch.equal(before[:, :, :41], after[:, :, :41]) == causal
 
 
 def test_bf16_is_close_to_fp32() -> None:
     mechanism, inputs = make(), tensors(53, dtype=torch.bfloat16)
-    expected = naive(*(x.float() for x in inputs), plain_mask(mechanism.options, Reach(), 2, 53, 53))
-    found = mechanism(*inputs, call_of(53))[0]
+    expected = naive(*(x.float() for x in inputs), plain_mask(mechanism.options, context_of(53), 2, 53, 53))
+    found = mechanism(*inputs, **call_of(context_of(53)))[0]
     assert found.dtype == torch.bfloat16
     assert_same(found.float(), expected, inputs, tolerance=0.06)
 
@@ -165,22 +163,22 @@ def test_position_kinds_with_terms_of_their_own(
     kind: Any, causal: bool, side: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dense way, tested elsewhere, is the oracle: outputs and gradients, of the tables too."""
-    monkeypatch.setattr(block_sparse_explicit, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
     mechanism, hooks, mask = make(causal=causal), hooks_of(kind, causal=causal), padding(53, side)
-    inputs, call = [*tensors(53), *hooks.parameters()], replace(call_of(53, reach=Reach(causal, mask)), hooks=hooks)
-    if mask is not None:
-        call = replace(call, q_pos=mask.cumsum(1), k_pos=mask.cumsum(1))
-    expected, _ = mechanism(*inputs[:3], replace(call, need_weights=True))
-    assert_same(mechanism(*inputs[:3], call)[0], expected, inputs)
+    inputs, positions = [*tensors(53), *hooks.parameters()], arange(53) if mask is None else mask.cumsum(1)
+    call = call_of(AttentionContext(positions, positions, causal=causal, key_mask=mask), positions=hooks)
+    expected, _ = mechanism(*inputs[:3], **call, taps=weights_tap())
+    assert_same(mechanism(*inputs[:3], **call)[0], expected, inputs)
 
 
 def test_dropout_is_the_same_in_the_backward_pass() -> None:
     mechanism, inputs = make(), tensors(53)
-    out = mechanism(*inputs, call_of(53, dropout=0.5))[0]
+    mechanism.dropout = 0.5
+    out = mechanism(*inputs, **call_of(context_of(53)))[0]
     (grad,) = torch.autograd.grad(out.sum(), [inputs[2]])
     # The output is linear in the values: <grad, v> is the output's sum, only if the same weights were dropped.
     torch.testing.assert_close((grad * inputs[2]).sum(), out.sum(), atol=1e-3, rtol=1e-4)
-    assert not torch.allclose(out, mechanism(*inputs, call_of(53))[0], atol=1e-3)
+    assert not torch.allclose(out, mechanism.eval()(*inputs, **call_of(context_of(53)))[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -192,14 +190,13 @@ def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
     mechanism = make(causal=True, **options)
     mask = padding(60, side)
     q, k, v = (x.detach() for x in tensors(60))
-    whole = naive(q, k, v, plain_mask(mechanism.options, Reach(True, mask), 2, 60, 60))
+    whole = naive(q, k, v, plain_mask(mechanism.options, context_of(60, True, mask), 2, 60, 60))
     start = 0
     for size in sizes:
         end = start + size
-        reach = Reach(True, None if mask is None or end <= 20 else mask[:, :end])
+        reach = context_of(size, True, None if mask is None or end <= 20 else mask[:, :end], keys=end)
         rows = slice(None) if mask is None or end > 20 else slice(0, 1)  # before its first token a row has no pattern
-        call = call_of(size, keys=end, reach=reach)
-        out, _ = mechanism(q[:, :, start:end], k[:, :, :end], v[:, :, :end], call)
+        out, _ = mechanism(q[:, :, start:end], k[:, :, :end], v[:, :, :end], **call_of(reach))
         torch.testing.assert_close(out[rows], whole[rows, :, start:end], atol=1e-5, rtol=0)
         start = end
 
@@ -207,10 +204,10 @@ def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
 def test_flex_has_the_same_pattern() -> None:
     """Its rule, run here without its compiler and without gradients."""
     for causal, side in REACHES:
-        options, reach = BigBirdOptions(block=4, random_blocks=2), Reach(causal, padding(40, side))
+        options, reach = BigBirdOptions(block=4, random_blocks=2), context_of(40, causal, padding(40, side))
         q, k, v = (x.detach() for x in tensors(40))
-        rule = layout_of(options, reach, 40, q.device).rule(10, start=0)
-        found = attend_flex(q, k, v, rule, reach=reach, scale=SCALE)
+        rule = layout_of(options, reach, layer=0).rule(10, start=0)
+        found = attend_flex(AttentionInputs(q, k, v, reach, SCALE), rule)
         torch.testing.assert_close(found, naive(q, k, v, plain_mask(options, reach, 2, 40, 40)), atol=1e-5, rtol=0)
 
 
@@ -249,23 +246,23 @@ def test_causal_random_blocks_do_not_depend_on_the_length() -> None:
 
 def test_short_inputs_take_the_dense_way_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, inputs = make(implementation="auto"), tensors(53)
-    expected = naive(*inputs, plain_mask(mechanism.options, Reach(), 2, 53, 53))
-    monkeypatch.setattr(block_sparse._BlockSparseAttention, "apply", lambda *_: pytest.fail("not dense"))
-    assert_same(mechanism(*inputs, call_of(53))[0], expected, inputs)
+    expected = naive(*inputs, plain_mask(mechanism.options, context_of(53), 2, 53, 53))
+    monkeypatch.setattr(kernel._BlockSparseAttention, "apply", lambda *_: pytest.fail("not dense"))
+    assert_same(mechanism(*inputs, **call_of(context_of(53)))[0], expected, inputs)
 
 
 def test_weights_are_those_of_the_mask() -> None:
-    mechanism, reach = make(), Reach(False, padding(53, "right"))
+    mechanism, reach = make(), context_of(53, False, padding(53, "right"))
     q, k, v = tensors(53)
-    out, weights = mechanism(q, k, v, call_of(53, reach=reach, need_weights=True))
+    out, weights = mechanism(q, k, v, **call_of(reach, taps=weights_tap()))
     mask = plain_mask(mechanism.options, reach, 2, 53, 53)
     assert weights is not None and weights.masked_select(~mask).abs().max() == 0
     torch.testing.assert_close(out, naive(q, k, v, mask), atol=1e-5, rtol=0)
 
 
 def test_a_model_with_flex_runs_without_cuda_by_blocks() -> None:
-    found, _ = make(implementation="flex")(*tensors(53), call_of(53))
-    expected, _ = make(implementation="blocks")(*tensors(53), call_of(53))
+    found, _ = make(implementation="flex")(*tensors(53), **call_of(context_of(53)))
+    expected, _ = make(implementation="blocks")(*tensors(53), **call_of(context_of(53)))
     assert torch.equal(found, expected)
 
 

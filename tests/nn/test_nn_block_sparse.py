@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,23 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.nn.attention_cases import arange, context_of
 from tests.nn.sparse_cases import HEADS, assert_same, call_of, hooks_of, mechanism_of, padding, tensors
-from tformer.nn.attention import (
-    ProjectionOptions,
-    Reach,
-)
+from tformer.nn.attention import AttentionContext, ProjectionOptions
 from tformer.nn.attention.bigbird import BigBirdOptions, Frame
-from tformer.nn.attention.block_sparse import (
-    explicit as block_sparse_explicit,
-)
-from tformer.nn.attention.block_sparse import (
-    kernel as block_sparse,
-)
-from tformer.nn.attention.block_sparse.explicit import Places
-from tformer.nn.attention.block_sparse.kernel import (
-    attend_blocks,
-    dense_pays,
-)
+from tformer.nn.attention.block_sparse import explicit, kernel
+from tformer.nn.attention.block_sparse.kernel import attend_blocks, dense_is_faster
 from tformer.nn.attention.block_sparse.pattern import (
     Pattern,
     band_of,
@@ -64,21 +52,21 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("options", list(KINDS.values()), ids=list(KINDS))
-@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("explicit_scores", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_tensor_is_as_large_as_the_square_of_the_length(
-    options: ProjectionOptions, explicit: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+    options: ProjectionOptions, explicit_scores: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", 2**14)
-    monkeypatch.setattr(block_sparse_explicit, "CHUNK_ELEMENTS", 2**14)
+    monkeypatch.setattr(kernel, "GROUP_ELEMENTS", 2**14)
+    monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", 2**14)
     mechanism, largest = mechanism_of(options, causal=causal), []
     for length in (1024, 2048):
         inputs = tensors(length, batch=1)
-        call = call_of(length, batch=1, reach=Reach(causal, torch.ones(1, length, dtype=torch.bool)))
-        if explicit:
-            call = replace(call, hooks=hooks_of(ShawOptions(clip=4), causal=causal), dropout=0.1)
+        call = call_of(AttentionContext(arange(length), arange(length), causal=causal), batch=1)
+        if explicit_scores:
+            call["positions"], mechanism.dropout = hooks_of(ShawOptions(clip=4), causal=causal), 0.1
         with Largest() as mode:
-            mechanism(*inputs, call)[0].sum().backward()
+            mechanism(*inputs, **call)[0].sum().backward()
         largest.append(mode.elements)
     assert largest[1] < 2048 * 2048 / 4
     assert largest[1] <= 2.1 * max(largest[0], 2**14)  # twice the length, twice the largest
@@ -113,7 +101,7 @@ def test_groups_of_any_size_give_the_same(kv_heads: int, monkeypatch: pytest.Mon
     inputs = tensors(75, kv_heads=kv_heads)
 
     def found(size: int) -> Tensor:
-        monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", size)
+        monkeypatch.setattr(kernel, "GROUP_ELEMENTS", size)
         return attend_blocks(*inputs, pattern, scale=0.3)
 
     for size in (2000, 2**20):
@@ -124,7 +112,7 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_finite_gradients() -> None
     mechanism, inputs = mechanism_of(KINDS["window"]), tensors(60)
     mask = torch.zeros(2, 60)
     mask[0, :5] = 1
-    out, _ = mechanism(*inputs, call_of(60, reach=Reach(False, mask)))
+    out, _ = mechanism(*inputs, **call_of(context_of(60, False, mask)))
     out.sum().backward()
     assert torch.equal(out[1], torch.zeros_like(out[1])) and torch.equal(out[0, :, 30:], torch.zeros(HEADS, 30, 6))
     assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
@@ -137,8 +125,9 @@ def test_a_fold_is_undone() -> None:
     assert folded.shape == (6, 3, 4, 2) and torch.equal(folded[4, :, 2], x[1, :, 7])
     assert torch.equal(fold.back(folded, 11), x)
     assert torch.equal(fold.slots(torch.arange(11).unsqueeze(0))[1], torch.tensor([1, 4, 7, 10]))
-    places = fold.places(Places(torch.arange(5, 11).unsqueeze(0), torch.arange(11).unsqueeze(0)), 5)
-    assert torch.equal(places.q_pos[:, -1], torch.tensor([9, 10, 0] * 2))
+    pattern = Pattern(4, 0, 0, torch.zeros(4, 4), start=5, q_pos=torch.arange(5, 11).unsqueeze(0))
+    folded_pos = fold.pattern(pattern, 11).q_pos
+    assert folded_pos is not None and torch.equal(folded_pos[:, -1], torch.tensor([9, 10, 0] * 2))
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -170,6 +159,6 @@ def test_global_tokens_are_the_first_real_ones_or_the_named_ones() -> None:
     assert torch.equal(out[:, 0, :, 0].bool(), first.mask)
 
 
-def test_where_dense_pays() -> None:
-    assert dense_pays(256, 256, 10) and dense_pays(480, 480, 320)
-    assert not dense_pays(512, 512, 320) and not dense_pays(1, 100, 320)
+def test_where_dense_is_faster() -> None:
+    assert dense_is_faster(256, 256, 10) and dense_is_faster(480, 480, 320)
+    assert not dense_is_faster(512, 512, 320) and not dense_is_faster(1, 100, 320)

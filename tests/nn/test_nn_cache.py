@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from tformer.build import build_model
 from tformer.model import Transformer
-from tformer.nn.attention import FullAttentionOptions
-from tformer.nn.attention.context import make_mask
+from tformer.nn.attention import AttentionContext, FullAttentionOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import (
     FEW_SLOTS,
@@ -77,26 +76,16 @@ def test_cached_equals_uncached_with_left_padding(options: Any, steps: list[int]
     x = torch.randn(2, 8, 16)
 
     def whole() -> Tensor:
-        mask, is_causal = make_mask(causal=True, num_queries=8, key_mask=valid)
-        return layer(module.embed(x, pos), q_pos=pos, mask=mask, is_causal=is_causal, positions=module)
+        context = AttentionContext(pos, pos, causal=True, key_mask=valid).with_mask()
+        return layer(module.embed(x, pos), context, positions=module)
 
     cache = ModelCache([layer_cache(2, 10, layer)], batch_size=2, capacity=10, device="cpu")
     outs, start = [], 0
     for step in steps:
         now = slice(start, start + step)
         k_pos, key_valid = cache.advance(pos[:, now], valid[:, now])
-        mask, is_causal = make_mask(causal=True, num_queries=step, num_keys=k_pos.shape[1], key_mask=key_valid)
-        outs.append(
-            layer(
-                module.embed(x[:, now], pos[:, now]),
-                q_pos=pos[:, now],
-                k_pos=k_pos,
-                mask=mask,
-                is_causal=is_causal,
-                positions=module,
-                cache=cache.layers[0],
-            )
-        )
+        context = AttentionContext(pos[:, now], k_pos, causal=True, key_mask=key_valid).with_mask()
+        outs.append(layer(module.embed(x[:, now], pos[:, now]), context, positions=module, cache=cache.layers[0]))
         start += step
     found, expected = torch.cat(outs, dim=1), whole()
     torch.testing.assert_close(found[valid], expected[valid], atol=1e-5, rtol=1e-5)
@@ -105,11 +94,11 @@ def test_cached_equals_uncached_with_left_padding(options: Any, steps: list[int]
 def test_cross_cache_computes_the_encoder_side_once() -> None:
     layer = MultiHeadAttention(16, FullAttentionOptions(qk_norm=True), num_heads=4, memory_dim=12).eval()
     x, memory, pos = torch.randn(2, 3, 16), torch.randn(2, 5, 12), torch.arange(3).unsqueeze(0)
-    expected, cache = layer(x, memory=memory, q_pos=pos), CrossCache()
+    expected, cache = layer(x, AttentionContext(pos, pos, memory=memory)), CrossCache()
     assert not cache.filled
-    first = layer(x[:, :1], memory=memory, q_pos=pos[:, :1], cache=cache)
+    first = layer(x[:, :1], AttentionContext(pos[:, :1], pos[:, :1], memory=memory), cache=cache)
     layer.kv = None  # type: ignore[assignment]  # must not be needed again
-    rest = layer(x[:, 1:], q_pos=pos[:, 1:], cache=cache)
+    rest = layer(x[:, 1:], AttentionContext(pos[:, 1:], pos[:, 1:]), cache=cache)
     torch.testing.assert_close(torch.cat([first, rest], dim=1), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -281,7 +270,9 @@ def test_a_wider_cache_gives_the_same_to_rounding_and_the_inputs_dtype(kv_heads:
             cache = LayerCache(
                 batch_size=2, num_kv_heads=kv_heads, capacity=8, head_dim=8, value_dim=8, device="cpu", dtype=dtype
             )
-            steps = [layer(x[:, at : at + 1], q_pos=torch.tensor([[at]]), cache=cache) for at in range(5)]
+            steps = [
+                layer(x[:, at : at + 1], AttentionContext(*[torch.tensor([[at]])] * 2), cache=cache) for at in range(5)
+            ]
             outputs.append(torch.cat(steps, dim=1))
     assert outputs[1].dtype == torch.bfloat16
     torch.testing.assert_close(outputs[1].float(), outputs[0].float(), atol=2e-2, rtol=2e-2)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.nn.attention_cases import LAYER_KINDS, arange, naive, positions_for, self_attention, tensors
-from tformer.nn.attention import FullAttentionOptions, core
-from tformer.nn.attention.context import (
-    TapSink,
-    check_taps,
-    make_mask,
+from tests.nn.attention_cases import (
+    LAYER_KINDS,
+    arange,
+    attend,
+    context_of,
+    naive,
+    positions_for,
+    self_attention,
+    tensors,
+    weights_tap,
 )
-from tformer.nn.attention.core import attend
+from tformer.nn.attention import AttentionContext, FullAttentionOptions, core
+from tformer.nn.attention.context import TapSink, check_taps
+from tformer.nn.attention.core import few_are_faster
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.attention.routes import (
-    attend_few,
-    few_are_faster,
-)
+from tformer.nn.attention.routes import attend_few
 from tformer.nn.cache import CrossCache
 from tformer.nn.init import block_matrices
 from tformer.nn.positions.rope import RopeOptions
@@ -38,7 +42,7 @@ def test_the_future_cannot_change_the_past(options: Any, training: bool) -> None
     x = torch.randn(2, 9, 16)
     changed = x.clone()
     changed[:, 5:] += torch.randn(2, 4, 16)
-    before, after = (layer(y, q_pos=arange(9), is_causal=True, positions=module) for y in (x, changed))
+    before, after = (layer(y, context_of(9, True), positions=module) for y in (x, changed))
     torch.testing.assert_close(before[:, :5], after[:, :5], atol=1e-6, rtol=1e-6)
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
@@ -49,7 +53,10 @@ def test_relative_kinds_see_only_distances(options: Any, causal: bool) -> None:
     layer = self_attention()
     module = positions_for(options, layer, bidirectional=not causal)
     x = torch.randn(2, 6, 16)
-    here, there = (layer(x, q_pos=arange(6, start), is_causal=causal, positions=module) for start in (0, 31))
+    here, there = (
+        layer(x, AttentionContext(pos, pos, causal=causal).with_mask(), positions=module)
+        for pos in (arange(6), arange(6, 31))
+    )
     torch.testing.assert_close(here, there, atol=1e-4, rtol=1e-4)
 
 
@@ -59,12 +66,11 @@ def test_padding_does_not_change_the_rest(options: Any) -> None:
     layer = self_attention()
     module = positions_for(options, layer)
     x = torch.randn(1, 5, 16)
-    alone = layer(x, q_pos=arange(5), is_causal=True, positions=module)
+    alone = layer(x, context_of(5, True), positions=module)
     padded_x = torch.cat([torch.randn(1, 3, 16), x], dim=1)
     keys = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
-    mask, is_causal = make_mask(causal=True, num_queries=8, key_mask=keys)
     pos = (keys.cumsum(1) - 1).clamp(min=0)
-    beside = layer(padded_x, q_pos=pos, mask=mask, is_causal=is_causal, positions=module)
+    beside = layer(padded_x, AttentionContext(pos, pos, causal=True, key_mask=keys).with_mask(), positions=module)
     torch.testing.assert_close(beside[:, 3:], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -76,8 +82,8 @@ def test_tapped_weights_are_those_that_were_used(options: Any) -> None:
     x = torch.randn(2, 7, 16)
     taps = TapSink(frozenset({"decoder.0.self_attention.weights"}))
     scoped = taps.scope("decoder").scope(0).scope("self_attention")
-    seen = layer(x, q_pos=arange(7), is_causal=True, positions=module, taps=scoped)
-    torch.testing.assert_close(seen, layer(x, q_pos=arange(7), is_causal=True, positions=module), atol=1e-5, rtol=1e-5)
+    seen = layer(x, context_of(7, True), positions=module, taps=scoped)
+    torch.testing.assert_close(seen, layer(x, context_of(7, True), positions=module), atol=1e-5, rtol=1e-5)
     weights = taps.values["decoder.0.self_attention.weights"]
     assert weights.shape == (2, 4, 7, 7) and not weights.triu(1).any()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7))
@@ -103,10 +109,7 @@ def test_self_attention_agrees_with_torch(causal: bool) -> None:
     keys = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool()
     forbidden = ~torch.ones(6, 6, dtype=torch.bool).tril() if causal else None
     expected, _ = other(x, x, x, key_padding_mask=~keys, attn_mask=forbidden)
-    mask, is_causal = make_mask(causal=causal, num_queries=6, key_mask=keys)
-    torch.testing.assert_close(
-        layer(x, q_pos=arange(6), mask=mask, is_causal=is_causal), expected, atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(layer(x, context_of(6, causal, keys)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_cross_attention_agrees_with_torch() -> None:
@@ -123,8 +126,8 @@ def test_cross_attention_agrees_with_torch() -> None:
     x, memory = torch.randn(2, 4, 16), torch.randn(2, 7, 12)
     keys = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 0, 0]]).bool()
     expected, _ = other(x, memory, memory, key_padding_mask=~keys)
-    mask, _ = make_mask(causal=False, num_queries=4, num_keys=7, key_mask=keys)
-    torch.testing.assert_close(layer(x, memory=memory, q_pos=arange(4), mask=mask), expected, atol=1e-5, rtol=1e-5)
+    context = context_of(4, key_mask=keys, memory=memory)
+    torch.testing.assert_close(layer(x, context), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_sizes_of_the_fused_projections() -> None:
@@ -135,7 +138,7 @@ def test_sizes_of_the_fused_projections() -> None:
     assert shapes == {"qkv.weight": (6 * 5 + 2 * 5 + 2 * 3, 16), "out.weight": (16, 6 * 3)}
     found = {name: (matrix, rows) for name, matrix, rows in block_matrices(layer)}
     assert found == {".qkv": (layer.qkv, [30, 10, 6]), ".out": (layer.out, [16])}
-    assert layer(torch.randn(2, 3, 16), q_pos=arange(3)).shape == (2, 3, 16)
+    assert layer(torch.randn(2, 3, 16), context_of(3)).shape == (2, 3, 16)
     with pytest.raises(ValueError, match="d_model 16 is not divisible by num_heads 3"):
         MultiHeadAttention(16, num_heads=3)
     with pytest.raises(ValueError, match="num_heads 4 is not divisible by num_kv_heads 3"):
@@ -151,7 +154,7 @@ def test_scale_and_qk_norm_options() -> None:
             q, k = (y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
         out, _ = naive(q, k, v, mask=None, scale=1.0 if options.scale == 1.0 else 0.5)
         torch.testing.assert_close(
-            layer(x, q_pos=arange(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5
+            layer(x, context_of(5)), layer.out(out.transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5
         )
 
 
@@ -169,18 +172,16 @@ def test_grouped_heads_equal_repeated_heads() -> None:
         }
     )  # fmt: skip
     x = torch.randn(2, 5, 16)
-    torch.testing.assert_close(
-        grouped(x, q_pos=arange(5), is_causal=True), whole(x, q_pos=arange(5), is_causal=True), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(grouped(x, context_of(5, True)), whole(x, context_of(5, True)), atol=1e-5, rtol=1e-5)
 
 
 def test_dropout_and_drophead_only_while_training() -> None:
     layer = self_attention(dropout=0.5, drophead=DropHead(0.5))
     x = torch.randn(2, 5, 16)
     layer.eval()
-    assert torch.equal(layer(x, q_pos=arange(5)), layer(x, q_pos=arange(5)))
+    assert torch.equal(layer(x, context_of(5)), layer(x, context_of(5)))
     layer.train()
-    assert not torch.equal(layer(x, q_pos=arange(5)), layer(x, q_pos=arange(5)))
+    assert not torch.equal(layer(x, context_of(5)), layer(x, context_of(5)))
 
 
 def test_drophead_keeps_one_head_at_least_and_the_sum() -> None:
@@ -194,8 +195,8 @@ def test_drophead_keeps_one_head_at_least_and_the_sum() -> None:
 def test_bf16_stream_with_fp32_weights() -> None:
     layer = self_attention()
     x = torch.randn(2, 5, 16)
-    out = layer(x.bfloat16(), q_pos=arange(5), is_causal=True, positions=positions_for(RopeOptions(), layer))
-    exact = layer(x, q_pos=arange(5), is_causal=True, positions=positions_for(RopeOptions(), layer))
+    out = layer(x.bfloat16(), context_of(5, True), positions=positions_for(RopeOptions(), layer))
+    exact = layer(x, context_of(5, True), positions=positions_for(RopeOptions(), layer))
     assert out.dtype == torch.bfloat16 and layer.qkv.weight.dtype == torch.float32
     torch.testing.assert_close(out.float(), exact, atol=0.1, rtol=0.1)
 
@@ -206,22 +207,16 @@ def test_beams_share_the_keys_of_their_sentence(queries: int, kv_heads: int) -> 
     torch.manual_seed(5)
     layer = MultiHeadAttention(16, num_heads=4, num_kv_heads=kv_heads, value_dim=5, memory_dim=12)
     memory, x = torch.randn(2, 5, 12), torch.randn(2 * 3, queries, 16)
-    mask, _ = make_mask(causal=False, num_queries=queries, key_mask=torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]))
-    assert mask is not None
-    shared = CrossCache()
-    layer(x[:2], memory=memory, q_pos=arange(queries), mask=mask, cache=shared)
-    sink, expected_sink = TapSink(frozenset({"weights"})), TapSink(frozenset({"weights"}))
-    found = layer(x, q_pos=arange(queries), mask=mask, cache=shared, taps=sink)
-    expected = layer(
-        x,
-        memory=memory.repeat_interleave(3, dim=0),
-        q_pos=arange(queries),
-        mask=mask.repeat_interleave(3, dim=0),
-        taps=expected_sink,
-    )
+    key_mask = torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
+    context, shared = context_of(queries, key_mask=key_mask), CrossCache()
+    layer(x[:2], replace(context, memory=memory), cache=shared)
+    sink, expected_sink = weights_tap(), weights_tap()
+    found = layer(x, context, cache=shared, taps=sink)
+    each = context_of(queries, key_mask=key_mask.repeat_interleave(3, 0), memory=memory.repeat_interleave(3, 0))
+    expected = layer(x, each, taps=expected_sink)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(sink.values["weights"], expected_sink.values["weights"], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(layer(x, q_pos=arange(queries), mask=mask, cache=shared), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(layer(x, context, cache=shared), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None:
@@ -231,9 +226,9 @@ def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None
     q = layer.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
     k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in layer.kv(memory).chunk(2, dim=-1))
     expected, _ = naive(q, k, v, mask=None, scale=0.5)
-    out = layer(x, memory=memory, q_pos=arange(4))
+    out = layer(x, context_of(4, memory=memory))
     torch.testing.assert_close(out, layer.out(expected.transpose(1, 2).flatten(2)), atol=1e-6, rtol=1e-6)
-    assert (layer(memory, memory=x, q_pos=arange(4)) - out).abs().max() > 1e-3
+    assert (layer(memory, context_of(4, memory=x)) - out).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("masked", [None, "rows", "queries"])

@@ -185,7 +185,7 @@ def test_initialisation_resets_gains_and_statistics() -> None:
     norm(torch.randn(8, 6) + 1)
     holder = torch.nn.ModuleList([norm, randomised(build_norm(NormOptions(kind="groupnorm", groups=2), 6))])
     initialise(holder, InitOptions())
-    fresh = BatchNorm(6, NormOptions()).state_dict()
+    fresh = BatchNorm(6, eps=1e-5).state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in norm.state_dict().items())
     assert torch.equal(holder[1].weight, torch.ones(6)) and torch.equal(holder[1].bias, torch.zeros(6))
 

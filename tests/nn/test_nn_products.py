@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.nn.attention_cases import attend
 from tformer.kernels.functions import Kernels, find
-from tformer.nn.attention import routes as few
-from tformer.nn.attention.core import attend
+from tformer.nn.attention.routes import attend_few
 from tformer.nn.cache import (
     FEW_SLOTS,
     quickest_dtype,
@@ -235,7 +235,7 @@ def test_a_layer_that_is_frozen_twice_is_a_mistake_that_shows(quantize: Quantize
     layer.freeze(quantize)
     x = torch.randn(2, 8)
     before = layer(x)
-    with pytest.raises(AssertionError, match="frozen already"):
+    with pytest.raises(AssertionError, match="already frozen"):
         layer.freeze(quantize)
     assert torch.equal(layer(x), before) and before.isfinite().all()
 
@@ -286,13 +286,11 @@ def test_attention_of_few_queries_is_that_of_the_other_ways(
 
     def noted(*given: Tensor, **named: Any) -> Tensor:
         asked.append(True)
-        return few.attend_few(*given, **named)
+        return attend_few(*given, **named)
 
     monkeypatch.setattr("tformer.nn.attention.core.attend_few", noted)
-    first, second = both_ways(
-        lambda: attend(q, k, v, mask=mask, scale=0.25, bias_fn=(lambda rows: bias[:, :, rows]) if biased else None)[0],
-        kernels,
-    )
+    terms = {"bias_fn": lambda rows: bias[:, :, rows]} if biased else {}
+    first, second = both_ways(lambda: attend(q, k, v, mask=mask, scale=0.25, **terms)[0], kernels)
     assert len(asked) == (1 if biased else 2)  # without kernels, a bias goes the explicit way
     torch.testing.assert_close(first.float(), second.float(), atol=2e-2, rtol=2e-2)
     if masked:

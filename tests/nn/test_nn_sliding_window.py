@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.nn.attention_cases import context_of, weights_tap
 from tests.nn.sparse_cases import (
     HEAD,
     HEADS,
@@ -23,21 +23,12 @@ from tests.nn.sparse_cases import (
     padding,
     tensors,
 )
-from tformer.nn.attention import Reach
-from tformer.nn.attention.block_sparse import (
-    explicit as block_sparse_explicit,
-)
-from tformer.nn.attention.block_sparse import (
-    kernel as block_sparse,
-)
-from tformer.nn.attention.block_sparse.kernel import (
-    attend_flex,
-    check_flex,
-)
+from tformer.nn.attention.block_sparse import explicit, kernel
+from tformer.nn.attention.block_sparse.kernel import attend_flex
+from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.attention.sliding_window import (
     SlidingWindowAttention,
     SlidingWindowOptions,
-    allowed,
     flex_rule,
     global_tokens,
 )
@@ -55,7 +46,7 @@ def make(*, causal: bool = False, sizes: dict[str, int] | None = None, **options
     return mechanism
 
 
-def plain_mask(options: SlidingWindowOptions, reach: Reach, batch: int, queries: int, keys: int) -> Tensor:
+def plain_mask(options: SlidingWindowOptions, reach: AttentionContext, batch: int, queries: int, keys: int) -> Tensor:
     """Element by element, as the paper says it."""
     mask = torch.zeros(batch, 1, queries, keys, dtype=torch.bool)
     for row in range(batch):
@@ -88,10 +79,10 @@ def plain_mask(options: SlidingWindowOptions, reach: Reach, batch: int, queries:
 ], ids=str)  # fmt: skip
 def test_equals_the_mask_in_plain_loops(causal: bool, side: str, length: int, options: dict[str, Any]) -> None:
     mechanism = make(causal=causal, **options)
-    reach = Reach(causal, padding(length, side))
+    reach = context_of(length, causal, padding(length, side))
     inputs = tensors(length)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, length, length))
-    found, weights = mechanism(*inputs, call_of(length, reach=reach))
+    found, weights = mechanism(*inputs, **call_of(reach))
     assert weights is None
     assert_same(found, expected, inputs)
 
@@ -99,8 +90,8 @@ def test_equals_the_mask_in_plain_loops(causal: bool, side: str, length: int, op
 @pytest.mark.parametrize(("causal", "side"), REACHES)
 @pytest.mark.parametrize("options", [{}, {"global_tokens": 2}, {"dilation": 2, "global_tokens": 2}], ids=str)
 def test_the_dense_mask_is_that_of_plain_loops(causal: bool, side: str, options: dict[str, Any]) -> None:
-    chosen, reach = SlidingWindowOptions(window=6, **options), Reach(causal, padding(20, side))
-    mask = allowed(chosen, reach, 20, 20).expand(2, 1, 20, 20)
+    chosen, reach = SlidingWindowOptions(window=6, **options), context_of(20, causal, padding(20, side))
+    mask = mechanism_of(chosen, causal=causal).visible_mask(reach).expand(2, 1, 20, 20)
     assert torch.equal(mask, plain_mask(chosen, reach, 2, 20, 20))
 
 
@@ -109,10 +100,10 @@ def test_the_dense_mask_is_that_of_plain_loops(causal: bool, side: str, options:
 def test_documents_do_not_see_each_other(causal: bool, dilation: int) -> None:
     mechanism = make(causal=causal, dilation=dilation, global_tokens=2)
     documents = torch.tensor([[0] * 9 + [1] * 20 + [2] * 4, [5] * 33])
-    reach = Reach(causal, None, documents)
+    reach = context_of(33, causal, document_ids=documents)
     inputs = tensors(33)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 33, 33))
-    assert_same(mechanism(*inputs, call_of(33, reach=reach))[0], expected, inputs)
+    assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -122,10 +113,10 @@ def test_tokens_named_as_global_take_the_place_of_the_first(causal: bool, dilati
     marks = torch.zeros(2, 30)
     marks[0, [4, 17, 29]] = 1
     for chosen in (marks, marks * 0):
-        reach = Reach(causal, padding(30, "right"), global_mask=chosen)
+        reach = context_of(30, causal, padding(30, "right"), global_mask=chosen)
         inputs = tensors(30)
         expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 30, 30))
-        assert_same(mechanism(*inputs, call_of(30, reach=reach))[0], expected, inputs)
+        assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -134,31 +125,31 @@ def test_tokens_named_as_global_take_the_place_of_the_first(causal: bool, dilati
 def test_shared_key_heads_and_other_value_sizes(
     kv_heads: int, value_dim: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_sparse, "GROUP_ELEMENTS", groups)
+    monkeypatch.setattr(kernel, "GROUP_ELEMENTS", groups)
     mechanism = make(sizes={"kv_heads": kv_heads, "value_dim": value_dim}, global_tokens=2)
-    reach = Reach(True, padding(41, "left"))
+    reach = context_of(41, True, padding(41, "left"))
     inputs = tensors(41, kv_heads=kv_heads, value_dim=value_dim)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 41, 41))
-    assert_same(mechanism(*inputs, call_of(41, reach=reach))[0], expected, inputs)
+    assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_causal_query_never_sees_the_future(causal: bool) -> None:
     mechanism = make(causal=causal, global_tokens=2, dilation=2)
     q, k, v = (x.detach() for x in tensors(40))
-    call = call_of(40, reach=Reach(causal))
-    before = mechanism(q, k, v, call)[0]
+    call = call_of(context_of(40, causal))
+    before = mechanism(q, k, v, **call)[0]
     for x in (q, k, v):
         x[:, :, 23:] += 1.0
-    after = mechanism(q, k, v, call)[0]
+    after = mechanism(q, k, v, **call)[0]
     assert torch.equal(before[:, :, :23], after[:, :, :23]) == causal
 
 
 def test_bf16_is_close_to_fp32() -> None:
     mechanism = make(global_tokens=2)
     inputs = tensors(37, dtype=torch.bfloat16)
-    expected = naive(*(x.float() for x in inputs), plain_mask(mechanism.options, Reach(), 2, 37, 37))
-    found = mechanism(*inputs, call_of(37))[0]
+    expected = naive(*(x.float() for x in inputs), plain_mask(mechanism.options, context_of(37), 2, 37, 37))
+    found = mechanism(*inputs, **call_of(context_of(37)))[0]
     assert found.dtype == torch.bfloat16
     assert_same(found.float(), expected, inputs, tolerance=0.06)
 
@@ -174,31 +165,32 @@ def test_position_kinds_with_terms_of_their_own(
     kind: Any, causal: bool, options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dense way, tested elsewhere, is the oracle: outputs and gradients, of the tables too."""
-    monkeypatch.setattr(block_sparse_explicit, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
     mechanism = make(causal=causal, **options)
     hooks = hooks_of(kind, causal=causal)
     inputs = [*tensors(29), *hooks.parameters()]
     mask = padding(29, "left" if causal else "right")
     assert mask is not None
-    call = replace(call_of(29, reach=Reach(causal, mask)), hooks=hooks, q_pos=mask.cumsum(1), k_pos=mask.cumsum(1))
-    expected, _ = mechanism(*inputs[:3], replace(call, need_weights=True))
-    found, _ = mechanism(*inputs[:3], call)
+    call = call_of(AttentionContext(mask.cumsum(1), mask.cumsum(1), causal=causal, key_mask=mask), positions=hooks)
+    expected, _ = mechanism(*inputs[:3], **call, taps=weights_tap())
+    found, _ = mechanism(*inputs[:3], **call)
     assert_same(found, expected, inputs)
 
 
 def test_dropout_keeps_the_mean_and_is_the_same_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = make(global_tokens=1)
     inputs = tensors(30)
-    call = call_of(30, dropout=0.5)
+    call = call_of(context_of(30))
     with torch.no_grad():
-        many = torch.stack([mechanism(*inputs, call)[0] for _ in range(600)]).mean(0)
-        expected = mechanism(*inputs, replace(call, dropout=0.0))[0]
+        expected = mechanism(*inputs, **call)[0]
+        mechanism.dropout = 0.5
+        many = torch.stack([mechanism(*inputs, **call)[0] for _ in range(600)]).mean(0)
     assert (many - expected).abs().max() < 0.5 and (many - expected).abs().mean() < 0.05
     gradients = []
     for chunk in (3000, 10**6):  # recomputed in chunks, and kept
-        monkeypatch.setattr(block_sparse_explicit, "CHUNK_ELEMENTS", chunk)
+        monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
         torch.manual_seed(3)
-        out = mechanism(*inputs, call)[0]
+        out = mechanism(*inputs, **call)[0]
         v = inputs[2]
         # The output is linear in the values: <grad, v> is the output's sum, only if the same weights were dropped.
         (grad,) = torch.autograd.grad(out.sum(), [v])
@@ -214,21 +206,21 @@ def test_dropout_keeps_the_mean_and_is_the_same_in_the_backward_pass(monkeypatch
 def test_global_tokens_have_projections_of_their_own(rotate: bool, implementation: str) -> None:
     mechanism = make(global_tokens=2, global_projections=True, implementation=implementation)
     hooks = hooks_of(RopeOptions(), causal=False) if rotate else None
-    reach = Reach(False, padding(25, "right"))
+    reach = context_of(25, False, padding(25, "right"))
     inputs, x = tensors(25), torch.randn(2, 25, WIDTH, requires_grad=True)
-    call = replace(call_of(25, reach=reach, x_BTD=x), hooks=hooks)
+    call = {**call_of(reach), "x_BTD": x, "positions": hooks}
     q, k, v = (
         matrix(x).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
         for matrix in (mechanism.global_q, mechanism.global_k, mechanism.global_v)
     )
     if hooks is not None:
-        q, k = hooks.rotate(q, k, call.q_pos, call.k_pos)
+        q, k = hooks.rotate(q, k, reach.q_pos, reach.k_pos)
     assert reach.key_mask is not None
     own = naive(q, k, v, reach.key_mask.bool()[:, None, None].expand(2, 1, 25, 25))
     local = naive(*inputs, plain_mask(mechanism.options, reach, 2, 25, 25))
     expected = torch.cat([own[:, :, :2], local[:, :, 2:]], dim=2)
-    assert_same(mechanism(*inputs, call)[0], expected, [*inputs, x, *mechanism.parameters()])
-    out, weights = mechanism(*inputs, replace(call, need_weights=True))
+    assert_same(mechanism(*inputs, **call)[0], expected, [*inputs, x, *mechanism.parameters()])
+    out, weights = mechanism(*inputs, **call, taps=weights_tap())
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
     values = torch.where((torch.arange(25) < 2).view(1, 1, -1, 1), weights @ v, weights @ inputs[2])
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
@@ -253,13 +245,12 @@ def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
     mechanism = make(causal=True, **options)
     length, mask = sum(sizes), padding(sum(sizes), side)
     q, k, v = (x.detach() for x in tensors(length))
-    whole = naive(q, k, v, plain_mask(mechanism.options, Reach(True, mask), 2, length, length))
+    whole = naive(q, k, v, plain_mask(mechanism.options, context_of(length, True, mask), 2, length, length))
     start = 0
     for size in sizes:
         end = start + size
-        reach = Reach(True, None if mask is None else mask[:, :end])
-        call = call_of(size, keys=end, reach=reach)
-        out, _ = mechanism(q[:, :, start:end], k[:, :, :end], v[:, :, :end], call)
+        call = call_of(context_of(size, True, None if mask is None else mask[:, :end], keys=end))
+        out, _ = mechanism(q[:, :, start:end], k[:, :, :end], v[:, :, :end], **call)
         torch.testing.assert_close(out, whole[:, :, start:end], atol=1e-5, rtol=0)
         start = end
 
@@ -270,13 +261,13 @@ def test_a_step_reads_the_window_alone() -> None:
     q, k, v = (x.detach() for x in tensors(1, keys=60))
     for x in (k, v):
         x[:, :, 1:55] = float("nan")
-    assert mechanism(q, k, v, call_of(1, keys=60, reach=Reach(True)))[0].isfinite().all()
+    assert mechanism(q, k, v, **call_of(context_of(1, True, keys=60)))[0].isfinite().all()
 
 
 def test_named_global_tokens_and_a_cache_do_not_go_together() -> None:
     q, k, v = tensors(1, keys=9)
     with pytest.raises(ValueError, match=r"^global_attention_mask: not together with a cache"):
-        make(causal=True)(q, k, v, call_of(1, keys=9, reach=Reach(True, global_mask=torch.ones(2, 1))))
+        make(causal=True)(q, k, v, **call_of(context_of(1, True, keys=9, global_mask=torch.ones(2, 1))))
 
 
 # --- the choice of the way, and options ---------------------------------------------------------------------------
@@ -288,19 +279,19 @@ def test_short_inputs_take_the_dense_way_with_the_same_result(
     causal: bool, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mechanism = make(causal=causal, global_tokens=1, implementation="auto")
-    reach = Reach(causal, padding(length, "right"))
+    reach = context_of(length, causal, padding(length, "right"))
     inputs = tensors(length)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, length, length))
-    monkeypatch.setattr(block_sparse._BlockSparseAttention, "apply", lambda *_: pytest.fail("not dense"))
-    assert_same(mechanism(*inputs, call_of(length, reach=reach))[0], expected, inputs)
+    monkeypatch.setattr(kernel._BlockSparseAttention, "apply", lambda *_: pytest.fail("not dense"))
+    assert_same(mechanism(*inputs, **call_of(reach))[0], expected, inputs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_those_of_the_mask(causal: bool) -> None:
     mechanism = make(causal=causal, global_tokens=1)
-    reach = Reach(causal, padding(30, "right"))
+    reach = context_of(30, causal, padding(30, "right"))
     q, k, v = tensors(30)
-    out, weights = mechanism(q, k, v, call_of(30, reach=reach, need_weights=True))
+    out, weights = mechanism(q, k, v, **call_of(reach, taps=weights_tap()))
     mask = plain_mask(mechanism.options, reach, 2, 30, 30)
     assert weights is not None and weights.dtype == torch.float32 and weights.masked_select(~mask).abs().max() == 0
     torch.testing.assert_close(weights @ v, naive(q, k, v, mask), atol=1e-5, rtol=0)
@@ -311,23 +302,25 @@ def test_weights_are_those_of_the_mask(causal: bool) -> None:
 def test_flex_has_the_same_pattern(causal: bool) -> None:
     """Its rule, run here without its compiler and without gradients."""
     options = SlidingWindowOptions(window=8, dilation=2, global_tokens=1)
-    reach = Reach(causal, padding(40, "left"))
+    reach = context_of(40, causal, padding(40, "left"))
     q, k, v = (x.detach() for x in tensors(40))
-    tokens = global_tokens(options, reach, 40, q.device)
-    found = attend_flex(q, k, v, flex_rule(options, tokens, start=0), reach=reach, scale=SCALE)
+    rule = flex_rule(options, global_tokens(options, reach), start=0)
+    found = attend_flex(AttentionInputs(q, k, v, reach, SCALE), rule)
     torch.testing.assert_close(found, naive(q, k, v, plain_mask(options, reach, 2, 40, 40)), atol=1e-5, rtol=0)
 
 
 def test_a_model_with_flex_runs_without_cuda_by_blocks() -> None:
-    found, _ = make(implementation="flex")(*tensors(30), call_of(30))
-    expected, _ = make(implementation="blocks")(*tensors(30), call_of(30))
+    found, _ = make(implementation="flex")(*tensors(30), **call_of(context_of(30)))
+    expected, _ = make(implementation="blocks")(*tensors(30), **call_of(context_of(30)))
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("change", [{"dropout": 0.1}, {"hooks": hooks_of(AlibiOptions(), causal=False)}])
-def test_flex_knows_no_dropout_and_no_bias(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^implementation: flex knows no dropout and no position bias"):
-        check_flex(replace(call_of(30), **change))
+@pytest.mark.parametrize("change", [{"dropout": 0.1}, {"positions": hooks_of(AlibiOptions(), causal=False)}])
+def test_flex_refuses_dropout_and_bias(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^implementation: flex supports neither dropout nor positions with a bias"):
+        attend_flex(
+            AttentionInputs(*tensors(30), context_of(30), SCALE, **change), lambda example, query, key: key >= 0
+        )
 
 
 @pytest.mark.parametrize(("values", "words"), [

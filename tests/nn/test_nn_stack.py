@@ -10,15 +10,14 @@ from torch import nn
 
 from tformer.build import build_model
 from tformer.model import Transformer
-from tformer.nn.attention import FullAttentionOptions
+from tformer.nn.attention import AttentionContext, FullAttentionOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.feedforward import FeedForward, FeedForwardOptions
 from tformer.nn.init import block_matrices
 from tformer.nn.norm import NormOptions, build_norm
+from tformer.nn.positions.base import Positions
 from tformer.nn.stack import (
-    NO_POSITIONS,
     Block,
-    Sight,
 )
 from tformer.optim.optimizers import build_optimizer
 from tformer.recipe.model import Model
@@ -90,7 +89,7 @@ def test_equals_torch_encoder_layer(place: str, activation: str) -> None:
     )
     copy_layer(ours, theirs)
     x = torch.randn(3, 5, WIDTH)
-    ours_out = ours(x, Sight(POS, POS, REAL[:, None, None]), positions=NO_POSITIONS)
+    ours_out = ours(x, AttentionContext(POS, POS, mask=REAL[:, None, None]), positions=Positions())
     theirs_out = theirs(x, src_key_padding_mask=~REAL)
     torch.testing.assert_close(ours_out[REAL], theirs_out[REAL], atol=2e-5, rtol=2e-5)
 
@@ -102,8 +101,8 @@ def test_equals_torch_decoder_layer(place: str) -> None:
     copy_layer(ours, theirs)
     x, memory = torch.randn(3, 4, WIDTH), torch.randn(3, 5, WIDTH)
     pos = torch.arange(4).unsqueeze(0)
-    cross = Sight(pos, POS, REAL[:, None, None], memory=memory)
-    ours_out = ours(x, Sight(pos, pos, is_causal=True), positions=NO_POSITIONS, cross_sight=cross)
+    cross = AttentionContext(pos, pos, mask=REAL[:, None, None], memory=memory)
+    ours_out = ours(x, AttentionContext(pos, pos, is_causal=True, cross=cross), positions=Positions())
     causal = nn.Transformer.generate_square_subsequent_mask(4)
     theirs_out = theirs(x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=~REAL)
     torch.testing.assert_close(ours_out, theirs_out, atol=2e-5, rtol=2e-5)
@@ -114,7 +113,7 @@ def test_dropout_sits_on_the_residual(place: str) -> None:
     """With everything dropped from the updates, a pre-norm block is the identity."""
     block = make_block(place=place, activation="relu", cross=False, dropout=1.0 - 1e-7)
     x = torch.randn(3, 5, WIDTH)
-    out = block(x, Sight(POS, POS), positions=NO_POSITIONS)
+    out = block(x, AttentionContext(POS, POS), positions=Positions())
     expected = x if place == "pre" else block.feedforward_norm(block.self_attention_norm(x))
     torch.testing.assert_close(out, expected)
 

@@ -67,8 +67,9 @@ def test_every_listener_hears_of_each_step_once_before_its_forwards(
 
     monkeypatch.setattr(DropHead, "begin_step", begin)
     monkeypatch.setattr(DropHead, "forward", forward)
-    recipe = write_recipe(tmp_path, text_file, {"training": {"grad_accum": 2}})
+    recipe = write_recipe(tmp_path, text_file, {"training": {"grad_accum": 2}, "model": {"decoder": {"drophead": 0.1}}})
     train(recipe, tmp_path / "run")
+    assert forwards
     assert [step.number for step in told] == [number for number in range(1, 13) for _ in range(2)]  # two layers
     assert {(step.max_steps, step.warmup_steps) for step in told} == {(12, 2)}
     assert len({step.seed for step in told}) == 12

@@ -41,7 +41,7 @@ from tformer.build import layer_sizes
 from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops
 from tformer.device import DTYPES, resolve_device
 from tformer.errors import InputError, did_you_mean
-from tformer.nn.attention import ENCODER_ONLY, ProjectionOptions
+from tformer.nn.attention import ProjectionOptions
 from tformer.recipe.model import layer_sections
 from tformer.recipe.problems import EXPECTED
 from tformer.recipe.recipe import Recipe
@@ -72,13 +72,13 @@ def choose_kinds(names: Sequence[str] | None, *, causal: bool) -> tuple[list[str
     """
     notes: list[str] = []
     if names is None:
-        left_out = [kind for kind in KINDS if causal and kind in ENCODER_ONLY]
+        left_out = [kind for kind in KINDS if causal and not KINDS[kind].mechanism.causal]
         notes += [f"{kind} is left out: it has no causal mode" for kind in left_out]
         return [kind for kind in KINDS if kind not in left_out], notes
     for name in names:
         if name not in KINDS:
             raise InputError(f"--kinds: unknown kind '{name}'", hint=did_you_mean(name, KINDS))
-        if causal and name in ENCODER_ONLY:
+        if causal and not KINDS[name].mechanism.causal:
             raise InputError(f"--kinds: {name} has no causal mode", hint="leave it or --causal out")
     if FULL not in names:
         notes.append("full attention is measured too: the others are compared with it")
@@ -125,7 +125,7 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
         where, context = ".".join([kind, *map(str, problem["loc"][:1])]), problem.get("ctx", {})
         if problem["type"] == "value_error":
             raise InputError(f"--set {where}: {context['error']}") from None
-        expected = EXPECTED[problem["type"]](context) if problem["type"] in EXPECTED else problem["msg"]
+        expected = EXPECTED.get(problem["type"], problem["msg"]).format(**context)
         raise InputError(f"--set {where}: found {describe(problem['input'])}, expected {expected}") from None
 
 

@@ -22,7 +22,8 @@ from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, make_folders
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
-from tformer.nn.attention.performer import TABLE
+from tformer.formatting import short_hash
+from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_from_yaml, recipe_to_data
 
 AVERAGED_ROLES = ("weights", "generator")
@@ -72,7 +73,7 @@ def _compare_tokenizers(first: Checkpoint, other: Checkpoint) -> None:
 
 
 def _short(sha256: str | None) -> str:
-    return "missing" if sha256 is None else f"{sha256[:16]}..."
+    return "missing" if sha256 is None else short_hash(sha256)
 
 
 def _recipe(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -125,7 +126,10 @@ def _compare_tensors(first: Checkpoint, other: Checkpoint, role: str) -> None:
 
 
 LEFT_OUT = ("optimizer", "ema")
-DRAWN = f".mechanism.{TABLE}"  # ending of the names of random tables
+RANDOM_BUFFERS = tuple(
+    f".mechanism.{name}" for options in ATTENTION.values() for name in options.mechanism.random_buffers
+)
+"""Endings of the names of buffers that are drawn at random: the last checkpoint's are taken, they have no mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +263,7 @@ def _add(sums: dict[str, RunningMean], checkpoint: Checkpoint, role: str) -> Non
         raise InputError(checkpoint.notes[0], hint="leave this checkpoint out: the average would hold them too")
     for name in list(tensors):
         tensor = tensors.pop(name)
-        if name not in sums or name.endswith(DRAWN):
+        if name not in sums or name.endswith(RANDOM_BUFFERS):
             sums[name] = RunningMean(tensor)
             continue
         try:

@@ -24,7 +24,7 @@ from tformer.build import layer_sizes, resolve_sizes
 from tformer.data.batching.mixture import MixedPairs
 from tformer.data.shards.pair_tokens import PairTokens
 from tformer.model import Transformer
-from tformer.nn.attention import CROSS_ATTENTION, Mechanism
+from tformer.nn.attention import Mechanism, cross_attention_options
 from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding
 from tformer.nn.heads import MaskedLmHeadOptions, VocabularyHead
@@ -116,7 +116,7 @@ class _AttentionLayer:
 
     def cross_keys(self, length: float) -> float:
         """Keys per query of cross-attention, which is full where the kind has none of its own."""
-        return self.keys(length) if self.options.kind in CROSS_ATTENTION else length
+        return cross_attention_options(self.options).keys_per_query(length)
 
 
 def _attention_layers(section: Model, side: str) -> list[_AttentionLayer]:

@@ -27,15 +27,13 @@ import torch
 
 from tformer.build import Sizes, layer_sizes, resolve_sizes
 from tformer.model import Transformer
-from tformer.nn.attention import CROSS_ATTENTION
 from tformer.nn.attention.linformer import LinformerOptions
-from tformer.nn.attention.performer import TABLE, PerformerOptions, PerformerState
+from tformer.nn.attention.performer import PerformerOptions
 from tformer.nn.attention.routes import (
     CHUNK_ELEMENTS,
     KEPT_ELEMENTS,
     QUERY_BLOCK,
 )
-from tformer.nn.cache import LayerCache
 from tformer.nn.layer_norm import FP32_BYTES
 from tformer.nn.losses import LOGIT_ELEMENTS
 from tformer.nn.norm import NORMS
@@ -250,7 +248,7 @@ def _is_learned(positions: PositionOptions) -> bool:
 
 def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, causal: bool) -> int:
     """Bytes of the attention weights that one call saves: all of them where it is small, else none."""
-    if layer.attention.kind not in CROSS_ATTENTION:
+    if not layer.attention.mechanism.cross:
         return 0
     scores = shape.rows * sizes.num_heads * shape.length * num_keys
     if _forms_scores(layer, shape):
@@ -297,14 +295,8 @@ def cache_size(model: Transformer, dtype: torch.dtype) -> CacheSize | None:
         return None
     per_token = constant = per_source = 0
     for block in model.decoder.layers:
-        attention = block.self_attention
-        state = attention.new_state(batch_size=1, capacity=1, device="meta", dtype=dtype)
-        if isinstance(state, LayerCache):
-            per_token += (state.keys.numel() + state.values.numel()) * dtype.itemsize
-        elif isinstance(state, PerformerState):
-            features = attention.mechanism.get_buffer(TABLE).shape[0]
-            numbers = attention.num_kv_heads * (features * (attention.value_dim + 1) + 1)
-            constant += numbers * max(FP32_BYTES, dtype.itemsize)
+        of_layer = block.self_attention.mechanism.state_bytes(dtype)
+        per_token, constant = per_token + of_layer.per_token, constant + of_layer.constant
         if block.cross_attention is not None:
             cross = block.cross_attention
             per_source += cross.num_kv_heads * (cross.head_dim + cross.value_dim) * dtype.itemsize

@@ -1,8 +1,8 @@
-"""Kernels in C for what decoding does and PyTorch has no quick operator for, compiled on first use where possible.
+"""C kernels for decoding on a CPU, where PyTorch has no fast operator; compiled on first use.
 
-    library.py     finds a compiler, builds once per machine, loads, checks
+    library.py     finds a compiler, builds once per machine, checks and loads
     functions.py   the kernels as functions of tensors
     *.c            products of few rows, attention of few queries, the largest numbers of a row
 
-Nothing depends on them: whoever calls asks `library.available()` first and has PyTorch's operators otherwise.
+Without a compiler `functions.find` returns None, and callers use PyTorch's operators.
 """

@@ -16,9 +16,9 @@ from tformer.kernels.library import AttentionArguments, LinearArguments, load
 
 
 class Kernels:
-    """What `load` found, as `nn.kernels` knows it. Threads are PyTorch's.
+    """The functions of a loaded library, in the form of `nn.products.Kernels`. They use PyTorch's number of threads.
 
-    MemoryError where there is none for intermediate numbers.
+    Raise MemoryError where there is no memory for intermediate results.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -27,7 +27,7 @@ class Kernels:
     def linear(
         self, weight_OD: Tensor, bias_O: Tensor | None, *, scales_O: Tensor | None, out_dtype: torch.dtype
     ) -> FewRows:
-        """x -> x W^T + b for a weight in bf16, or in int8 where `scales_O` says what 1 stands for in each row."""
+        """x -> x W^T + b for a weight in bf16, or in int8 with `scales_O`, the value of 1 in each row."""
         return FewRows(self._library, weight_OD, bias_O, scales_O, out_dtype)
 
     def attend(
@@ -42,11 +42,11 @@ class Kernels:
     ) -> Tensor:
         """softmax(q k^T scale + bias) v in bf16, [B, H, T, v] with the heads innermost in memory; fp32 inside.
 
-        mask: bool, bias: fp32, both broadcastable to [B, H, T, S]. A query that may look nowhere gets zeros.
+        mask: bool, bias: fp32, both broadcastable to [B, H, T, S]. A query whose keys are all masked gets zeros.
         """
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTh, k_BKSh, v_BKSv))
         (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q.shape, k.shape[1:3]
-        # The library reads at addresses: what does not fit would be read beside the numbers.
+        # The library reads at addresses: wrong shapes would read other memory.
         assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and heads % num_kv_heads == 0
         assert k.shape == (batch, num_kv_heads, num_keys, head_dim) and v.shape[:3] == k.shape[:3]
         assert (mask is None or mask.dtype == torch.bool) and (bias is None or bias.dtype == torch.float32)
@@ -79,7 +79,7 @@ class Kernels:
         return out_BTHv.transpose(1, 2)
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """bf16 or fp32 x in 8 bits, uint8 [N, D] with 128 for zero, and fp32 [N]: what 1 stands for in each row."""
+        """bf16 or fp32 x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
         x_ND = x_ND.contiguous()
         rows, inner = x_ND.shape
         rounded_ND, scales_N = x_ND.new_empty(rows, inner, dtype=torch.uint8), x_ND.new_empty(rows, dtype=torch.float32)
@@ -89,7 +89,7 @@ class Kernels:
         return rounded_ND, scales_N
 
     def rescale_rows(self, y_NO: Tensor, scales_N: Tensor, bias_O: Tensor | None) -> Tensor:
-        """y scales + bias in place, for a bf16 or fp32 y that lies together; the bias is fp32."""
+        """y scales + bias in place, for a contiguous bf16 or fp32 y; the bias is fp32."""
         rows, columns = y_NO.shape
         by = scales_N.data_ptr(), _address(bias_O)
         wide = y_NO.dtype == torch.float32
@@ -97,7 +97,7 @@ class Kernels:
         return y_NO
 
     def top(self, x_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The `k` <= V largest fp32 numbers of each row and their columns, [R, k]: equal ones by column, NaN first."""
+        """The `k` <= V largest fp32 numbers of each row and their columns, [R, k]: ties by column, NaN first."""
         x_RV = x_RV if x_RV.stride(1) == 1 else x_RV.contiguous()
         rows, columns = x_RV.shape
         assert x_RV.dtype == torch.float32 and 1 <= k <= columns
@@ -109,7 +109,7 @@ class Kernels:
 
 
 class FewRows:
-    """One weight's product. It keeps the tensors that the library reads alive."""
+    """The product of one weight for few rows; holds references to the tensors that the library reads."""
 
     def __init__(
         self,
@@ -152,13 +152,13 @@ class FewRows:
 
 
 def find(*, may_build: bool = True) -> Kernels | None:
-    """The kernels of this machine; None where there are none. `may_build`: as of `load`."""
+    """The kernels of this machine, or None. `may_build`: see `library.load`."""
     library = load(may_build=may_build)
     return None if library is None else Kernels(library)
 
 
 def _row_sums(x_OD: Tensor) -> Tensor:
-    """int32 [O]; some rows at a time, for PyTorch makes all of them wide before it adds."""
+    """int32 [O]; in parts, because PyTorch widens the whole tensor before it adds."""
     return torch.cat([rows.sum(1, dtype=torch.int32) for rows in x_OD.split(2048)])
 
 

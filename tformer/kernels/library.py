@@ -1,8 +1,8 @@
-"""The compiled library of this room's C files: built on first use, kept per user, checked before it is trusted.
+"""The compiled library of this folder's C files: built on first use, cached per user, checked before it is loaded.
 
-A library is named by the digest of everything it is made of: sources, flags, compiler and processor. It is built in a
-file of its own and appears whole. Only files that nobody else can have written are loaded. On another system than
-Linux, without a compiler, or with TFORMER_KERNELS=off there is no library, and PyTorch's operators do the work.
+The file name is a digest of sources, flags, compiler and processor. A library is built in a temporary file and renamed.
+Only files that no other user can write are loaded. On systems other than Linux, without a compiler, or with
+TFORMER_KERNELS=off there is no library, and callers use PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import torch  # whose threads are ours
+import torch  # loads the OpenMP library that the kernels link to
 
 from tformer.device import default_cache_dir
 
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true")
 COMPILERS = ("cc", "gcc", "clang")
-LAUNCHERS = ("ccache", "sccache", "distcc")  # stand before a compiler in $CC
-# No exceptions of floating-point arithmetic are read here; without that promise its loops stay scalar.
+LAUNCHERS = ("ccache", "sccache", "distcc")  # may precede a compiler in $CC
+# Without the last two flags loops stay scalar; floating-point exceptions are not used here.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 OPENMP = ("libgomp", "libiomp", "libomp.", "libomp-")
 BUILD_SECONDS = 60
-RETRY_SECONDS = 24 * 3600  # after a build that failed, which the next commands then need not wait for
+RETRY_SECONDS = 24 * 3600  # after a failed build: the next commands do not wait for another attempt
 
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
@@ -79,31 +79,31 @@ SIGNATURES = {
 
 @cache
 def load(*, may_build: bool = True) -> ctypes.CDLL | None:
-    """The library, built if need be (a second or two, once per machine); None where there is none.
+    """The library, built if necessary (one or two seconds, once per machine); None where there is none.
 
-    may_build: false where the work is not worth the wait, so that only a library that is there already is used.
+    may_build: False: use an existing library only; for work that is shorter than a build.
     """
     compiler = find_compiler()
     if sys.platform != "linux" or compiler is None or os.environ.get(SWITCH, "").lower() in OFF:
         return None
     try:
-        kept = _folder() / f"{_digest(compiler)}.so"
-        if _is_ours(kept):
-            with suppress(OSError, AttributeError):  # damaged: it is made anew
-                return open_at(kept)
+        path = _folder() / f"{_digest(compiler)}.so"
+        if _is_ours(path):
+            with suppress(OSError, AttributeError):  # damaged: rebuild it
+                return open_at(path)
         if not (may_build or os.environ.get(SWITCH, "").lower() in ON):
             return None
-        failed = kept.with_suffix(".failed")
+        failed = path.with_suffix(".failed")
         if _is_ours(failed) and time.time() - failed.stat().st_mtime < RETRY_SECONDS:
             return None
         try:
-            build(compiler, kept)
-            return open_at(kept)
-        except (OSError, subprocess.SubprocessError):  # also a file system from which nothing may be run
+            build(compiler, path)
+            return open_at(path)
+        except (OSError, subprocess.SubprocessError):  # also a file system mounted noexec
             failed.touch(mode=0o600)
             return None
     except (OSError, RuntimeError, AttributeError):
-        return None  # no home, or none that can be written: nothing that a user must repair
+        return None  # no home directory, or it is read-only: not an error for the user
 
 
 def find_compiler() -> str | None:
@@ -113,7 +113,7 @@ def find_compiler() -> str | None:
 
 
 def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
-    """Compile this room into `target`. SubprocessError when the compiler fails or takes too long."""
+    """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
     os.close(handle)
     try:
@@ -127,7 +127,7 @@ def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
 
 
 def open_at(path: Path) -> ctypes.CDLL:
-    """A library that `build` made. OSError or AttributeError for another file."""
+    """Load a library made by `build`. OSError or AttributeError for any other file."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
@@ -136,11 +136,11 @@ def open_at(path: Path) -> ctypes.CDLL:
 
 
 def _threads_of_pytorch() -> list[str]:
-    """The OpenMP library that PyTorch has loaded: with another of its own, two sets of threads would wait for work."""
-    maps = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()  # names of files may be any bytes
+    """Path of the OpenMP library that PyTorch has loaded: a second one would add a second pool of threads."""
+    maps = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()  # file names may be any bytes
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/" in line}
     found = sorted(path for path in paths if Path(path).name.startswith(OPENMP))
-    own = str(Path(torch.__file__).resolve().parent)  # other packages bring such a library too
+    own = str(Path(torch.__file__).resolve().parent)  # other packages load such a library, too
     return sorted(found, key=lambda path: not path.startswith((f"{own}/", f"{own}.libs/")))[:1]
 
 
@@ -149,7 +149,7 @@ def _sources() -> list[Path]:
 
 
 def _folder() -> Path:
-    """A folder of the cache that belongs to this user alone."""
+    """A folder of the cache that only this user can write."""
     folder = default_cache_dir() / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(folder):
@@ -158,7 +158,7 @@ def _folder() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is there, and only this user can have written it."""
+    """Whether the path exists and only this user can write it."""
     try:
         found = path.stat()
     except OSError:
@@ -177,6 +177,6 @@ def _digest(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What tells instruction sets apart: homes are shared between machines."""
+    """Model and instruction sets of the processor: home directories are shared between machines."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

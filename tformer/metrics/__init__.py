@@ -1,4 +1,4 @@
-"""Metrics: pure functions from numbers (or strings) to numbers, one file a family. They import nothing of ours."""
+"""Metrics: pure functions of numbers or texts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""Classification metrics: accuracy, precision, recall, F1, Matthews correlation, calibration error; several labels
-per example.
+"""Classification metrics: accuracy, precision, recall, F1, Matthews correlation, calibration error; multi-label F1.
+
+Labels and predictions are integers 0 ... K - 1; for several labels per example, bool [N, L]. A ratio with a
+denominator of 0 is 0, as in scikit-learn.
+
+Shapes: N examples, K classes, L labels.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ DEFAULT_BINS = 15
 
 
 def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """The share of predictions that are right."""
+    """The share of correct predictions."""
     true_N, guess_N = _same_length(labels, predictions)
     return float((true_N == guess_N).mean())
 
@@ -31,7 +35,7 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, *, num_classes: 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of one class: the share of its predictions that are right, the share of it that is found, their harmonic mean."""
+    """Precision, recall, F1 and number of examples of one class."""
 
     precision: float
     recall: float
@@ -40,7 +44,7 @@ class ClassScores:
 
 
 def per_class(labels: ArrayLike, predictions: ArrayLike, *, num_classes: int) -> list[ClassScores]:
-    """The scores of every class, also of those that do not occur."""
+    """The scores of every class, absent ones included."""
     counts_KK = confusion_matrix(labels, predictions, num_classes=num_classes)
     scores = []
     for index in range(num_classes):
@@ -116,13 +120,13 @@ def per_label(labels: ArrayLike, predictions: ArrayLike) -> list[ClassScores]:
 
 
 def micro_scores(labels: ArrayLike, predictions: ArrayLike) -> ClassScores:
-    """The same over all decisions together; `support` counts the labels that there are."""
+    """The scores over all decisions (micro average); `support` is the number of true labels."""
     true_NL, guess_NL = _tables(labels, predictions)
     return _scores(int((true_NL & guess_NL).sum()), int(guess_NL.sum()), int(true_NL.sum()))
 
 
 def multi_label_f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """The unweighted mean F1 of the labels that occur on either side; 0 when none does."""
+    """Mean F1 of the labels that occur among labels or predictions (macro average); 0 without any."""
     true_NL, guess_NL = _tables(labels, predictions)
     occurs_L = (true_NL | guess_NL).any(axis=0)
     scores = [score.f1 for score, occurs in zip(per_label(true_NL, guess_NL), occurs_L, strict=True) if occurs]
@@ -130,7 +134,7 @@ def multi_label_f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def subset_accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """The share of examples whose labels are all right."""
+    """The share of examples with all labels correct."""
     true_NL, guess_NL = _tables(labels, predictions)
     return float((true_NL == guess_NL).all(axis=1).mean())
 

@@ -1,4 +1,10 @@
-"""Correlations (Pearson, Spearman) and percentile bootstrap intervals."""
+"""Correlations (Pearson, Spearman) and percentile bootstrap intervals (Efron 1979).
+
+A bootstrap draws N examples with replacement and computes the metric again, many times; the middle 95 % of the results
+is its interval. The draws depend on a seed only, so a report is reproducible.
+
+Shapes: N examples, S resamples, R runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from numpy.typing import ArrayLike
 def pearson(xs: ArrayLike, ys: ArrayLike) -> float:
     """Covariance over the product of the standard deviations; 0 where one side is constant and it is undefined."""
     x, y = _pair(xs, ys)
-    if (x == x[0]).all() or (y == y[0]).all():  # exact: the mean of equal numbers may round, leaving noise behind
+    if (x == x[0]).all() or (y == y[0]).all():  # exact: rounding of the mean would leave noise
         return 0.0
     x, y = x - x.mean(), y - y.mean()
     x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
@@ -19,7 +25,7 @@ def pearson(xs: ArrayLike, ys: ArrayLike) -> float:
 
 
 def spearman(xs: ArrayLike, ys: ArrayLike) -> float:
-    """Pearson's correlation of the ranks; equal values share the mean of their ranks."""
+    """Pearson's correlation of the ranks; equal values have the mean of their ranks."""
     x, y = _pair(xs, ys)
     return pearson(_ranks(x), _ranks(y))
 
@@ -39,7 +45,7 @@ def _pair(xs: ArrayLike, ys: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 SAMPLES = 1000
 LEVEL = 0.95
-CHUNK_ELEMENTS = 2**20  # examples drawn at a time: as many resamples as stay in a processor's cache
+CHUNK_ELEMENTS = 2**20  # examples drawn at a time, which fit into the cache of a processor
 
 
 def bootstrap_interval(
@@ -52,7 +58,7 @@ def bootstrap_interval(
     """(low, high) of a statistic of N examples.
 
     Args:
-        statistic: of arrays [S, N, ...], each row a resample of all `arrays` alike -> [S] numbers.
+        statistic: arrays [S, N, ...], each row one resample, the same for all arrays -> [S] numbers.
         arrays: each [N, ...].
 
     Raises ValueError for arrays of unequal lengths, or of none.
@@ -82,11 +88,11 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """(mean, low, high) of a's accuracy minus b's, both measured on the same N examples.
 
-    `correct_a` [R, N] and `correct_b` [R', N] say which examples each run got right (or any figure that is averaged
-    over examples). What the runs of a side say of an example is averaged first, then the examples are resampled: the
-    interval is about other examples from the same source, for the runs at hand. It excludes 0 where a and b differ.
+    `correct_a` [R, N] and `correct_b` [R', N]: which examples each run got right (or any metric that is averaged over
+    examples). Runs of a side are averaged for each example, then examples are resampled: the interval holds for other
+    examples from the same source and these runs. It excludes 0 where a and b differ significantly.
 
-    Raises ValueError when the sides are not about the same number of examples.
+    Raises ValueError when the sides have different numbers of examples.
     """
     a_RN, b_RN = np.asarray(correct_a, dtype=np.float64), np.asarray(correct_b, dtype=np.float64)
     if a_RN.ndim != 2 or b_RN.ndim != 2 or a_RN.shape[1] != b_RN.shape[1] or 0 in a_RN.shape + b_RN.shape:
@@ -118,19 +124,19 @@ def pearson_rows(xs_SN: np.ndarray, ys_SN: np.ndarray) -> np.ndarray:
 
 
 def spearman_rows(x_groups_SN: np.ndarray, y_groups_SN: np.ndarray) -> np.ndarray:
-    """[S]: `spearman` of each resample; every value is given as its place 0, 1, ... among the distinct ones."""
+    """[S]: `spearman` of each resample; values are given as ranks 0, 1, ... among the distinct values."""
     return pearson_rows(_mean_ranks(x_groups_SN), _mean_ranks(y_groups_SN))
 
 
 def _mean_ranks(groups_SN: np.ndarray) -> np.ndarray:
-    """Ranks within each row, equal values sharing the mean of theirs, without sorting."""
+    """Ranks within each row without sorting; equal values have the mean of their ranks."""
     sizes_SG = _counts(groups_SN, int(groups_SN.max()) + 1)
     ranks_SG = np.cumsum(sizes_SG, axis=1) - (sizes_SG - 1) / 2
     return np.take_along_axis(ranks_SG, groups_SN.astype(np.int64), axis=1)
 
 
 def _counts(values_SN: np.ndarray, size: int) -> np.ndarray:
-    """[S, size]: how often each of 0 ... size - 1 stands in each row."""
+    """[S, size]: number of occurrences of 0 ... size - 1 in each row."""
     rows = len(values_SN)
     offset_SN = values_SN + np.arange(rows)[:, None] * size
     return np.bincount(offset_SN.ravel(), minlength=rows * size).reshape(rows, size)

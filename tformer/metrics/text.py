@@ -1,4 +1,10 @@
-"""Text metrics: perplexity, bits per byte, BLEU and chrF (sacrebleu)."""
+"""Text metrics: perplexity, bits per byte, BLEU and chrF (sacrebleu).
+
+BLEU: Papineni et al. 2002; chrF: Popović 2015; signatures, which make scores comparable: Post 2018 (arXiv 1804.08771).
+Texts are detokenised: the metric has a tokenizer of its own, named in the signature. `moses` is the older measure of
+Multi30k and others: both sides are lowercased (if requested), normalised and tokenised by the Moses scripts; its scores
+differ from those of `13a`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from tformer.errors import InputError, did_you_mean
 
 
 def perplexity(mean_nll_nats: float) -> float:
-    """exp of the mean negative log-likelihood per token; infinite where a float cannot hold it."""
+    """exp of the mean negative log-likelihood per token; infinity on overflow."""
     try:
         return math.exp(mean_nll_nats)
     except OverflowError:
@@ -19,7 +25,7 @@ def perplexity(mean_nll_nats: float) -> float:
 
 
 def bits_per_byte(nll_sum_nats: float, num_bytes: int) -> float:
-    """nats / ln 2 / bytes: the bits a coder with this model spends on each UTF-8 byte of the text."""
+    """nats / ln 2 / bytes: code length of the text under the model, in bits per UTF-8 byte."""
     if num_bytes <= 0:
         raise ValueError(f"bits per byte needs at least one byte, found {num_bytes}")
     return nll_sum_nats / math.log(2) / num_bytes
@@ -33,7 +39,7 @@ TOKENISED_SHARE = 0.5  # of the texts that end in such a sign
 
 @dataclass(frozen=True)
 class CorpusScore:
-    """A score from 0 to 100 and how it was computed."""
+    """A score from 0 to 100 and its signature."""
 
     score: float
     signature: str
@@ -56,7 +62,7 @@ def bleu(
 
 
 def require_tokenizer(tokenize: str) -> None:
-    """Refuse before any work what `bleu` would refuse after it. Raises InputError."""
+    """Raise the InputError that `bleu` would raise for this tokenizer."""
     bleu(["."], ["."], tokenize=tokenize)
 
 
@@ -73,7 +79,7 @@ def chrf(
 
 
 def sequence_accuracy(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
-    """The share of hypotheses that are their reference; how much white space parts the words makes no difference."""
+    """The share of hypotheses equal to their reference, up to white space between words."""
     _check(hypotheses, references)
     pairs = zip(hypotheses, references, strict=True)
     return sum(same_text(hypothesis, reference, lowercase=lowercase) for hypothesis, reference in pairs) / len(
@@ -89,13 +95,13 @@ def same_text(hypothesis: str, reference: str, *, lowercase: bool = False) -> bo
 
 
 def tokenised_note(hypotheses: Sequence[str], references: Sequence[str]) -> str | None:
-    """What to tell somebody whose texts look tokenised already ("a dog ."): their BLEU is nobody else's."""
+    """A warning for texts that look tokenised ("a dog ."): their BLEU cannot be compared; None for others."""
     for name, texts in (("outputs", hypotheses), ("references", references)):
         ended = [text for text in map(str.rstrip, texts) if text.endswith((".", "?", "!"))]
-        parted = sum(text.endswith(TOKENISED_END) for text in ended)
-        if len(ended) > 1 and parted > TOKENISED_SHARE * len(ended):
+        tokenised = sum(text.endswith(TOKENISED_END) for text in ended)
+        if len(ended) > 1 and tokenised > TOKENISED_SHARE * len(ended):
             return (
-                f"{parted:,} of {len(texts):,} {name} end in a sign of their own (' .'): they look tokenised, "
+                f"{tokenised:,} of {len(texts):,} {name} end in a separate sign (' .'): they look tokenised, "
                 "and BLEU of tokenised texts cannot be compared with others"
             )
     return None
@@ -113,7 +119,7 @@ def _sacrebleu(
     if tokenize not in TOKENIZERS:
         raise InputError(f"unknown tokenizer of BLEU '{tokenize}'", hint=did_you_mean(tokenize, TOKENIZERS))
     try:
-        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # its warning: `tokenised_note`
+        metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # without its warning: see `tokenised_note`
     except (ImportError, RuntimeError) as error:
         package = tokenize.partition("-")[0]
         raise InputError(
@@ -125,7 +131,7 @@ def _sacrebleu(
 
 
 def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool) -> CorpusScore:
-    """In the order of the published files (`lc.norm.tok`): lowercased, normalised, tokenised."""
+    """BLEU of lowercased, normalised and tokenised texts, as in the published files (`lc.norm.tok`)."""
     moses = _sacremoses()
     normalise = moses.MosesPunctNormalizer(lang=language).normalize
     tokenise = moses.MosesTokenizer(lang=language).tokenize

@@ -1,9 +1,9 @@
-"""The parts of a Transformer: modules that take plain values and know nothing of recipes, tokenizers or files.
+"""Modules of a Transformer. They take plain values and import torch and each other only.
 
-linear, fused            matrix products, elementwise maths with hand-written gradients
-norm, feedforward        what a block is made of, beside attention
-positions/, attention/   one file each and a table; masks and cache belong to attention
-embedding, block, stack  from tokens or patches to hidden states
-heads, losses            from hidden states to predictions, and to cross-entropy without logits
-init, taps               every initial value; every inner tensor by name
+linear, products         matrix products; prepared for inference
+norm, feedforward        parts of a block, beside attention
+positions/, attention/   a file per kind or family of kinds, and a table
+embedding, stack         from tokens or patches to hidden states
+heads, losses            from hidden states to predictions, and to cross-entropy in chunks
+init                     initialisation of all weights
 """

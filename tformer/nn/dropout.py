@@ -23,7 +23,7 @@ LEVELS = 1 << 16
 
 
 class _Dropout(torch.autograd.Function):
-    """y = x m / (1 - p) with m drawn once and kept for the gradient, dx = dy m / (1 - p)."""
+    """y = x m / (1 - p) with m drawn once, dx = dy m / (1 - p)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -49,7 +49,7 @@ def keep_mask(count: int, p: float) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """`x` with each element zero with probability p and the others divided by 1 - p; `x` itself outside training."""
+    """`x` with each element set to 0 with probability p, else divided by 1 - p; outside training `x` itself."""
     if not training or p == 0.0:
         return x
     if x.device.type == "cpu" and not torch.compiler.is_compiling():

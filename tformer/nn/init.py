@@ -153,7 +153,7 @@ def initialise(model: nn.Module, options: InitOptions) -> None:
 
 
 def _residual_projections(model: nn.Module) -> Iterator[tuple[Linear, float]]:
-    """The matrices that write into a residual stream, with the factor that keeps its variance at depth."""
+    """The matrices that write into a residual stream, with the factor that keeps its variance constant with depth."""
     for stack in model.modules():
         if isinstance(stack, Stack):
             outputs = [output for block in stack.layers for output in _outputs(block)]
@@ -167,9 +167,9 @@ def _outputs(block: Block) -> list[Linear]:
 
 
 class NoDraws(TorchFunctionMode):
-    """Leaves out random initialisation: of weights about to be loaded, or without memory, where it takes a second.
+    """Skips random initialisation: of weights to be loaded, and on the meta device, where it takes a second.
 
-    A mode of functions, not of dispatch: the latter would load PyTorch's compiler.
+    A function mode, because a dispatch mode would load PyTorch's compiler.
     """
 
     DRAWS = (nn.init.normal_, Tensor.normal_, Tensor.uniform_)
@@ -184,11 +184,11 @@ class NoDraws(TorchFunctionMode):
 
 
 def tie_embeddings(follower: nn.Module, owner: nn.Module) -> dict[str, str]:
-    """Make tables of `follower` the owner's: {name of a parameter in `follower`: its name in `owner`}.
+    """Replace embedding tables of `follower` by those of `owner`: {parameter name in `follower`: name in `owner`}.
 
-    Token table (and with it whatever the follower has tied to it, such as its output), token types and learned
-    positions, each where both have one of the same shape; what differs stays the follower's own. Call it after the
-    models are on their device.
+    For ELECTRA (arXiv 2003.10555, section 3.2): the discriminator sees every token, so its tables learn from all of
+    them. Shares the token table (with parameters tied to it, such as the output), token types and learned positions
+    where both models have one of the same shape. Call it after the models are on their device.
     """
     owned = _tables(owner)
     tied: dict[str, str] = {}
@@ -204,7 +204,7 @@ def tie_embeddings(follower: nn.Module, owner: nn.Module) -> dict[str, str]:
 
 
 def _tables(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The input tables of an encoder or of a decoder alone, by what they are for."""
+    """The input tables of a model with one stack, by purpose."""
     tables: dict[str, nn.Parameter] = {}
     embedding = model.get_submodule("embedding")
     if isinstance(embedding, TokenEmbedding):

@@ -11,7 +11,7 @@ Norms compute in fp32 and return the dtype of their input, so that statistics of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tformer.nn.linear import accumulation_dtype, eager_on_cpu
-
-if TYPE_CHECKING:
-    from tformer.nn.norm import NormOptions
 
 FP32_BYTES = 4
 
@@ -88,11 +85,11 @@ class Norm(nn.Module):
     fp32_copies: ClassVar[int] = 0
     """Number of fp32 copies of the input saved for the backward pass; 0: the input itself and two statistics."""
 
-    def __init__(self, dim: int, options: NormOptions) -> None:
+    def __init__(self, dim: int, *, eps: float, learned: bool = True, bias: bool = True) -> None:
         super().__init__()
-        self.dim, self.eps = dim, options.eps
-        self.weight = nn.Parameter(torch.ones(dim)) if options.learned else None
-        self.bias = nn.Parameter(torch.zeros(dim)) if options.learned and options.bias and self.has_bias else None
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim)) if learned else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if learned and bias and self.has_bias else None
 
     @classmethod
     def saved_bytes(cls, dim: int, itemsize: int, *, on_cpu: bool) -> int:

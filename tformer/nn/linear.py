@@ -1,7 +1,7 @@
-"""The one door for matrix products: whatever changes how weights are stored or multiplied attaches here.
+"""Linear layer, used for every matrix product: storage, precision and quantisation of weights are decided here.
 
-Weights are kept in their own dtype (fp32 masters while training) and cast to the input's on use, so that the residual
-stream's dtype alone decides the precision of every product. y = x W^T + b.
+Weights keep their own dtype (fp32 masters in training) and are cast to that of the input on use, so that the dtype of
+the residual stream decides the precision of every product. y = x W^T + b.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Linear(nn.Module):
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-        nn.init.normal_(self.weight, std=0.02)  # `init.initialise` decides; this keeps a lone layer usable
-        self.product: Product | None = None  # what takes the weight's place once it no longer changes
+        nn.init.normal_(self.weight, std=0.02)  # `init.initialise` draws again
+        self.product: Product | None = None  # replaces the weight in inference
 
     def forward(self, x: Tensor) -> Tensor:
         """x [*, in_features] -> [*, out_features], in x's dtype (`Tensor.to` copies nothing when dtypes agree)."""
@@ -50,8 +50,8 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def freeze(self, quantize: Quantize, rows: int | None = None) -> None:
-        """For inference alone: prepare the product, and let go of the weight. Its shape stays, its numbers are NaN."""
-        assert self.product is None, "frozen already: its weight is gone"
+        """Prepare the product for inference and free the weight: its shape stays, its numbers become NaN."""
+        assert self.product is None, "already frozen"
         self.product = prepare_product(self.weight.detach(), self.bias, quantize, rows=rows)
         if self.product is not None:
             self.weight = nn.Parameter(self.weight.new_full((1, 1), torch.nan).expand_as(self.weight), False)

@@ -1,8 +1,8 @@
-"""Cross-entropy straight from hidden states: the fp32 logits of all positions never exist at once.
+"""Cross-entropy from hidden states in chunks: the fp32 logits of all positions never exist at once.
 
-loss = -sum_j t_j log p_j with p = softmax(z), z = softcap(scale * h W^T + bias). A chunk of positions at a time, the
-forward pass forms the logits, the loss and, since d loss / d z = p - t is then at hand, the gradients of h, W and b,
-which the backward pass only multiplies. Label smoothing eps is named by its definition, for K classes:
+loss = -sum_j t_j log p_j with p = softmax(z), z = softcap(h W^T + bias). For a chunk of positions at a time, the
+forward pass computes the logits, the loss and, from d loss / d z = p - t, the gradients of h, W and b, which the
+backward pass only multiplies. Two definitions of label smoothing eps are published, for K classes:
 - uniform (PyTorch): t = 1 - eps + eps/K on the label, eps/K elsewhere;
 - off_target (fairseq): t = 1 - eps on the label, eps/(K - 1) elsewhere.
 
@@ -20,19 +20,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED_LABEL = -100  # a label that is not there: no loss, no gradient
+from tformer.nn.linear import accumulation_dtype
+
+IGNORED_LABEL = -100  # a position without a label: no loss, no gradient
 
 # Logits of one chunk: 128 MiB in 16 bits. Wide enough for the gradient of W at full speed, one chunk for most problems.
 LOGIT_ELEMENTS = 2**26
 
-# Of a chunk, so many are made at once on a CPU, and turned into the gradient of h before they leave its last cache.
+# Logits computed at once on a CPU: they become the gradient of h before they leave its last cache.
 SLAB_ELEMENTS = 2**24
 
-# Of a slab, so many go through the softmax at once: 1 MiB in fp32, which stays in a core's own cache over six passes.
+# Logits of one softmax: 1 MiB in fp32, which stays in the cache of a core over six passes.
 BLOCK_ELEMENTS = 2**18
 
-# 16-bit matrices multiply up to twice as fast, on a CPU and on tensor cores, whose rows begin at whole cache lines:
-# GPT-2's 50,257 do not.
+# 16-bit matrices multiply up to twice as fast, on a CPU and on tensor cores, if their rows begin at whole cache lines,
+# unlike those of GPT-2's 50,257 classes.
 ALIGNED_CLASSES = 64
 
 
@@ -47,11 +49,9 @@ class CrossEntropy(NamedTuple):
 
 @dataclass(frozen=True)
 class _Settings:
-    scale: float
     softcap: float | None
     on_label: float  # t of the label
     elsewhere: float  # t of every other class
-    ignore_index: int
     with_grad: bool
     compiled: bool = False
 
@@ -62,26 +62,24 @@ def linear_cross_entropy(
     labels_N: Tensor,
     *,
     bias: Tensor | None = None,
-    scale: float = 1.0,
     softcap: float | None = None,
     label_smoothing: float = 0.0,
     smoothing_kind: Literal["uniform", "off_target"] = "uniform",
-    ignore_index: int = IGNORED_LABEL,
     reduction: Literal["sum", "none"] = "sum",
     compiled: bool = False,
 ) -> CrossEntropy:
-    """(loss, nll, counted, correct) of the logits softcap(scale * hidden @ weight.T + bias), bias [V].
+    """(loss, nll, counted, correct) of the logits softcap(hidden @ weight.T + bias), bias [V].
 
     Products run in hidden's dtype (the weight is cast), softmax and loss in fp32 (fp64 for fp64). Sums are in nats.
     reduction none: per position, zero where ignored, and without gradient.
-    compiled: what lies between the products goes through torch.compile: on a GPU, which has no caches that would keep
-    a block, the dozen passes over the logits then become two or three.
+    compiled: operations between the products go through torch.compile: on a GPU the dozen passes over the logits then
+    become two or three.
     """
     with_grad = torch.is_grad_enabled() and reduction == "sum"
     targets = _targets(weight_VD.shape[0], label_smoothing, smoothing_kind)
-    settings = _Settings(scale, softcap, *targets, ignore_index, with_grad, compiled)
+    settings = _Settings(softcap, *targets, with_grad, compiled)
     loss_N, nll_N, correct_N, total = _LinearCrossEntropy.apply(hidden_ND, weight_VD, bias, labels_N, settings)
-    return _reduced(loss_N, nll_N, correct_N, labels_N != ignore_index, reduction, total=total)
+    return _reduced(loss_N, nll_N, correct_N, labels_N != IGNORED_LABEL, reduction, total=total)
 
 
 @torch.no_grad()
@@ -93,12 +91,11 @@ def cross_entropy_of(
     classes: int,
     label_smoothing: float = 0.0,
     smoothing_kind: Literal["uniform", "off_target"] = "uniform",
-    ignore_index: int = IGNORED_LABEL,
     reduction: Literal["sum", "none"] = "sum",
 ) -> CrossEntropy:
-    """The same of logits that a function makes, [n, D] -> fp32 [n, V] with V = `classes`; without gradient."""
+    """The same from a function that computes logits, [n, D] -> fp32 [n, V] with V = `classes`; without gradient."""
     targets = _targets(classes, label_smoothing, smoothing_kind)
-    settings = _Settings(1.0, None, *targets, ignore_index, with_grad=False)
+    settings = _Settings(None, *targets, with_grad=False)
     _, slab_size, block_size = _row_counts(classes, hidden_ND.device)
     loss_N, nll_N = (torch.zeros(len(labels_N), device=hidden_ND.device) for _ in range(2))
     correct_N = torch.zeros(len(labels_N), dtype=torch.bool, device=hidden_ND.device)
@@ -107,7 +104,7 @@ def cross_entropy_of(
         for rows in _parts(range(slab.start, slab.stop), block_size):
             block = _block_loss(logits[rows.start - slab.start : rows.stop - slab.start], labels_N[rows], settings)
             loss_N[rows], nll_N[rows], correct_N[rows] = block.loss, block.nll, block.correct
-    return _reduced(loss_N, nll_N, correct_N, labels_N != ignore_index, reduction, total=loss_N.sum())
+    return _reduced(loss_N, nll_N, correct_N, labels_N != IGNORED_LABEL, reduction, total=loss_N.sum())
 
 
 def _targets(classes: int, smoothing: float, kind: Literal["uniform", "off_target"]) -> tuple[float, float]:
@@ -119,7 +116,7 @@ def _targets(classes: int, smoothing: float, kind: Literal["uniform", "off_targe
 def _reduced(
     loss_N: Tensor, nll_N: Tensor, correct_N: Tensor, counted_N: Tensor, reduction: str, *, total: Tensor
 ) -> CrossEntropy:
-    """`total`: the sum of the losses, which alone may have a gradient."""
+    """`total`: the sum of the losses, the only result with a gradient."""
     if reduction == "none":
         return CrossEntropy(loss_N, nll_N, counted_N.long(), correct_N.long())
     return CrossEntropy(total, nll_N.sum(), counted_N.sum(), correct_N.sum())
@@ -130,7 +127,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, labels_N: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dtype, wide = hidden_ND.dtype, torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+        dtype, wide = hidden_ND.dtype, accumulation_dtype(hidden_ND.dtype)
         weight = _aligned(weight_VD, dtype)
         (count, _), classes = hidden_ND.shape, weight_VD.shape[0]
         loss_N, nll_N = (torch.zeros(count, dtype=wide, device=hidden_ND.device) for _ in range(2))
@@ -157,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     torch.mm(products, weight, out=grad_hidden[slab])
             if needs[1]:
                 part = (products_nV[: len(chunk)].T @ hidden_ND[chunk.start : chunk.stop])[:classes]
-                # Chunks add up in fp32: in 16 bits each further one would count for less.
+                # Chunks add up in fp32: later ones would be lost in 16 bits.
                 grad_weight = part.to(wide) if grad_weight is None else grad_weight.add_(part)
         if needs[1] and grad_weight is None:
             grad_weight = torch.zeros_like(weight_VD, dtype=wide)
@@ -182,18 +179,15 @@ def _work(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(loss, nll, correct) [n] of the products h W^T, and the gradient of the bias [V].
 
-    The products then hold their own gradients; what fills a row of them up stays zero.
+    Replaces the products by their gradients; the padding of a row stays zero.
     """
-    wide = torch.float64 if own_nV.dtype == torch.float64 else torch.float32
-    logits, capped = _logits(own_nV, bias, settings, wide)
+    logits, capped = _logits(own_nV, bias, settings, accumulation_dtype(own_nV.dtype))
     block = _block_loss(logits, labels_n, settings)
     grad_bias = None
     if with_grad:
         grad_logits = _grad_logits_(block, capped, labels_n, settings)
         if with_bias:
             grad_bias = grad_logits.sum(0)
-        if settings.scale != 1.0:
-            grad_logits.mul_(settings.scale)
         own_nV.copy_(grad_logits)
     return block.loss, block.nll, block.correct, grad_bias
 
@@ -215,7 +209,7 @@ def _aligned(weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _row_counts(classes: int, device: torch.device) -> tuple[int, int, int]:
-    """Positions of a chunk, of a slab and of a block: only a CPU has caches that would ask for the latter two."""
+    """Positions of a chunk, a slab and a block; the latter two are smaller on a CPU only, for its caches."""
     size = max(1, LOGIT_ELEMENTS // max(1, classes))
     if device.type != "cpu":
         return size, size, size
@@ -224,7 +218,7 @@ def _row_counts(classes: int, device: torch.device) -> tuple[int, int, int]:
 
 
 def _parts(rows: range, size: int) -> Iterator[slice]:
-    """`rows` in as few slices of at most `size` as can be, of about equal length: a short one multiplies badly."""
+    """`rows` in the fewest slices of at most `size`, about equally long: short ones multiply slowly."""
     size = -(-len(rows) // max(1, -(-len(rows) // size)))
     for start in range(rows.start, rows.stop, max(1, size)):
         yield slice(start, min(start + size, rows.stop))
@@ -235,11 +229,9 @@ def _logits(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [n, V] in fp32, and tanh(uncapped / cap) when there is a cap, for its derivative.
 
-    Made of h W^T, in its place where that is in fp32 already.
+    In place of h W^T where that is in fp32 already.
     """
     logits = products_nV.to(wide)
-    if settings.scale != 1.0:
-        logits.mul_(settings.scale)
     if bias is not None:
         logits.add_(bias)
     if settings.softcap is None:
@@ -258,10 +250,10 @@ class _Block(NamedTuple):
 def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Block:
     """Loss and softmax in few passes.
 
-    log sum exp z is max z - log max p: PyTorch's softmax is one quick pass, where `logsumexp`, or `exp` and a sum, take
-    several times as long on a CPU. The largest probability is at least 1 / V: its logarithm is exact and finite.
+    log sum exp z = max z - log max p: the softmax is one fast pass, while `logsumexp`, or `exp` and a sum, take several
+    times as long on a CPU. The largest probability is at least 1 / V: its logarithm is exact and finite.
     """
-    counted = labels_n != settings.ignore_index
+    counted = labels_n != IGNORED_LABEL
     label_logits = logits_nV.gather(1, labels_n.clamp(min=0).unsqueeze(1)).squeeze(1)
     highest = logits_nV.amax(-1)
     probabilities = logits_nV.softmax(-1)
@@ -278,16 +270,16 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
 
 
 def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
-    """Whether `argmax` would choose the label, bool [n], where it has the highest logit: in 16 bits others may too."""
-    if labels_n.device.type != "cpu" or torch.compiler.is_compiling():  # asking which rows would wait for the device
+    """Whether `argmax` chooses the label, bool [n]: in 16 bits several classes may have the highest logit."""
+    if labels_n.device.type != "cpu" or torch.compiler.is_compiling():  # finding the rows would wait for the device
         return candidate_n & (logits_nV.argmax(-1) == labels_n)
     rows = candidate_n.nonzero().squeeze(1)
     return candidate_n.index_put((rows,), logits_nV[rows].argmax(-1) == labels_n[rows])
 
 
 def _grad_logits_(block: _Block, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
-    """d loss / d (scale * h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the probabilities."""
-    counted = (labels_n != settings.ignore_index).unsqueeze(1).to(block.probabilities.dtype)
+    """d loss / d (h W^T + bias) = (p - t) * d softcap, [n, V]; in place of the probabilities."""
+    counted = (labels_n != IGNORED_LABEL).unsqueeze(1).to(block.probabilities.dtype)
     grad = block.probabilities
     if settings.elsewhere > 0.0:
         grad.sub_(counted * settings.elsewhere)

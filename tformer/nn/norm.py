@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +36,10 @@ class ScaleNorm(Norm):
     has_bias = False
     fp32_copies = 2
 
-    def __init__(self, dim: int, options: NormOptions) -> None:
-        super().__init__(dim, options)
-        self.weight = nn.Parameter(torch.full((1,), math.sqrt(dim))) if options.learned else None
+    def __init__(self, dim: int, **options: Any) -> None:
+        super().__init__(dim, **options)
+        if self.weight is not None:
+            self.weight = nn.Parameter(torch.full((1,), math.sqrt(dim)))
 
     def forward(self, x: Tensor) -> Tensor:
         gain = math.sqrt(self.dim) if self.weight is None else self.weight.float()
@@ -56,10 +57,10 @@ class GroupNorm(Norm):
     has_groups = True
     fp32_copies = 2
 
-    def __init__(self, dim: int, options: NormOptions) -> None:
-        super().__init__(dim, options)
-        self.groups = DEFAULT_GROUPS if options.groups is None else options.groups
-        require(dim % self.groups == 0, f"norm.groups {self.groups} does not divide d_model {dim}")
+    def __init__(self, dim: int, *, groups: int, **options: Any) -> None:
+        super().__init__(dim, **options)
+        require(dim % groups == 0, f"norm.groups {groups} does not divide d_model {dim}")
+        self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
         grouped = x.float().unflatten(-1, (self.groups, -1))
@@ -82,8 +83,8 @@ class BatchNorm(Norm):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, dim: int, options: NormOptions) -> None:
-        super().__init__(dim, options)
+    def __init__(self, dim: int, **options: Any) -> None:
+        super().__init__(dim, **options)
         self.register_buffer("running_mean", torch.zeros(dim))
         self.register_buffer("running_var", torch.ones(dim))
         self.frozen = False  # use the statistics of the batch without updating the running ones: `frozen_statistics`
@@ -159,4 +160,6 @@ class NormOptions:
 
 def build_norm(options: NormOptions, dim: int) -> Norm:
     """The normalisation that `options` describe, over vectors of `dim` features."""
-    return NORMS[options.kind](dim, options)
+    kind = NORMS[options.kind]
+    groups = {"groups": options.groups or DEFAULT_GROUPS} if kind.has_groups else {}
+    return kind(dim, eps=options.eps, learned=options.learned, bias=options.bias, **groups)

@@ -1,5 +1,18 @@
-"""Matrix products with a fixed weight, prepared once for inference on a CPU: packed by oneDNN, in 8 bits, or by our
-own C kernels.
+"""Matrix products with a fixed weight, prepared once for inference on a CPU.
+
+    packed  the weight in oneDNN's own layout, in the compute dtype: the same numbers, up to twice as fast in products
+            of few rows, as in decoding
+    int8    y = s_x s_w (x8 W8^T): the weight rounded once to 8 bits with a scale for each row, each input row rounded
+            with a scale of its own (after LLM.int8(), arXiv 2208.07339, without its outliers)
+
+Each has a second form for steps of few rows, by the C kernels of `tformer.kernels` where these are set
+(`set_kernels`): they read the weight as it is stored, at the speed of memory.
+
+Sums of 8-bit products are exact integers, so the result of a row does not depend on the other rows. A row that holds a
+NaN or an infinity becomes NaN.
+
+Shape legend: * leading dimensions, N rows of them, D in_features, O out_features; attention: B batch, H query heads, K
+kv heads, T queries, S keys, h head_dim, v value_dim.
 """
 
 from __future__ import annotations
@@ -14,16 +27,16 @@ from torch import Tensor
 
 
 class Kernels(Protocol):
-    """What `tformer.kernels` offers for tensors on a CPU."""
+    """The interface of `tformer.kernels.functions.Kernels`, which this package may not import."""
 
     def linear(
         self, weight_OD: Tensor, bias_O: Tensor | None, *, scales_O: Tensor | None, out_dtype: torch.dtype
     ) -> Callable[[Tensor], Tensor]:
-        """x -> x W^T + b for a weight in bf16, or in int8 where `scales_O` says what 1 stands for in each row."""
+        """x -> x W^T + b for a weight in bf16, or in int8 with `scales_O`, the value of 1 in each row."""
         ...
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """x in 8 bits, uint8 [N, D] with 128 for zero, and fp32 [N]: what 1 stands for in each row."""
+        """x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
         ...
 
     def rescale_rows(self, y_NO: Tensor, scales_N: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -60,23 +73,23 @@ def get_kernels() -> Kernels | None:
 
 Quantize = Literal["none", "int8"]
 
-LARGEST = 126  # a row's largest number in 8 bits: rounding the scale may make it 127
+LARGEST = 126  # of a row in 8 bits: rounding the scale may make it 127
 ZERO_POINT = 128
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
-ROWS_AT_ONCE = 2048  # of a weight, while it is rounded
-TINY = 1e-20  # a row of zeros has this scale, in place of a division by zero
+ROWS_AT_ONCE = 2048  # of a weight when it is rounded: bounds the fp32 copies
+TINY = 1e-20  # scale of a row of zeros: avoids a division by zero
 FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
-"""Up to so many, our kernels are ahead of oneDNN's; beyond, they multiply more slowly than it does."""
+"""Largest number of rows for which the C kernels are faster than oneDNN."""
 
 
 class Product(Protocol):
-    """x [*, D] -> x W^T + b [*, O], in x's dtype unless the product was given another."""
+    """x [*, D] -> x W^T + b [*, O], in `out_dtype`, by default the dtype of x."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class PackedProduct:
-    """The product that `torch.compile` uses on a CPU, without the compiler."""
+    """The packed product of oneDNN, which `torch.compile` uses on a CPU; here without the compiler."""
 
     def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OD.contiguous())
@@ -89,9 +102,9 @@ class PackedProduct:
 
 
 class Int8Product:
-    """Weight and input in 8 bits. Each number is rounded to a multiple of its row's largest one / 126.
+    """Weight and input in 8 bits: each number is rounded to a multiple of (largest magnitude of its row) / 126.
 
-    The input's are kept as 1 ... 255, with 128 for zero: for unsigned numbers oneDNN has its quickest kernels.
+    Inputs are stored as 1 ... 255 with 128 for zero: oneDNN's kernels for unsigned numbers are the fastest.
     """
 
     def __init__(self, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None) -> None:
@@ -119,7 +132,7 @@ class Int8Product:
 
 
 class FewRowsProduct:
-    """bf16, for steps of few rows; more of them, a prompt's, are multiplied by PyTorch's operator."""
+    """bf16 product by the C kernels for few rows; more rows, those of a prompt, use PyTorch's operator."""
 
     def __init__(
         self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
@@ -135,7 +148,7 @@ class FewRowsProduct:
 
 
 class FewRowsInt8Product:
-    """`Int8Product` for steps of few rows; more of them take longer than there."""
+    """8-bit product by the C kernels, faster than `Int8Product` for few rows."""
 
     def __init__(
         self, kernels: Kernels, weight_OD: Tensor, bias_O: Tensor | None, out_dtype: torch.dtype | None = None
@@ -149,7 +162,7 @@ class FewRowsInt8Product:
 
 
 def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [O, D], and fp32 [O]: what 1 stands for in each row. Some rows at a time, for they pass through fp32."""
+    """The weight in int8 [O, D] and the scale of each row, fp32 [O]."""
     parts = []
     for rows_ND in weight_OD.split(ROWS_AT_ONCE):
         scale_N1 = _row_scales(rows_ND).float()
@@ -159,15 +172,15 @@ def _rounded(weight_OD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unsigned_rows(x_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """`Kernels.round_rows` by PyTorch's operators; the scales are numbers of bf16."""
+    """`Kernels.round_rows` by PyTorch's operators; scales in bf16."""
     scale_N1 = _row_scales(x_ND)
     signed_ND = (x_ND / scale_N1.float()).round_().to(torch.int8)
-    unsigned_ND = signed_ND.view(torch.uint8).bitwise_xor_(ZERO_POINT)  # the quickest way to add it
+    unsigned_ND = signed_ND.view(torch.uint8).bitwise_xor_(ZERO_POINT)  # adds 128
     return unsigned_ND, scale_N1.squeeze(1)
 
 
 def _row_scales(x_ND: Tensor) -> Tensor:
-    """bf16 [N, 1]: what 1 stands for in 8 bits, a number that can be multiplied with in bf16 and in fp32."""
+    """bf16 [N, 1]: the scale of each row, exact in bf16 and in fp32."""
     highest_N1 = x_ND.abs().amax(-1, keepdim=True).bfloat16()  # `vector_norm` takes several times as long
     return highest_N1.mul(1 / LARGEST).clamp_(min=TINY)
 
@@ -184,10 +197,10 @@ def prepare_product(
     rows: int | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Product | None:
-    """The product of a weight that stays as it is; None where the plain one is as good (no CPU, no oneDNN).
+    """The prepared product of a weight; None where `F.linear` is as fast (no CPU, no oneDNN).
 
-    rows: how many there are in a step, at most; None: many.
-    Raises ValueError for int8 where `int8_is_possible` says no, and for a weight in fp16, which overflows.
+    rows: largest number of rows in a step; None: many.
+    Raises ValueError for int8 where `int8_is_possible` is false, and for a weight in fp16, which overflows.
     """
     if quantize == "int8":
         if not int8_is_possible(weight_OD.device):
@@ -203,13 +216,13 @@ def prepare_product(
 
 
 def int8_is_possible(device: torch.device) -> bool:
-    """Whether there are 8-bit products: by oneDNN, on a CPU with instructions for them (VNNI, AMX)."""
+    """Whether oneDNN has exact 8-bit products here: on a CPU with instructions for them (VNNI, AMX)."""
     return _has_onednn(device) and _sums_are_exact()
 
 
 @cache
 def _sums_are_exact() -> bool:
-    """Without such instructions oneDNN adds pairs of products in 16 bits, which hold no two of the largest."""
+    """False where oneDNN adds pairs of products in 16 bits, which overflow: on CPUs without VNNI and AMX."""
     ones = torch.ones(LARGEST, LARGEST)
     largest = Int8Product(ones, None)(ones)
     return bool((largest > 0.9 * LARGEST).all())
@@ -233,4 +246,4 @@ def _has_onednn(device: torch.device) -> bool:
         (torch.ops.onednn, "qlinear_pointwise"),
     )
     on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return on_cpu and all(hasattr(room, name) for room, name in operators)
+    return on_cpu and all(hasattr(namespace, name) for namespace, name in operators)

@@ -1,13 +1,12 @@
-"""Soft targets: how far a student's predictions are from a teacher's, for knowledge distillation (arXiv 1503.02531).
+"""Soft targets for knowledge distillation (arXiv 1503.02531): divergence of a student's predictions from a teacher's.
 
     q = softmax(z_teacher / T),   p = softmax(z_student / T)
     divergence = T² KL(q || p) = T² sum_j q_j (log q_j - log p_j),   d divergence / d z_student = T (p - q)
 
-The factor T² keeps the gradient as large as that of hard labels, whatever the temperature T.
+The factor T² keeps the gradient as large as that of hard labels at any temperature T.
 
-Over a vocabulary the logits of both models are the largest tensors there are. As in `losses.py` they exist for one
-chunk of positions at a time: the forward pass forms the gradients of the student's features and matrix as well, and
-the backward pass only multiplies them.
+As in `losses.py`, logits over a vocabulary exist for one chunk of positions at a time: the forward pass computes the
+gradients of the student's features and matrix as well, and the backward pass only multiplies them.
 
 Shape legend: N positions, D and E feature sizes of student and teacher, V vocabulary, n positions of a chunk or block.
 """
@@ -21,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tformer.nn.linear import accumulation_dtype
 from tformer.nn.losses import BLOCK_ELEMENTS, LOGIT_ELEMENTS
 
 
 class Projection(NamedTuple):
-    """Logits that are not formed yet: z = softcap(features @ matrix.T + bias)."""
+    """Logits before the product: z = softcap(features @ matrix.T + bias)."""
 
     features: Tensor  # [N, D]
     matrix: Tensor  # [V, D]
@@ -39,28 +39,28 @@ class _Settings(NamedTuple):
 
 
 def soft_cross_entropy(student_NV: Tensor, teacher_NV: Tensor, *, temperature: float) -> Tensor:
-    """Per row [N], T² KL(teacher || student) of logits that are at hand (few classes); fp32, or fp64 for fp64."""
+    """T² KL(teacher || student) of each row [N], for few classes; fp32, or fp64 for fp64."""
     log_p, log_q = F.log_softmax(student_NV / temperature, -1), F.log_softmax(teacher_NV / temperature, -1)
     return temperature**2 * (log_q.exp() * (log_q - log_p)).sum(-1)
 
 
 def soft_binary_cross_entropy(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
-    """The same of each element, a decision between yes and no: q = sigmoid(z_teacher / T)."""
-    scores, asked = student / temperature, teacher / temperature
-    q = asked.sigmoid()
-    yes = F.logsigmoid(asked) - F.logsigmoid(scores)
-    no = F.logsigmoid(-asked) - F.logsigmoid(-scores)
+    """The same for each element as a binary decision: q = sigmoid(z_teacher / T)."""
+    scores, targets = student / temperature, teacher / temperature
+    q = targets.sigmoid()
+    yes = F.logsigmoid(targets) - F.logsigmoid(scores)
+    no = F.logsigmoid(-targets) - F.logsigmoid(-scores)
     return temperature**2 * (q * yes + (1 - q) * no)
 
 
 def linear_divergence(
     student: Projection, teacher: Projection, *, temperature: float, counted_N: Tensor | None = None
 ) -> Tensor:
-    """Scalar: T² KL(teacher || student) summed over the positions that are `counted_N` (bool; None: all).
+    """Scalar: T² KL(teacher || student) summed over the positions in `counted_N` (bool; None: all).
 
-    Gradients reach the student's features, matrix and bias alone. Where one model has more rows (a table rounded up to
-    a multiple of 64), the further ones have no part in it. Products run in the dtype of each model's features, softmax
-    and sums in fp32 (fp64 for fp64).
+    Only the student's features, matrix and bias have gradients. Rows that one model has beyond the other's (a table
+    rounded up to a multiple of 64) are left out. Products run in the dtype of each model's features, softmax and
+    sums in fp32 (fp64 for fp64).
     """
     classes = min(student.matrix.shape[0], teacher.matrix.shape[0])
     if counted_N is None:
@@ -89,7 +89,7 @@ class _LinearDivergence(torch.autograd.Function):
         counted_N: Tensor,
         settings: _Settings,
     ) -> Tensor:
-        dtype, wide = features_ND.dtype, torch.float64 if features_ND.dtype == torch.float64 else torch.float32
+        dtype, wide = features_ND.dtype, accumulation_dtype(features_ND.dtype)
         matrix, their_matrix = matrix_VD.to(dtype), teacher.matrix.to(teacher.features.dtype)
         count, classes = features_ND.shape[0], matrix.shape[0]
         total = torch.zeros((), dtype=wide, device=features_ND.device)
@@ -119,11 +119,11 @@ class _LinearDivergence(torch.autograd.Function):
                 grad_logits.mul_(settings.temperature)
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0)
-                products.copy_(grad_logits)  # from here on they hold their own gradients
+                products.copy_(grad_logits)  # they become their own gradients
             if grad_features is not None:
                 torch.mm(products_nV, matrix, out=grad_features[start : start + size])
             if grad_matrix is not None:
-                grad_matrix.add_(products_nV.T @ features)  # in fp32: in 16 bits a further chunk would count for less
+                grad_matrix.add_(products_nV.T @ features)  # fp32: later chunks would be lost in 16 bits
         ctx.save_for_backward(grad_features, grad_matrix, grad_bias)
         ctx.dtypes = (dtype, matrix_VD.dtype, None if bias is None else bias.dtype)
         return total * settings.temperature**2

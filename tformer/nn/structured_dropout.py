@@ -108,11 +108,12 @@ class DropHead(nn.Module):
         if self.schedule is not None:
             self.rate = scheduled_rate(self.schedule, step)
 
-    def forward(self, batch: int, heads: int, device: torch.device) -> Tensor | None:
-        """Gates [B, H, 1, 1] by which the heads' outputs are multiplied; None, and nothing drawn, when none drops."""
+    def forward(self, out_BHTv: Tensor) -> Tensor:
+        """The heads' outputs times their gates; unchanged, and nothing drawn, in evaluation and at rate 0."""
         if not self.training or self.rate == 0.0:
-            return None
-        return drop_heads(batch, heads, self.rate, device)
+            return out_BHTv
+        gates = drop_heads(out_BHTv.shape[0], out_BHTv.shape[1], self.rate, out_BHTv.device)
+        return out_BHTv * gates.to(out_BHTv.dtype)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:g}" if self.schedule is None else repr(self.schedule)

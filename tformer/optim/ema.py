@@ -1,8 +1,8 @@
 """An exponential moving average of the weights, kept in fp32: average <- average + (1 - decay) (weight - average).
 
 Evaluating and saving the average instead of the last weights smooths the noise of the last few thousand steps
-(Polyak averaging). Early in training the first, random, weights would weigh too much: given the step, the decay rises
-as min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage.
+(Polyak averaging). So that the random initial weights count less, the decay rises with the step as
+min(decay, (1 + step) / (10 + step)), as in TensorFlow's ExponentialMovingAverage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tformer.errors import InputError
 
 
 class Ema:
-    """The average of `named_parameters`, which starts as their present values."""
+    """The average of `named_parameters`, initialised with their current values."""
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], decay: float) -> None:
         self.decay = decay
@@ -28,7 +28,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int | None = None) -> None:
-        """Take in the present weights, once after each optimizer step (`step` counts from 1; None: constant decay)."""
+        """Add the current weights, once after each optimizer step (`step` counts from 1; None: constant decay)."""
         decay = self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
         weights = [parameter.float() for parameter in self._parameters.values()]
         torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
@@ -39,7 +39,7 @@ class Ema:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over saved averages. Raises InputError when names or shapes differ from this model's."""
+        """Load saved averages. Raises InputError when names or shapes differ from those of the model."""
         if state.keys() != self._averages.keys():
             differing = sorted(state.keys() ^ self._averages.keys())
             raise InputError(
@@ -59,12 +59,12 @@ class Ema:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model computes with the averages inside the `with`; after it, its own weights are back, bit for bit."""
-        kept = [parameter.detach().clone() for parameter in self._parameters.values()]
+        """Inside the `with` the parameters hold the averages; afterwards their own values again, bit for bit."""
+        weights = [parameter.detach().clone() for parameter in self._parameters.values()]
         self.copy_to(self._parameters.items())
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, weight in zip(self._parameters.values(), kept, strict=True):
+                for parameter, weight in zip(self._parameters.values(), weights, strict=True):
                     parameter.copy_(weight)

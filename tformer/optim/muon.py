@@ -5,12 +5,12 @@ W [r, c] with gradient G:
 
     M <- M + (1 - mu) (G - M)                       momentum, as a moving average (as torch.optim.Muon has it)
     U  = G + mu (M - G)                             Nesterov
-    O  = NewtonSchulz5(U)                           near U's nearest semi-orthogonal matrix; ignores U's size
+    O  = NewtonSchulz5(U)                           close to the semi-orthogonal matrix nearest to U
     W <- (1 - lr wd) W - lr sqrt(max(1, r / c)) O
 
 Matrices of the same shape, up to transposition, go through Newton-Schulz as one stack, so that a whole model costs a
-handful of batched products instead of thousands of small ones. A fused matrix such as [q; k; v] is orthogonalised
-block by block (`row_splits`): its parts are different maps that only share storage.
+handful of batched products instead of thousands of small ones. The parts of a fused matrix such as [q; k; v] are
+orthogonalised separately (`row_splits`): they are different maps that share storage.
 
 Shapes: n matrices in a stack, r rows <= c columns.
 """
@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic a x + b x^3 + c x^5, with the steepest slope at 0 that still maps [0, 1] to about [0.7, 1.2]."""
+"""Of the quintic a x + b x^3 + c x^5: the steepest slope at 0 that maps [0, 1] to about [0.7, 1.2]."""
 NUM_STEPS = 5
 EPS = 1.0e-7
 MAX_STACK_ELEMENTS = 2**26
-"""Larger stacks are worked on in parts, which bounds the memory of one step (256 MiB for an fp32 stack)."""
+"""Larger stacks are split, which bounds the memory of one step (256 MiB for an fp32 stack)."""
 
 
 def newton_schulz(matrices_nrc: Tensor, *, compute_dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """[n, r, c] -> [n, r, c] in `compute_dtype`: singular vectors kept, singular values moved to about [0.7, 1.2].
 
-    Costs n (4 r^2 c + 2 r^3) multiply-adds a step, so r <= c is the cheap way round; both are correct.
+    Costs n (4 r^2 c + 2 r^3) multiply-adds a step, so r <= c is the cheaper orientation.
     """
     a, b, c = COEFFICIENTS
     norms_n11 = torch.linalg.vector_norm(matrices_nrc, dim=(1, 2), keepdim=True).clamp_min(EPS)
@@ -48,7 +48,7 @@ def newton_schulz(matrices_nrc: Tensor, *, compute_dtype: torch.dtype = torch.bf
 
 
 class Muon(torch.optim.Optimizer):
-    """See the module. `row_splits` maps a fused parameter to the row counts of its blocks, which add up to its rows.
+    """Muon for matrices. `row_splits`: row counts of the blocks of a fused parameter, which add up to its rows.
 
     Raises ValueError for a parameter that is not a matrix and for splits that do not add up.
     """
@@ -76,7 +76,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient. There is no line search: `closure` must be None."""
+        """One update of every parameter that has a gradient; `closure` must be None."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:

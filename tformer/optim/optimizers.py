@@ -108,9 +108,9 @@ class Group(Protocol):
 
 
 class NamedOptimizer:
-    """One or more torch optimizers as one, with state by parameter name and rates relative to a base rate.
+    """One or more torch optimizers used as one, with state by parameter name and rates relative to a base rate.
 
-    All state exists from the start (zeros), so that what is saved never depends on which gradients have been seen.
+    All state exists from the start (zeros), so that a checkpoint never depends on which gradients have occurred.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Tensor, str], *, lr: float) -> None:
@@ -132,36 +132,36 @@ class NamedOptimizer:
             optimizer.zero_grad(set_to_none=True)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients there are, in the order of the names."""
+        """The existing gradients, in the order of the names."""
         return [parameter.grad for parameter in self.names if parameter.grad is not None]
 
     def clip(self, max_norm: float | None) -> Tensor:
         """Scale all gradients so that their joint L2 norm is at most `max_norm`; returns the norm before that.
 
-        None measures only. The norm stays on the device: reading it is the caller's decision.
+        None: no scaling. The norm stays on the device.
         """
         gradients = self.gradients()
         if not gradients:
             return torch.zeros(())
         norm = torch.nn.utils.get_total_norm(gradients)
         if max_norm is not None:
-            # torch's coefficient, to the letter: max_norm / (norm + 1e-6), at most 1.
+            # The coefficient of torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
             torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def set_lr_scale(self, scale: float) -> None:
-        """Every rate becomes its base rate times `scale`, the schedule's value."""
+        """Set every rate to its base rate times `scale`, the value of the schedule."""
         self._scale = scale
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * scale
 
     def learning_rate(self) -> float:
-        """The rate now, before group and layer scales: what a log line shows."""
+        """The current rate before group and layer scales, as logged."""
         return self.lr * self._scale
 
     def state_by_name(self) -> dict[str, Tensor]:
-        """`<parameter name>.<slot>` -> tensor: live tensors (contiguous, not copies), step counters included."""
+        """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included."""
         return {key: tensor.contiguous() for key, tensor in self._slots().items()}
 
     @torch.no_grad()
@@ -176,7 +176,7 @@ class NamedOptimizer:
             )
         for key, tensor in slots.items():
             if (state[key].shape, state[key].dtype) != (tensor.shape, tensor.dtype):
-                found, expected = (f"{tuple(one.shape)} {one.dtype}" for one in (state[key], tensor))
+                found, expected = (f"{tuple(value.shape)} {value.dtype}" for value in (state[key], tensor))
                 raise InputError(f"the saved optimizer state {key} is {found}, expected {expected}")
             tensor.copy_(state[key])
 
@@ -267,7 +267,7 @@ def build_optimizer(
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Parameters that share all settings are updated together."""
+    """Settings of a group of parameters that are updated together."""
 
     algorithm: str
     lr: float

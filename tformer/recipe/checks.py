@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tformer.nn.attention import ONE_DOCUMENT
 from tformer.objectives import check_combination, unused_keys
 from tformer.objectives.base import Objective
 from tformer.optim.optimizers import OPTIMIZERS
@@ -143,7 +142,7 @@ def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
     if not recipe.data.document_mask or recipe.data.packing == "none":
         return
     for side, layer in _layers(recipe):
-        if layer.attention.kind in ONE_DOCUMENT:
+        if layer.attention.mechanism.one_document:
             text = f"found true, expected false with model.{side}.attention.kind {layer.attention.kind}"
             yield Problem(
                 ("data", "document_mask"), text, "it mixes all tokens of a row: data.packing=none separates documents"
@@ -154,7 +153,7 @@ def _mixed_documents(recipe: Recipe) -> Iterator[Problem]:
 def _unfit_implementation(recipe: Recipe) -> Iterator[Problem]:
     """FlexAttention with dropout or positions that change single scores or weights."""
     for side, layer in _layers(recipe):
-        if getattr(layer.attention, "implementation", None) != "flex":
+        if not layer.attention.fused_only:
             continue
         text, kind = f"found flex, expected auto or blocks with model.{side}", layer.positions.kind
         unfit = f"attention_dropout {layer.attention_dropout:g}" if layer.attention_dropout else ""

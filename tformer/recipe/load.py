@@ -19,14 +19,8 @@ from tformer.nn.classification_heads import ClassifierHeadOptions
 from tformer.nn.heads import HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
-from tformer.recipe.overrides import DEFAULT, EXCLUSIVE, Draft, flag_origin
-from tformer.recipe.presets import (
-    Base,
-    agree_with_stored,
-    choose_base,
-    list_presets,
-    preset_path,
-)
+from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
+from tformer.recipe.presets import Base, agree_with_stored, choose_base, list_presets, preset_path
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml, to_yaml
@@ -88,7 +82,8 @@ def load_recipe(
         base_yaml: the stored recipe of a checkpoint, in place of arch and preset; messages call it `base_name`.
     """
     flags = {} if flags is None else flags
-    _refuse_exclusive(flags)
+    if all(flags.get(f"training.{key}") is not None for key in BATCH_SIZES):
+        raise InputError("--batch-size and --batch-tokens exclude each other, found both")
     file = None if config is None else _read_config(Path(config))
     draft = Draft()
     base: Base | None = None
@@ -101,13 +96,13 @@ def load_recipe(
             device=device,
             has_data=_names_data(flags, sets, file),
         )
-        _lay_preset(draft, base)
+        _merge_preset(draft, base)
     else:
         stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
         agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
-        draft.lay_document(stored, label=f"file {base_name}", name=base_name)
+        draft.merge_document(stored, label=f"file {base_name}", name=base_name)
     if file is not None:
-        draft.lay_document(file, label=f"file {config}", name=str(config))
+        draft.merge_document(file, label=f"file {config}", name=str(config))
     if base is not None:
         _record_choice(draft, base)
     for dotted, value in flags.items():
@@ -126,7 +121,7 @@ def load_recipe(
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:
     """The recipe of a checkpoint or run, of this schema or an older one; `name`: of the recipe in messages."""
     draft = Draft()
-    draft.lay_document(_migrated(parse_yaml(text, name=name), name), label=f"file {name}", name=name)
+    draft.merge_document(_migrated(parse_yaml(text, name=name), name), label=f"file {name}", name=name)
     return _validate(draft)
 
 
@@ -168,11 +163,11 @@ def _names_data(flags: Mapping[str, Any], sets: Sequence[str], file: Document | 
     )
 
 
-def _lay_preset(draft: Draft, base: Base) -> None:
+def _merge_preset(draft: Draft, base: Base) -> None:
     if base.preset is not None:
         name = f"preset {base.arch.name}/{base.preset.name}"
         document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)
-        draft.lay_document(document, label=name, name=name, label_lines=False)
+        draft.merge_document(document, label=name, name=name, label_lines=False)
 
 
 def _record_choice(draft: Draft, base: Base) -> None:
@@ -230,14 +225,6 @@ def _read_config(path: Path) -> Document:
 
 def _migrated(document: Document, name: str) -> Document:
     return document._replace(value=migrate(document.value, name=name))
-
-
-def _refuse_exclusive(flags: Mapping[str, Any]) -> None:
-    for pair in EXCLUSIVE:
-        dotted = [".".join(path) for path in pair]
-        if all(flags.get(key) is not None for key in dotted):
-            first, second = (flag_origin(key).where for key in dotted)
-            raise InputError(f"{first} and {second} exclude each other, found both")
 
 
 def _validate(draft: Draft) -> Recipe:

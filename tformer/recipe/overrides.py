@@ -2,7 +2,7 @@
 
 Mappings merge key by key; lists and other values replace those of the layer below. A mapping with another `kind`
 replaces the whole mapping, because the kinds have different options; `--set ….kind=` alone keeps the options that the
-new kind also has. Of two keys that exclude each other, the higher layer's wins and the other becomes null.
+new kind also has. Of batch_size and batch_tokens, the higher layer's applies and the other becomes null.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.errors import InputError
-from tformer.recipe.schema import (
-    MISSING,
-    default_kind,
-    field_at,
-    keys_of_kind,
-    sections_in,
-    shorthand_at,
-)
+from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
+from tformer.recipe.sections import Training
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value
 
-EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = ((("training", "batch_size"), ("training", "batch_tokens")),)
+BATCH_SIZES = ("batch_size", "batch_tokens")
+"""Keys of `training` that exclude each other."""
+
 NOT_SETTABLE = {"arch": "choose it with --arch", "preset": "choose it with --preset", "schema": "it is tformer's own"}
 
 # Flags that do not have the name of the last part of their key.
@@ -70,14 +66,14 @@ class Draft:
         self.data: dict[str, Any] = {}
         self.origins: dict[KeyPath, Origin] = {}
 
-    def lay(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
+    def merge(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
         """Merge a layer over the draft; `origin` returns the origin of each of its paths."""
         self.origins[()] = origin(())
         for key, value in layer.items():
             self._put(self.data, (key,), value, origin)
-        self._settle_exclusive(layer, origin)
+        self._settle_batch_size(layer, origin)
 
-    def lay_document(self, document: Document, *, label: str, name: str, label_lines: bool = True) -> None:
+    def merge_document(self, document: Document, *, label: str, name: str, label_lines: bool = True) -> None:
         """Merge a YAML file over the draft; with `label_lines`, the labels of origins contain the line."""
 
         def origin(path: KeyPath) -> Origin:
@@ -86,7 +82,7 @@ class Draft:
             where = f":{document.lines[path]}" if path else ""
             return Origin(label + where if label_lines else label, name + where)
 
-        self.lay(document.value, origin)
+        self.merge(document.value, origin)
 
     def assign(self, dotted: str, value: Any, origin: Origin) -> None:
         """Set one value by its dotted path; list positions are numbers, and one past the end appends."""
@@ -99,7 +95,7 @@ class Draft:
                 self.origins.pop((*path[:-1], key), None)
         self._put(holder, path, value, lambda _: origin)
         if len(path) <= 2:
-            self._settle_exclusive({path[0]: value if len(path) == 1 else {path[1]: value}}, lambda _: origin)
+            self._settle_batch_size({path[0]: value if len(path) == 1 else {path[1]: value}}, lambda _: origin)
 
     def assign_text(self, text: str) -> None:
         """One `--set key=value` of the command line."""
@@ -196,22 +192,17 @@ class Draft:
             for known in [known for known in self.origins if known[: len(path)] == path]:
                 del self.origins[known]
 
-    def _settle_exclusive(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
-        """Set an exclusive key to null where the layer gives the other one of the pair only."""
-        for pair in EXCLUSIVE:
-            for given, other in (pair, pair[::-1]):
-                section, key = given
-                values = layer.get(section)
-                if not isinstance(values, Mapping) or values.get(key) is None or other[1] in values:
-                    continue
-                if self._value_or_default(other) is not None:
-                    self.data[section][other[1]] = None
-                    self.origins[other] = origin(given)
-
-    def _value_or_default(self, path: KeyPath) -> Any:
-        holder = self.data[path[0]]
-        field = field_at(path, self.data)
-        return holder.get(path[1], None if field is None else field.default)
+    def _settle_batch_size(self, layer: Mapping[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
+        """Set one of batch_size and batch_tokens to null where the layer gives only the other."""
+        values = layer.get("training")
+        if not isinstance(values, Mapping):
+            return
+        for given, other in (BATCH_SIZES, BATCH_SIZES[::-1]):
+            if values.get(given) is not None and other not in values:
+                default = fields_of(Training)[other].default
+                if self.data["training"].get(other, default) is not None:
+                    self.data["training"][other] = None
+                    self.origins["training", other] = origin(("training", given))
 
 
 def _check_position(holder: Any, path: KeyPath, origin: Origin) -> None:

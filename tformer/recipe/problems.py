@@ -40,24 +40,24 @@ class Problem(NamedTuple):
 
 
 # The expected value of each of pydantic's error types; ctx holds the limit.
-EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
-    "int_type": lambda ctx: "an integer",
-    "int_parsing": lambda ctx: "an integer",
-    "float_type": lambda ctx: "a number",
-    "finite_number": lambda ctx: "a finite number",
-    "bool_type": lambda ctx: "true or false",
-    "string_type": lambda ctx: "text",
-    "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
-    "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
-    "less_than": lambda ctx: f"less than {ctx['lt']:g}",
-    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
-    "literal_error": lambda ctx: ctx["expected"],
-    "too_long": lambda ctx: f"at most {ctx['max_length']} values",
-    "tuple_type": lambda ctx: "a list",
-    "list_type": lambda ctx: "a list",
-    "dict_type": lambda ctx: "a mapping",
-    "model_type": lambda ctx: "a mapping",
-    "dataclass_type": lambda ctx: "a mapping",
+EXPECTED: dict[str, str] = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "too_long": "at most {max_length} values",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "dataclass_type": "a mapping",
 }
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 MISSING_KEY = ("missing", "missing_argument")
@@ -110,7 +110,7 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             problem = _value_error(path, str(ctx["error"]), data)
             problems[problem.path] = problem
         elif kind in EXPECTED:
-            expected.setdefault(path, []).append(EXPECTED[kind](ctx))
+            expected.setdefault(path, []).append(EXPECTED[kind].format(**ctx))
             problems[path] = _wrong_value(path, entry["input"], expected[path])
         else:
             problems[path] = Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")

@@ -128,8 +128,8 @@ def _require_reach(loaded: Loaded, seq_len: int) -> None:
     model = loaded.recipe.model
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         sections = () if stack is None else layer_sections(stack, path=f"model.{side}")
-        if any(section.attention.kind == "linformer" for section in sections):
+        for kind in (section.attention.kind for section in sections if section.attention.mechanism.fixed_length):
             raise InputError(
-                f"--seq-len: found {seq_len:,}, the linformer attention of model.{side} was made for "
+                f"--seq-len: found {seq_len:,}, the {kind} attention of model.{side} was made for "
                 f"{loaded.model.max_seq_len:,} tokens"
             )

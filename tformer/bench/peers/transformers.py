@@ -25,8 +25,7 @@ from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_S
 from tformer.build import resolve_sizes
 from tformer.device import DTYPES
 from tformer.errors import InputError
-from tformer.nn.attention import AttentionSizes, Mechanism
-from tformer.nn.attention.mechanism import Call
+from tformer.nn.attention import AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
 from tformer.recipe.model import Stack
 
 LOG_LEVEL_ERROR = 40
@@ -205,7 +204,7 @@ class Attention(Mechanism):
     """The attention function of the library's models: `eager` or `sdpa`."""
 
     def __init__(self, sizes: AttentionSizes, implementation: str) -> None:
-        super().__init__()
+        super().__init__(FullAttentionOptions(), sizes)
         self.num_key_value_groups = sizes.num_heads // sizes.num_kv_heads  # the library reads these two
         self.is_causal = sizes.causal
         module, name = ATTENTION_FUNCTIONS[implementation]
@@ -213,12 +212,14 @@ class Attention(Mechanism):
         self._needs_mask = sizes.causal and implementation == "eager"
         self._mask: Tensor | None = None
 
-    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, context: AttentionContext, **_: Any
+    ) -> tuple[Tensor, Tensor | None]:
         if self._needs_mask and (self._mask is None or self._mask.shape[-1] != q_BHTh.shape[2]):
             length, least = q_BHTh.shape[2], torch.finfo(q_BHTh.dtype).min
             full = torch.full((length, length), least, dtype=q_BHTh.dtype, device=q_BHTh.device)
             self._mask = full.triu_(1)[None, None]
-        out_BTHh, _ = self._attend(self, q_BHTh, k_BKTh, v_BKTh, self._mask, scaling=call.scale, dropout=0.0)
+        out_BTHh, _ = self._attend(self, q_BHTh, k_BKTh, v_BKTh, self._mask, scaling=self.scale, dropout=0.0)
         return out_BTHh.transpose(1, 2), None
 
 

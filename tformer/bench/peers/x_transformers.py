@@ -16,8 +16,7 @@ from tformer.bench.peers.transformers import TrainingLoop
 from tformer.bench.workloads import Task
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
-from tformer.nn.attention import AttentionSizes, Mechanism
-from tformer.nn.attention.mechanism import Call
+from tformer.nn.attention import AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
 
 
 class Training(TrainingLoop):
@@ -69,11 +68,13 @@ class Attention(Mechanism):
     """`Attend`, which the library's layers go through."""
 
     def __init__(self, sizes: AttentionSizes, implementation: str) -> None:
-        super().__init__()
+        super().__init__(FullAttentionOptions(), sizes)
         from x_transformers.attend import Attend
 
         self._attend = Attend(causal=sizes.causal, heads=sizes.num_heads, flash=True)
 
-    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, context: AttentionContext, **_: Any
+    ) -> tuple[Tensor, Tensor | None]:
         out_BHTh, _ = self._attend(q_BHTh, k_BKTh, v_BKTh)
         return out_BHTh, None

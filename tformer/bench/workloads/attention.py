@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +23,12 @@ from tformer.bench.workloads import SEED, Contender, synchronise
 from tformer.device import DTYPES
 from tformer.nn.attention import (
     ATTENTION,
-    AttentionOptions,
+    AttentionContext,
     AttentionSizes,
     FullAttentionOptions,
     Mechanism,
     ProjectionOptions,
-    build_mechanism,
 )
-from tformer.nn.attention.mechanism import Call, Reach
 
 FULL, DENSE_MASKED = "full", "dense-masked"
 """The references: full attention as the model computes it, and with a T x T mask."""
@@ -47,11 +45,10 @@ class DenseMaskedOptions(FullAttentionOptions):
     window: int = 256  # visible keys in all, without the query's own
 
 
-_CLASSES: dict[str, type[ProjectionOptions]] = {options.kind: options for options in get_args(AttentionOptions)}
 KINDS: dict[str, type[ProjectionOptions]] = {
-    FULL: _CLASSES[FULL],
+    FULL: ATTENTION[FULL],
     DENSE_MASKED: DenseMaskedOptions,
-    **{kind: _CLASSES[kind] for kind in ATTENTION if kind != FULL},
+    **{kind: options for kind, options in ATTENTION.items() if kind != FULL},
 }
 """Every kind that can be measured, and its options."""
 
@@ -119,7 +116,8 @@ class AttentionBench:
             library, implementation = ATTENTION_PEERS[kind]
             peer: Mechanism = PEERS["attention", library].make(sizes, implementation)
             return peer.train()
-        mechanism = build_mechanism(make_options(kind, self.options[kind]), sizes)
+        options = make_options(kind, self.options[kind])
+        mechanism = options.mechanism(options, sizes)
         mechanism.reset_parameters(0.02)
         return mechanism.train()
 
@@ -197,17 +195,9 @@ def forward_and_backward(
         nonlocal mask
         if window is not None and mask is None:
             mask = band_mask(length, window, causal=causal, device=grad_BTHh.device)
-        call = Call(
-            stream_BTD,
-            positions,
-            positions,
-            scale=head_dim**-0.5,
-            mask=mask,
-            is_causal=causal and mask is None,
-            reach=Reach(causal=causal),
-        )
+        context = AttentionContext(positions, positions, causal=causal, mask=mask, is_causal=causal and mask is None)
         q, k, v = (x.transpose(1, 2) for x in qkv_BTHh)
-        out_BHTh, _ = mechanism(q, k, v, call)
+        out_BHTh, _ = mechanism(q, k, v, context, x_BTD=stream_BTD)
         torch.autograd.grad(out_BHTh, trained, grad_BTHh.transpose(1, 2), allow_unused=True)
 
     return call_once

@@ -96,6 +96,14 @@ class ImageFiles:
     fingerprint: str
     read: Callable[[int], bytes]
 
+    def decode(self, number: int, *, size: int, channels: int) -> Decoded:
+        """One image; call it inside `pillow_warnings`."""
+        return decode_image(self.read(number), name=self.places[number], size=size, channels=channels)
+
+    def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
+        """uint8 [N, C, Y, X] of images that need no decoding: none."""
+        return None
+
 
 def find_images(path: Path, *, needs_label: bool) -> ImageFiles:
     """The images of a path, listed without reading one.
@@ -346,6 +354,35 @@ def fit_image(image: Image.Image, *, size: int, channels: int) -> Decoded:
 
 
 # -- IDX ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IdxImages:
+    """The images of an IDX file, with the attributes and methods of `ImageFiles`."""
+
+    places: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    fingerprint: str
+    images_NYX: np.ndarray
+
+    def decode(self, number: int, *, size: int, channels: int) -> Decoded:
+        return fit_image(Image.fromarray(self.images_NYX[number]), size=size, channels=channels)
+
+    def pixels(self, *, size: int, channels: int) -> np.ndarray | None:
+        return self.images_NYX[:, None] if channels == 1 and self.images_NYX.shape[1:] == (size, size) else None
+
+
+def open_idx(path: Path, *, needs_label: bool) -> IdxImages:
+    """The images of an IDX file, with the labels beside it if they are needed."""
+    images_NYX = read_idx_images(path)
+    digest = hashlib.sha256(images_NYX.data)
+    classes: tuple[str, ...] | None = None
+    if needs_label:
+        labels = read_idx_labels(path, count=len(images_NYX))
+        digest.update(labels.data)
+        classes = tuple(map(str, labels.tolist()))
+    places = tuple(f"{path}#{number}" for number in range(len(images_NYX)))
+    return IdxImages(places, classes, digest.hexdigest(), images_NYX)
 
 
 def is_idx(path: Path) -> bool:

@@ -16,6 +16,7 @@ All is drawn from the generator, so that the key of a batch determines its augme
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,6 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, expanded, raise_if_stopped
@@ -34,16 +34,13 @@ from tformer.data.sources.image_files import (
     LAYOUT_HINT,
     MODES,
     Decoded,
-    decode_image,
     find_images,
-    fit_image,
     is_idx,
+    open_idx,
     pillow_warnings,
-    read_idx_images,
-    read_idx_labels,
 )
-from tformer.data.sources.labelled import hold_out
-from tformer.errors import InputError, did_you_mean
+from tformer.data.sources.labelled import LabelIndex, hold_out
+from tformer.errors import InputError
 
 MEMORY_BYTES = 2 << 30
 THREADS = 4
@@ -148,10 +145,15 @@ def open_images(
     if channels not in MODES:
         raise InputError(f"{path}: images have 1 channel (grey) or 3 (colour), found a model with {channels}")
     from_idx = place.is_file() and is_idx(place)
-    found = (_find_in_idx if from_idx else _find_in_files)(place, size=size, channels=channels, needs_label=needs_label)
+    found = open_idx(place, needs_label=needs_label) if from_idx else find_images(place, needs_label=needs_label)
+    decode = functools.partial(found.decode, size=size, channels=channels)
+    pixels = found.pixels(size=size, channels=channels)
     labels, names = None, tuple(label_names)
     if found.classes is not None:
-        labels, names = _number_labels(str(path), found.places, found.classes, names)
+        names = names or class_order(set(found.classes))
+        if len(names) < 2:
+            raise InputError(f"{path}: one class only, '{names[0]}'", hint=LAYOUT_HINT)
+        labels = LabelIndex(names).encode_all(found.classes, found.places)
     count, shape = len(found.places), (channels, size, size)
     images = ImageSet(
         str(path),
@@ -159,16 +161,16 @@ def open_images(
         found.places,
         labels,
         names,
-        gather=lambda numbers: _decode_many(found.decode, numbers, shape)[0],
-        in_memory=found.pixels is not None or count * channels * size * size <= MEMORY_BYTES,
+        gather=lambda numbers: _decode_many(decode, numbers, shape)[0],
+        in_memory=pixels is not None or count * channels * size * size <= MEMORY_BYTES,
     )
     if not images.in_memory:
         images.notes = (f"{path}: {count:,} images, decoded and resized to {size}x{size} when they are needed",)
         return images
-    pixels, resized, recoloured = found.pixels, 0, 0
+    resized = recoloured = 0
     if pixels is None:
         pixels, resized, recoloured = _decode_many(
-            found.decode, np.arange(count), shape, name=str(path), progress=progress, should_stop=should_stop
+            decode, np.arange(count), shape, name=str(path), progress=progress, should_stop=should_stop
         )
     images.gather = pixels.__getitem__
     images.notes = _notes(str(path), count, resized=resized, recoloured=recoloured, size=size, channels=channels)
@@ -214,60 +216,6 @@ def to_pixels(images_BCYX: np.ndarray, mean: Sequence[float], std: Sequence[floa
     values *= torch.from_numpy(scale / 255).float().view(per_channel)
     values += torch.from_numpy(offset).float().view(per_channel)
     return values
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Images before they are decoded; `pixels` [N, C, Y, X] if they need no decoding."""
-
-    places: Sequence[str]
-    classes: Sequence[str] | None
-    fingerprint: str
-    decode: Callable[[int], Decoded]
-    pixels: np.ndarray | None = None
-
-
-def _find_in_files(path: Path, *, size: int, channels: int, needs_label: bool) -> _Found:
-    files = find_images(path, needs_label=needs_label)
-
-    def decode(number: int) -> Decoded:
-        return decode_image(files.read(number), name=files.places[number], size=size, channels=channels)
-
-    return _Found(files.places, files.classes, files.fingerprint, decode)
-
-
-def _find_in_idx(path: Path, *, size: int, channels: int, needs_label: bool) -> _Found:
-    images_NYX = read_idx_images(path)
-    digest = hashlib.sha256(images_NYX.data)
-    classes: list[str] | None = None
-    if needs_label:
-        labels = read_idx_labels(path, count=len(images_NYX))
-        digest.update(labels.data)
-        classes = [str(label) for label in labels.tolist()]
-
-    def decode(number: int) -> Decoded:
-        return fit_image(Image.fromarray(images_NYX[number]), size=size, channels=channels)
-
-    return _Found(
-        [f"{path}#{number}" for number in range(len(images_NYX))],
-        classes,
-        digest.hexdigest(),
-        decode,
-        images_NYX[:, None] if channels == 1 and images_NYX.shape[1:] == (size, size) else None,
-    )
-
-
-def _number_labels(
-    name: str, places: Sequence[str], classes: Sequence[str], label_names: tuple[str, ...]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    names = label_names or class_order(set(classes))
-    number = {label: index for index, label in enumerate(names)}
-    for place, label in zip(places, classes, strict=True):
-        if label not in number:
-            raise InputError(f"{place}: unknown label '{label}'; {did_you_mean(label, names)}")
-    if len(names) < 2:
-        raise InputError(f"{name}: one class only, '{names[0]}'", hint=LAYOUT_HINT)
-    return np.array([number[label] for label in classes], dtype=np.int64), names
 
 
 def _notes(path: str, count: int, *, resized: int, recoloured: int, size: int, channels: int) -> tuple[str, ...]:

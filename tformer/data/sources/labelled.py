@@ -46,14 +46,14 @@ class LabelledTable:
 
     def rows(self) -> Iterator[LabelledRow]:
         """Every row; without `rule.needed` also blank lines, so that answers stay aligned with the input."""
-        has_text2, has_label = ("text2" in self.table.columns, "label" in self.table.columns)
+        has_text2, has_label = "text2" in self.table.columns, "label" in self.table.columns
         errors = self.table.content.errors
         for place, values in self.table.rows(blank_lines=not self.rule.needed):
             if not values:
                 yield LabelledRow("", "" if has_text2 else None, None, place)
                 continue
-            label = read_label(values["label"], self.rule, place=place, errors=errors) if has_label else None
-            yield LabelledRow(values["text"], values["text2"] if has_text2 else None, label, place)
+            label = read_label(values[-1], self.rule, place=place, errors=errors) if has_label else None
+            yield LabelledRow(values[0], values[1] if has_text2 else None, label, place)
 
     def fingerprint(self) -> str:
         # Numbers of columns: a resumed run names the columns that its first start guessed.

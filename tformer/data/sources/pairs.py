@@ -84,8 +84,8 @@ class PairTable:
     table: Table
 
     def rows(self) -> Iterator[PairRow]:
-        for place, values in self.table.rows():
-            yield PairRow(values["source"], values["target"], place)
+        for place, (source, target) in self.table.rows():
+            yield PairRow(source, target, place)
 
     def fingerprint(self) -> str:
         table = self.table

@@ -92,20 +92,20 @@ class Table:
     columns: Chosen
     guessed: bool
 
-    def rows(self, *, blank_lines: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(place as "file.tsv:17", value of each role) of every row.
+    def rows(self, *, blank_lines: bool = False) -> Iterator[tuple[str, list[Any]]]:
+        """(place as "file.tsv:17", values in the order of `columns`) of every row.
 
         A label of jsonl and Parquet is as it was written, and None where it is missing and not required; all other
         values are text.
 
         Args:
-            blank_lines: give an empty dictionary for a blank line of csv and tsv, which is skipped otherwise.
+            blank_lines: give no values for a blank line of csv and tsv, which is skipped otherwise.
 
         Raises InputError with the place of a wrong row.
         """
         if self.format == LINES:
             for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
-                yield f"{self.content.name}:{number}", {role: line.removesuffix("\n") for role in self.columns}
+                yield f"{self.content.name}:{number}", [line.removesuffix("\n")]
         elif self.format in DIALECTS:
             yield from self._delimited_rows(blank_lines)
         else:
@@ -122,42 +122,47 @@ class Table:
         parts = [f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
-    def _delimited_rows(self, blank_lines: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        name, columns = self.content.name, list(self.columns.items())
+    def _delimited_rows(self, blank_lines: bool) -> Iterator[tuple[str, list[str]]]:
+        name, columns = self.content.name, list(self.columns.values())
+        has_joined = any(len(numbers) > 1 for numbers in columns)
         below_names = self.names is None
         for number, cells in delimited_cells(self.content, self.format):
-            place = f"{name}:{number}"
             if not cells:
                 if blank_lines:
-                    yield place, {}
+                    yield f"{name}:{number}", []
             elif not below_names:
                 below_names = True
             elif len(cells) != self.width:
                 raise InputError(
-                    f"{place}: expected {self.width} fields, found {len(cells)}",
+                    f"{name}:{number}: expected {self.width} fields, found {len(cells)}",
                     hint='put a field with a comma or a line break in "quotes"' if self.format == ".csv" else None,
                 )
             else:
-                yield place, {role: _joined([cells[column] for column in numbers]) for role, numbers in columns}
+                values = [cells[numbers[0]] for numbers in columns]
+                if has_joined:
+                    values = [_joined([cells[column] for column in numbers]) for numbers in columns]
+                yield f"{name}:{number}", values
 
-    def _typed_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _typed_rows(self) -> Iterator[tuple[str, list[Any]]]:
         """Rows of jsonl and Parquet, with values of several types."""
         name, names, errors = self.content.name, self.names, self.content.errors
         assert names is not None, "every column of jsonl and Parquet has a name"
         keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
+        required = [(role, key) for role in self.layout.required for key in keys.get(role, ())]
         for number, record in self._records([key for several in keys.values() for key in several]):
             place = f"{name}:{number}"
-            for role in self.layout.required:
-                for key in keys.get(role, ()):
-                    _require_key(record, key, role=role, place=place)
-            values: dict[str, Any] = {
-                role: _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
-                for role, several in keys.items()
-                if role != "label"
-            }
-            if "label" in keys:  # of any type, and perhaps missing
-                values["label"] = record.get(keys["label"][0])
-            yield place, values
+            for role, key in required:
+                if key not in record:
+                    raise _missing_key(record, key, role=role, place=place)
+            yield (
+                place,
+                [
+                    record.get(several[0])
+                    if role == "label"
+                    else _joined([text_value(record[key], key, place=place, errors=errors) for key in several])
+                    for role, several in keys.items()
+                ],
+            )
 
     def _records(self, keys: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if self.format == ".jsonl":
@@ -282,9 +287,8 @@ def _joined(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else " ".join(text for text in texts if text)
 
 
-def _require_key(record: Mapping[str, Any], key: str, *, role: str, place: str) -> None:
-    if key not in record:
-        raise InputError(f"{place}: no key '{key}'; {did_you_mean(key, record)}", hint=column_hint(role))
+def _missing_key(record: Mapping[str, Any], key: str, *, role: str, place: str) -> InputError:
+    return InputError(f"{place}: no key '{key}'; {did_you_mean(key, record)}", hint=column_hint(role))
 
 
 def text_value(value: Any, key: str, *, place: str, errors: Errors) -> str:
@@ -336,7 +340,8 @@ def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
     key = column or DEFAULT_COLUMN
     for number, row in json_objects(content, expected=f"an object with the key '{key}'"):
         place = f"{name}:{number}"
-        _require_key(row, key, role="text", place=place)
+        if key not in row:
+            raise _missing_key(row, key, role="text", place=place)
         yield text_value(row[key], key, place=place, errors=content.errors)
 
 

@@ -1,56 +1,42 @@
-"""The table of attention kinds: adding one is a file beside this one, a member of the union and a row in the table."""
+"""Table of attention kinds. To add one: a file with its mechanism and its options, and those in the union below."""
 
 from __future__ import annotations
 
-from tformer.nn.attention.additive import AdditiveAttention, AdditiveOptions
-from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions
-from tformer.nn.attention.core import (
-    FullAttention,
-    FullAttentionOptions,
-)
-from tformer.nn.attention.linformer import LinformerAttention, LinformerOptions
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, MechanismMaker, ProjectionOptions, Reach
-from tformer.nn.attention.performer import PerformerAttention, PerformerOptions
-from tformer.nn.attention.sliding_window import SlidingWindowAttention, SlidingWindowOptions
+from typing import get_args
+
+from tformer.nn.attention.additive import AdditiveOptions
+from tformer.nn.attention.bigbird import BigBirdOptions
+from tformer.nn.attention.context import AttentionContext
+from tformer.nn.attention.core import FullAttentionOptions
+from tformer.nn.attention.linformer import LinformerOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.performer import PerformerOptions
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
 
 AttentionOptions = (
     FullAttentionOptions | AdditiveOptions | SlidingWindowOptions | BigBirdOptions | LinformerOptions | PerformerOptions
 )
 
-ATTENTION: dict[str, MechanismMaker] = {
-    "full": FullAttention,
-    "additive": AdditiveAttention,
-    "linformer": LinformerAttention,
-    "performer": PerformerAttention,
-    "sliding_window": SlidingWindowAttention,
-    "bigbird": BigBirdAttention,
-}
-
-ENCODER_ONLY = frozenset({"linformer"})
-"""Kinds without a causal mode: no decoder can have them."""
-
-CROSS_ATTENTION = frozenset({"full", "additive"})
-"""Kinds that suit queries and keys of two sequences; beside another kind, cross-attention is full."""
-
-ONE_DOCUMENT = frozenset({"linformer", "performer"})
-"""Kinds that mix a whole row: documents packed into one cannot be hidden from each other."""
+ATTENTION: dict[str, type[ProjectionOptions]] = {options.kind: options for options in get_args(AttentionOptions)}
+"""The options of each kind, by its name in recipes; `options.mechanism` is its class."""
 
 
-def build_mechanism(options: ProjectionOptions, sizes: AttentionSizes) -> Mechanism:
-    """The mechanism of a kind. ValueError when options and sizes do not suit each other."""
-    return ATTENTION[options.kind](options, sizes)
+def cross_attention_options(options: ProjectionOptions) -> ProjectionOptions:
+    """Options of cross-attention beside self-attention of a kind: the same, or full attention if it cannot cross."""
+    if options.mechanism.cross:
+        return options
+    return FullAttentionOptions(
+        qkv_bias=options.qkv_bias, out_bias=options.out_bias, scale=options.scale, qk_norm=options.qk_norm
+    )
 
 
 __all__ = [
     "ATTENTION",
-    "CROSS_ATTENTION",
-    "ENCODER_ONLY",
-    "ONE_DOCUMENT",
+    "AttentionContext",
     "AttentionOptions",
     "AttentionSizes",
     "FullAttentionOptions",
     "Mechanism",
     "ProjectionOptions",
-    "Reach",
-    "build_mechanism",
+    "cross_attention_options",
 ]

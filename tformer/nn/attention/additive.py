@@ -20,13 +20,58 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, hook_functions
+from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_chunked
+from tformer.nn.cache import LayerState
+from tformer.nn.positions.base import Positions
+
+
+class AdditiveAttention(Mechanism):
+    """softmax(w . tanh(q + k) scale + bias) v. weight: w of every head, [H, h]."""
+
+    cross: ClassVar[bool] = True
+    reads_dense_mask: ClassVar[bool] = True
+    score_formula: ClassVar[str] = "w · tanh(Q + K)"
+
+    def __init__(self, options: AdditiveOptions, sizes: AttentionSizes) -> None:
+        super().__init__(options, sizes)
+        self.scale = 1.0 if options.scale == "auto" else options.scale
+        self.weight = nn.Parameter(torch.empty(sizes.num_heads, sizes.head_dim))
+        self.reset_parameters(0.02)
+
+    @torch.no_grad()
+    def reset_parameters(self, std: float) -> None:
+        self.weight.normal_(0.0, std)
+
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> Weighted:
+        inputs = self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps)
+        return attend_chunked(inputs, compute_scores=self._scores, numbers_per_pair=q_BHTh.shape[-1])
+
+    def _scores(self, q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
+        """[B, H, t, s]."""
+        q_BKGt1h = q_BHth.unflatten(1, (k_BKsh.shape[1], -1)).unsqueeze(-2)
+        activations = (q_BKGt1h + k_BKsh[:, :, None, None]).tanh_()
+        weight_KGh = self.weight.to(q_BHth.dtype).unflatten(0, (k_BKsh.shape[1], -1))
+        return (activations @ weight_KGh[:, :, None, :, None]).squeeze(-1).flatten(1, 2)
 
 
 @dataclass(frozen=True)
 class AdditiveOptions(ProjectionOptions):
     """Options of additive attention."""
+
+    mechanism: ClassVar[type[Mechanism]] = AdditiveAttention
 
     kind: Literal["additive"] = "additive"
 
@@ -36,44 +81,3 @@ class AdditiveOptions(ProjectionOptions):
         A tanh counts as one operation here; it takes the time of many.
         """
         return 1.5 * length
-
-
-class AdditiveAttention(Mechanism):
-    """softmax(w . tanh(q + k) scale + bias) v. weight: w of every head, [H, h]."""
-
-    reads_dense_mask: ClassVar[bool] = True
-
-    def __init__(self, options: AdditiveOptions, sizes: AttentionSizes) -> None:
-        super().__init__()
-        self.scale = 1.0 if options.scale == "auto" else options.scale
-        self.weight = nn.Parameter(torch.empty(sizes.num_heads, sizes.head_dim))
-        self.reset_parameters(0.02)
-
-    @torch.no_grad()
-    def reset_parameters(self, std: float) -> None:
-        self.weight.normal_(0.0, std)
-
-    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
-        hooks = hook_functions(call.hooks, call.q_pos, call.k_pos)
-        return attend_chunked(
-            q_BHTh,
-            k_BKSh,
-            v_BKSv,
-            mask=call.mask,
-            is_causal=call.is_causal,
-            scale=self.scale,
-            bias_fn=hooks.get("bias_fn"),
-            score_fn=hooks.get("score_fn"),
-            mix_fn=hooks.get("mix_fn"),
-            dropout=call.dropout,
-            need_weights=call.need_weights,
-            pair_fn=self._scores,
-            pair_size=q_BHTh.shape[-1],
-        )
-
-    def _scores(self, q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
-        """[B, H, t, s]."""
-        q_BKGt1h = q_BHth.unflatten(1, (k_BKsh.shape[1], -1)).unsqueeze(-2)
-        activations = (q_BKGt1h + k_BKsh[:, :, None, None]).tanh_()
-        weight_KGh = self.weight.to(q_BHth.dtype).unflatten(0, (k_BKsh.shape[1], -1))
-        return (activations @ weight_KGh[:, :, None, :, None]).squeeze(-1).flatten(1, 2)

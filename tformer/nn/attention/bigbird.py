@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse.explicit import Places
-from tformer.nn.attention.block_sparse.kernel import (
-    attend_flex,
-    attend_sparse,
-    check_flex,
-    dense_pays,
-)
+from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster
 from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
     Pattern,
-    all_true_for_free,
     attend_rows,
     band_of,
-    gather_places,
+    gather_numbers,
     gather_slots,
     joined,
     put_rows,
 )
-from tformer.nn.attention.context import make_mask
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, Reach, hook_functions
+from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
+from tformer.nn.cache import LayerState
 from tformer.nn.options import require, require_positive
+from tformer.nn.positions.base import Positions
 
 # Odd 64-bit constants of the splitmix64 generator and of golden-ratio hashing; products wrap around.
 STEP = 0x9E3779B97F4A7C15
@@ -175,7 +170,7 @@ class Layout:
         is_first = torch.arange(2 * size, device=places.device)[: index.shape[1] + size] < index.shape[1]
         index = joined(index, last)
         exists = (is_first | (index >= size)) & (index < num_keys)  # a block may be among the first and the last
-        return GlobalTokens(index.clamp(0, num_keys - 1), None if all_true_for_free(exists) else exists, mask)
+        return GlobalTokens(index.clamp(0, num_keys - 1), None if all_true_on_cpu(exists) else exists, mask)
 
     def beside(self, ends: Tensor) -> tuple[Tensor, Tensor]:
         """What the queries between two places of at most two blocks read outside their windows: the slots of the global
@@ -212,7 +207,7 @@ class Frame:
     @staticmethod
     def of(offset: Tensor, key_mask: Tensor | None, num_queries: int, num_keys: int, block: int) -> Frame:
         num_slots, earlier = -(-num_keys // block) * block, num_keys - num_queries
-        if key_mask is None or _none_for_free(offset):
+        if key_mask is None or all_true_on_cpu(offset == 0):
             start = earlier // block * block
             return Frame(num_queries, num_keys, num_slots, start, earlier - start, offset, None)
         source = torch.arange(num_slots, device=offset.device) + offset
@@ -240,16 +235,16 @@ class Frame:
         found = x_BXTx.gather(2, index.expand(-1, x_BXTx.shape[1], -1, x_BXTx.shape[-1]))
         return found.masked_fill((target < 0)[:, None, :, None], 0.0)
 
-    def key_places(self, x_BS: Tensor) -> Tensor:
+    def key_numbers(self, x_BS: Tensor) -> Tensor:
         """Numbers [B or 1, S] -> [B or 1, F]"""
         if self.source is None:
             return F.pad(x_BS, (0, self.num_slots - self.num_keys))
         return x_BS.expand(self.source.shape[0], -1).gather(1, self.source.clamp(max=self.num_keys - 1))
 
-    def query_places(self, x_BT: Tensor) -> Tensor:
+    def query_numbers(self, x_BT: Tensor) -> Tensor:
         """Numbers [B or 1, T] -> [B or 1, rows from `start` on]"""
         padded = F.pad(x_BT, (self.lead, 0))
-        return padded if self.source is None else self.key_places(padded)
+        return padded if self.source is None else self.key_numbers(padded)
 
     def valid(self, key_mask: Tensor | None) -> Tensor | None:
         """bool [B or 1, F], where a slot of the frame holds a token; None: everywhere."""
@@ -257,18 +252,131 @@ class Frame:
             if self.num_slots == self.num_keys:
                 return None
             return (torch.arange(self.num_slots, device=self.offset.device) < self.num_keys).unsqueeze(0)
-        found = self.key_places(key_mask.bool())
+        found = self.key_numbers(key_mask.bool())
         return found if self.source is None else found & (self.source < self.num_keys)
 
 
-def _none_for_free(offset: Tensor) -> bool:
-    """Whether no row begins with padding, asked only where the answer costs no synchronisation."""
-    return offset.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(offset.any())
+def layout_of(options: BigBirdOptions, context: AttentionContext, *, layer: int) -> Layout:
+    """The places of the blocks in one forward pass."""
+    num_keys = context.k_pos.shape[1]
+    if context.key_mask is None:
+        offset = torch.zeros(1, 1, dtype=torch.long, device=context.k_pos.device)
+        length = offset + num_keys
+    else:
+        real = context.key_mask.to(torch.uint8)
+        offset = real.argmax(dim=1, keepdim=True)
+        length = num_keys - real.flip(1).argmax(dim=1, keepdim=True) - offset
+    return Layout(
+        block=options.block,
+        side=options.window_blocks // 2,
+        num_global=options.global_blocks,
+        num_random=options.random_blocks,
+        seed=options.seed,
+        layer=layer,
+        causal=context.causal,
+        offset=offset,
+        num_blocks=-(-length // options.block),
+    )
+
+
+class BigBirdAttention(Mechanism):
+    """Blocks around a query's own, global blocks and random ones under one softmax."""
+
+    options: BigBirdOptions
+
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> Weighted:
+        num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
+        inputs = self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps)
+        is_short = dense_is_faster(num_queries, num_keys, options.keys_of_block)
+        if inputs.need_weights or (options.implementation == "auto" and is_short):
+            return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
+        layout = layout_of(options, context, layer=self.sizes.layer)
+        if num_queries < num_keys and num_queries <= options.block:
+            return self._step(inputs, layout), None
+        if options.implementation == "flex" and q_BHTh.is_cuda:
+            rule = layout.rule(-(-num_keys // options.block), start=num_keys - num_queries)
+            return attend_flex(inputs, rule), None
+        return self._blocks(inputs, layout), None
+
+    def visible_mask(self, context: AttentionContext) -> Tensor:
+        num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
+        slots = torch.arange(num_keys, device=context.k_pos.device).unsqueeze(0)
+        layout = layout_of(self.options, context, layer=self.sizes.layer)
+        places = slots - layout.offset
+        seen = layout.sees(places[:, num_keys - num_queries :], places).unsqueeze(1)
+        return seen & super().visible_mask(context)
+
+    def _step(self, inputs: AttentionInputs, layout: Layout) -> Tensor:
+        """At most a block of new queries behind a cache: they read a slice for their windows, the rest by index."""
+        q_BHTh, k_BKSh, v_BKSv, context = inputs[:4]
+        num_queries, num_keys = q_BHTh.shape[2], k_BKSh.shape[2]
+        start = num_keys - num_queries
+        low = max(0, start - (layout.side + 1) * layout.block + 1)
+        slots = torch.arange(num_keys, device=q_BHTh.device).unsqueeze(0)
+        q_places = slots[:, start:] - layout.offset
+        keys, values, k_pos, read = k_BKSh[:, :, low:], v_BKSv[:, :, low:], context.k_pos[:, low:], slots[:, low:]
+        counts = None
+        if low > 0:
+            index, is_beside = layout.beside(q_places[:, :: max(1, num_queries - 1)])
+            counts = joined(is_beside & (index < low), torch.ones_like(read, dtype=torch.bool)).unsqueeze(1)
+            index = index.clamp(0, num_keys - 1)
+            keys = torch.cat([gather_slots(k_BKSh, index), keys], dim=2)
+            values = torch.cat([gather_slots(v_BKSv, index), values], dim=2)
+            k_pos, read = joined(gather_numbers(context.k_pos, index), k_pos), joined(index, read)
+        mask = layout.sees(q_places, read - layout.offset)
+        if counts is not None:
+            mask = mask & counts
+        if context.key_mask is not None:
+            mask = mask & gather_numbers(context.key_mask.bool(), read).unsqueeze(1)
+        read_context = AttentionContext(context.q_pos, k_pos, mask=mask.unsqueeze(1))
+        return attend(inputs._replace(k_BKSh=keys, v_BKSv=values, context=read_context))[0]
+
+    def _blocks(self, inputs: AttentionInputs, layout: Layout) -> Tensor:
+        """All queries, block by block, in the frame where every row begins with its first real token."""
+        q_BHTh, k_BKSh, v_BKSv, context = inputs[:4]
+        num_keys = k_BKSh.shape[2]
+        frame = Frame.of(layout.offset, context.key_mask, q_BHTh.shape[2], num_keys, layout.block)
+        framed = inputs._replace(q_BHTh=frame.queries(q_BHTh), k_BKSh=frame.keys(k_BKSh), v_BKSv=frame.keys(v_BKSv))
+        valid, k_pos = frame.valid(context.key_mask), frame.key_numbers(context.k_pos)
+        documents = None if context.document_ids is None else frame.key_numbers(context.document_ids)
+        slots = torch.arange(frame.num_slots, device=q_BHTh.device).unsqueeze(0)
+        pattern = replace(
+            _pattern(layout, frame.start, slots[:, frame.start :: layout.block] // layout.block),
+            q_pos=frame.query_numbers(context.q_pos),
+            k_pos=k_pos,
+            key_valid=valid,
+            documents=documents,
+            padded=context.key_mask is not None,
+        )
+        shared = None
+        tokens = layout.global_tokens(slots, num_keys)
+        if tokens is not None:
+            shared = gather_slots(framed.k_BKSh, tokens.index), gather_slots(framed.v_BKSv, tokens.index)
+            pattern = pattern.with_shared(tokens, slots if context.causal else None)
+        out = attend_sparse(framed, pattern, shared)
+        if tokens is not None and not context.causal:
+            chosen = framed._replace(q_BHTh=gather_slots(framed.q_BHTh, tokens.index))
+            rows, _ = attend_rows(chosen, tokens, key_valid=valid, documents=documents, k_pos=k_pos)
+            out = put_rows(out, rows, tokens)
+        return frame.back(out)
 
 
 @dataclass(frozen=True)
 class BigBirdOptions(ProjectionOptions):
     """Options of BigBird's block-sparse attention."""
+
+    mechanism: ClassVar[type[Mechanism]] = BigBirdAttention
 
     kind: Literal["bigbird"] = "bigbird"
     block: int = 64  # positions of a block
@@ -294,143 +402,12 @@ class BigBirdOptions(ProjectionOptions):
     def keys_per_query(self, length: float) -> float:
         return min(length, self.keys_of_block + 2.0 * self.global_blocks * self.block)
 
+    @property
+    def fused_only(self) -> bool:
+        return self.implementation == "flex"
 
-def layout_of(options: BigBirdOptions, reach: Reach, num_keys: int, device: torch.device, *, layer: int = 0) -> Layout:
-    """Where the blocks of a call stand."""
-    if reach.key_mask is None:
-        offset = torch.zeros(1, 1, dtype=torch.long, device=device)
-        length = offset + num_keys
-    else:
-        real = reach.key_mask.to(torch.uint8)
-        offset = real.argmax(dim=1, keepdim=True)
-        length = num_keys - real.flip(1).argmax(dim=1, keepdim=True) - offset
-    return Layout(
-        block=options.block,
-        side=options.window_blocks // 2,
-        num_global=options.global_blocks,
-        num_random=options.random_blocks,
-        seed=options.seed,
-        layer=layer,
-        causal=reach.causal,
-        offset=offset,
-        num_blocks=-(-length // options.block),
-    )
-
-
-def allowed(
-    options: BigBirdOptions,
-    reach: Reach,
-    num_queries: int,
-    num_keys: int,
-    device: torch.device | None = None,
-    *,
-    layer: int = 0,
-) -> Tensor:
-    """The pattern as a dense mask, bool [B or 1, 1, T, S]: for short inputs, for pictures, and the tests' oracle."""
-    slots = torch.arange(num_keys, device=device).unsqueeze(0)
-    layout = layout_of(options, reach, num_keys, slots.device, layer=layer)
-    places = slots - layout.offset
-    seen = layout.sees(places[:, num_keys - num_queries :], places).unsqueeze(1)
-    limits, _ = make_mask(
-        causal=False,
-        num_queries=num_queries,
-        num_keys=num_keys,
-        key_mask=reach.key_mask,
-        document_ids=reach.document_ids,
-    )
-    return seen if limits is None else seen & limits
-
-
-class BigBirdAttention(Mechanism):
-    """Blocks around a query's own, global blocks and random ones under one softmax."""
-
-    def __init__(self, options: BigBirdOptions, sizes: AttentionSizes) -> None:
-        super().__init__()
-        self.options, self.layer = options, sizes.layer
-
-    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
-        num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
-        keys = options.keys_of_block
-        if call.need_weights or (options.implementation == "auto" and dense_pays(num_queries, num_keys, keys)):
-            return attend(
-                q_BHTh,
-                k_BKSh,
-                v_BKSv,
-                mask=allowed(options, call.reach, num_queries, num_keys, q_BHTh.device, layer=self.layer),
-                is_causal=False,
-                scale=call.scale,
-                **hook_functions(call.hooks, call.q_pos, call.k_pos),
-                dropout=call.dropout,
-                need_weights=call.need_weights,
-            )
-        layout = layout_of(options, call.reach, num_keys, q_BHTh.device, layer=self.layer)
-        if num_queries < num_keys and num_queries <= options.block:
-            return self._step(q_BHTh, k_BKSh, v_BKSv, call, layout), None
-        if options.implementation == "flex" and q_BHTh.is_cuda:
-            check_flex(call)
-            rule = layout.rule(-(-num_keys // options.block), start=num_keys - num_queries)
-            return attend_flex(q_BHTh, k_BKSh, v_BKSv, rule, reach=call.reach, scale=call.scale), None
-        return self._blocks(q_BHTh, k_BKSh, v_BKSv, call, layout), None
-
-    def _step(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, layout: Layout) -> Tensor:
-        """At most a block of new queries behind a cache: they read a slice for their windows, the rest by index."""
-        num_queries, num_keys = q_BHTh.shape[2], k_BKSh.shape[2]
-        start = num_keys - num_queries
-        low = max(0, start - (layout.side + 1) * layout.block + 1)
-        slots = torch.arange(num_keys, device=q_BHTh.device).unsqueeze(0)
-        q_places = slots[:, start:] - layout.offset
-        keys, values, k_pos, read = k_BKSh[:, :, low:], v_BKSv[:, :, low:], call.k_pos[:, low:], slots[:, low:]
-        counts = None
-        if low > 0:
-            index, is_beside = layout.beside(q_places[:, :: max(1, num_queries - 1)])
-            counts = joined(is_beside & (index < low), torch.ones_like(read, dtype=torch.bool)).unsqueeze(1)
-            index = index.clamp(0, num_keys - 1)
-            keys = torch.cat([gather_slots(k_BKSh, index), keys], dim=2)
-            values = torch.cat([gather_slots(v_BKSv, index), values], dim=2)
-            k_pos, read = joined(gather_places(call.k_pos, index), k_pos), joined(index, read)
-        mask = layout.sees(q_places, read - layout.offset)
-        if counts is not None:
-            mask = mask & counts
-        if call.reach.key_mask is not None:
-            mask = mask & gather_places(call.reach.key_mask.bool(), read).unsqueeze(1)
-        out, _ = attend(
-            q_BHTh,
-            keys,
-            values,
-            mask=mask.unsqueeze(1),
-            is_causal=False,
-            scale=call.scale,
-            **hook_functions(call.hooks, call.q_pos, k_pos),
-            dropout=call.dropout,
-            need_weights=False,
-        )
-        return out
-
-    def _blocks(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, layout: Layout) -> Tensor:
-        reach, num_keys = call.reach, k_BKSh.shape[2]
-        frame = Frame.of(layout.offset, reach.key_mask, q_BHTh.shape[2], num_keys, layout.block)
-        queries, keys, values = frame.queries(q_BHTh), frame.keys(k_BKSh), frame.keys(v_BKSv)
-        real, k_pos = frame.valid(reach.key_mask), frame.key_places(call.k_pos)
-        documents = None if reach.document_ids is None else frame.key_places(reach.document_ids)
-        slots = torch.arange(frame.num_slots, device=q_BHTh.device).unsqueeze(0)
-        pattern = replace(
-            _pattern(layout, frame.start, slots[:, frame.start :: layout.block] // layout.block),
-            key_valid=real,
-            documents=documents,
-            padded=reach.key_mask is not None,
-        )
-        places, shared = Places(frame.query_places(call.q_pos), k_pos), None
-        tokens = layout.global_tokens(slots, num_keys)
-        if tokens is not None:
-            shared = gather_slots(keys, tokens.index), gather_slots(values, tokens.index)
-            places = replace(places, shared_pos=gather_places(k_pos, tokens.index))
-            pattern = pattern.with_shared(tokens, slots if reach.causal else None)
-        out = attend_sparse(queries, keys, values, pattern, shared=shared, call=call, places=places)
-        if tokens is not None and not reach.causal:
-            chosen = gather_slots(queries, tokens.index)
-            rows, _ = attend_rows(chosen, keys, values, tokens, call, key_valid=real, documents=documents, k_pos=k_pos)
-            out = put_rows(out, rows, tokens)
-        return frame.back(out)
+    def summary(self) -> str:
+        return f"block {self.block}"
 
 
 def _pattern(layout: Layout, start: int, blocks: Tensor) -> Pattern:

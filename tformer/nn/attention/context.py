@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tformer.nn.positions.base import Positions
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,18 @@ class TapSink:
             self.values[self.prefix + name] = value
 
 
+def tap(taps: TapSink | None, name: str, value: Tensor) -> Tensor:
+    """`value`, kept under this name if it is wanted."""
+    if taps is not None:
+        taps.put(name, value)
+    return value
+
+
+def scoped(taps: TapSink | None, name: str | int) -> TapSink | None:
+    """The sink for a submodule called `name`; None without taps."""
+    return None if taps is None else taps.scope(name)
+
+
 def check_taps(wanted: Iterable[str], known: Iterable[str]) -> None:
     """Raise a ValueError that names the nearest taps for the first wanted name that does not exist."""
     names = list(known)
@@ -45,6 +60,9 @@ def check_taps(wanted: Iterable[str], known: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
             raise ValueError(f"unknown tap '{name}'; nearest: {', '.join(near)}")
 
+
+Weighted = tuple[Tensor, Tensor | None]
+"""Output [B, H, T, v] and, if the taps want them, the weights [B, H, T, S] before dropout, fp32."""
 
 # Far below any score and yet finite: a row that may look nowhere is uniform until it is zeroed, never NaN.
 MASKED_SCORE = -1.0e30
@@ -63,7 +81,6 @@ def make_mask(
     num_keys: int | None = None,
     key_mask: Tensor | None = None,
     document_ids: Tensor | None = None,
-    key_document_ids: Tensor | None = None,
 ) -> tuple[Tensor | None, bool]:
     """The mask and `is_causal` to hand to every layer.
 
@@ -76,10 +93,9 @@ def make_mask(
     num_keys = num_queries if num_keys is None else num_keys
     mask: Tensor | None = None
     if document_ids is not None:
-        keys = document_ids if key_document_ids is None else key_document_ids
-        mask = (document_ids.unsqueeze(2) == keys.unsqueeze(1)).unsqueeze(1)
+        mask = (document_ids.unsqueeze(2) == document_ids.unsqueeze(1)).unsqueeze(1)
     needs_past = causal and num_queries > 1
-    if key_mask is not None and (mask is not None or not _all_true_for_free(key_mask)):
+    if key_mask is not None and (mask is not None or not all_true_on_cpu(key_mask)):
         visible = key_mask.bool()[:, None, None, :]
         mask = visible if mask is None else mask & visible
     if not needs_past:
@@ -91,6 +107,117 @@ def make_mask(
     return past if mask is None else mask & past, num_queries == num_keys
 
 
-def _all_true_for_free(mask: Tensor) -> bool:
-    """Whether nothing is masked, asked only where the answer costs no synchronisation."""
+def all_true_on_cpu(mask: Tensor) -> bool:
+    """Whether nothing is masked; checked in eager mode on a CPU only, where it costs no synchronisation."""
     return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionContext:
+    """Which keys each query sees in one forward pass: the same value for every layer of a stack.
+
+    Attributes:
+        q_pos, k_pos: positions of queries and keys, long [B or 1, T] and [B or 1, S]; cached keys come first.
+        causal: a query sees no later slot.
+        key_mask: [B, S], True or 1 where a slot holds a token; None: everywhere.
+        document_ids: [B, T] of queries that are the keys; positions of different documents do not see each other.
+        global_mask: [B, T], True or 1 where a position sees all and is seen by all (Longformer); None: the kind's own.
+        mask, is_causal: the dense mask made of causality, padding and documents, see `limits`; only for kinds that
+            read one.
+        rotation: what the positions prepared of `q_pos` for all layers; None: each layer does it.
+        memory: the encoder's output [B, S, memory_dim], from which cross-attention makes keys and values.
+        cross: the context of the same block's cross-attention.
+    """
+
+    q_pos: Tensor
+    k_pos: Tensor
+    causal: bool = False
+    key_mask: Tensor | None = None
+    document_ids: Tensor | None = None
+    global_mask: Tensor | None = None
+    mask: Tensor | None = None
+    is_causal: bool = False
+    rotation: Any = None
+    memory: Tensor | None = None
+    cross: AttentionContext | None = None
+
+    @staticmethod
+    def for_length(
+        length: int, num_keys: int | None = None, *, causal: bool = False, device: torch.device | None = None
+    ) -> AttentionContext:
+        """The context of `length` tokens without padding, the last of `num_keys` (default: all), with its mask."""
+        end = length if num_keys is None else num_keys
+        q_pos, k_pos = (torch.arange(start, end, device=device).unsqueeze(0) for start in (end - length, 0))
+        return AttentionContext(q_pos, k_pos, causal=causal).with_mask()
+
+    def limits(self) -> tuple[Tensor | None, bool]:
+        """(mask, is_causal) of causality, padding and documents; see `make_mask`."""
+        return make_mask(
+            causal=self.causal,
+            num_queries=self.q_pos.shape[1],
+            num_keys=self.k_pos.shape[1],
+            key_mask=self.key_mask,
+            document_ids=self.document_ids,
+        )
+
+    def with_mask(self) -> AttentionContext:
+        """The same context with its dense mask."""
+        mask, is_causal = self.limits()
+        return replace(self, mask=mask, is_causal=is_causal)
+
+
+class AttentionInputs(NamedTuple):
+    """Arguments of the attention functions.
+
+    Attributes:
+        context: its `mask` and `is_causal` decide which keys are visible; its positions go to `positions`.
+        scale: factor of the scores.
+        positions: adds its score to the products, its bias to the scaled scores, its mix to the output.
+        dropout: the rate to apply now (0 in evaluation).
+        taps: the scores are formed and the weights returned if they want them.
+        tap_prefix: of the names of tapped tensors.
+    """
+
+    q_BHTh: Tensor
+    k_BKSh: Tensor
+    v_BKSv: Tensor
+    context: AttentionContext
+    scale: float
+    positions: Positions | None = None
+    dropout: float = 0.0
+    taps: TapSink | None = None
+    tap_prefix: str = ""
+
+    @property
+    def need_weights(self) -> bool:
+        return self.taps is not None and self.taps.wants("weights")
+
+    def tap(self, name: str, value: Tensor) -> None:
+        """Keep `value` if it is wanted."""
+        if self.taps is not None:
+            self.taps.put(self.tap_prefix + name, value)
+
+    @property
+    def has_bias(self) -> bool:
+        return self.positions is not None and self.positions.has_bias
+
+    @property
+    def has_position_scores(self) -> bool:
+        """Whether the positions change scores or weights."""
+        positions = self.positions
+        return positions is not None and (positions.has_bias or positions.has_score or positions.has_mix)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether scores or weights have to be formed explicitly."""
+        positions = self.positions
+        return (
+            self.need_weights
+            or (positions is not None and (positions.has_score or positions.has_mix))
+            or (self.dropout > 0.0 and self.q_BHTh.device.type == "cpu")
+        )
+
+    def bias(self, rows: slice = slice(None)) -> Tensor:
+        """The positions' bias for some queries, [B or 1, H, t, S]."""
+        assert self.positions is not None
+        return self.positions.bias(self.context.q_pos[:, rows], self.context.k_pos)

@@ -1,139 +1,123 @@
 """Scaled dot-product attention (arXiv 1706.03762, 3.2.1): softmax(q k^T scale + bias) v, and the kind `full`.
 
-`attend` takes the first of its routes that fits. A query that may look nowhere gets zeros, and finite gradients, on all
-of them.
+`attend` takes the first of its ROUTES that fits; all give the same numbers. A query that sees no key gets zeros, and
+finite gradients, on all of them. `logging.getLogger("tformer.nn.attention.core")` reports each choice at level DEBUG.
 
-Shape legend: B batch, H query heads, K kv heads, T queries, S keys, h head_dim, v value_dim, t queries of one chunk.
+Shape legend: B batch, H query heads, K kv heads, T queries, S keys, h head_dim, v value_dim.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, hook_functions
-from tformer.nn.attention.routes import (
-    attend_blocked,
-    attend_chunked,
-    attend_few,
-    blocks_are_faster,
-    few_are_faster,
-    few_may_have_bias,
-)
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted
+from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
+from tformer.nn.attention.routes import attend_blocked, attend_chunked, attend_few
+from tformer.nn.cache import LayerState
+from tformer.nn.positions.base import Positions
+from tformer.nn.products import get_kernels
 
-BiasFunction = Callable[[slice], Tensor]
-ScoreFunction = Callable[[Tensor, slice], Tensor]
-MixFunction = Callable[[Tensor, slice], Tensor]
+LOG = logging.getLogger(__name__)
 
-# A bias of at most this many elements is formed whole, to ride into the fused kernel as an additive mask.
-MERGED_BIAS_ELEMENTS = 2**22
+MERGED_BIAS_ELEMENTS = 2**22  # a bias of at most this many elements becomes an additive mask of the fused kernel
+FEW_QUERIES = 8
 
 
-def attend(
-    q_BHTh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float,
-    bias_fn: BiasFunction | None = None,
-    score_fn: ScoreFunction | None = None,
-    mix_fn: MixFunction | None = None,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention output [B, H, T, v] and, when asked for, the weights [B, H, T, S] before dropout (fp32, else None).
+def attend(inputs: AttentionInputs) -> Weighted:
+    """Attention output [B, H, T, v] and, if the taps want them, the weights [B, H, T, S] before dropout, fp32.
 
-    mask: bool, broadcastable to [B, H, T, S], True = may look; complete (see `masks.py`).
-    is_causal: only with T == S. Without a mask it is the mask; beside one it lets later keys be skipped.
-    bias_fn(rows) -> [B or 1, H, t, S], added to the scaled scores. score_fn(q_BHth, rows) -> [B, H, t, S], added before
-    the scale. mix_fn(weights_BHts, rows) -> [B, H, t, v], added to the output; s <= S are the first keys, all that
-    were read. `rows` is a slice of the queries.
-    dropout: the rate to apply now (0 in evaluation).
-    ValueError when is_causal meets T != S, or H is no multiple of K.
+    ValueError: `is_causal` with T != S, or H is no multiple of K.
     """
-    num_queries, num_keys = q_BHTh.shape[2], k_BKSh.shape[2]
-    if is_causal and num_queries != num_keys:
+    (_, heads, num_queries, _), (_, kv_heads, num_keys, _) = inputs.q_BHTh.shape, inputs.k_BKSh.shape
+    if inputs.context.is_causal and num_queries != num_keys:
         raise ValueError(f"is_causal needs as many queries as keys, found {num_queries} and {num_keys}")
-    if q_BHTh.shape[1] % k_BKSh.shape[1]:
-        raise ValueError(f"{q_BHTh.shape[1]} query heads cannot share {k_BKSh.shape[1]} key/value heads")
-    explicit = (
-        need_weights or score_fn is not None or mix_fn is not None or (dropout > 0.0 and q_BHTh.device.type == "cpu")
-    )
-    blocked = not explicit and bias_fn is None and blocks_are_faster(q_BHTh)
-    few = not (explicit or is_causal) and few_are_faster(q_BHTh) and (bias_fn is None or few_may_have_bias())
-    explicit = explicit or (not (blocked or few) and q_BHTh.shape[-1] != v_BKSv.shape[-1])
-    bias: Tensor | None = None
-    if bias_fn is not None and not (explicit or few):
-        bias = _mergeable_bias(bias_fn, q_BHTh, num_keys)
-        explicit = bias is None
-    weights: Tensor | None = None
-    if explicit:
-        out, weights = attend_chunked(
-            q_BHTh,
-            k_BKSh,
-            v_BKSv,
-            mask=mask,
-            is_causal=is_causal,
-            scale=scale,
-            bias_fn=bias_fn,
-            score_fn=score_fn,
-            mix_fn=mix_fn,
-            dropout=dropout,
-            need_weights=need_weights,
-        )
-    elif few:
-        bias = None if bias_fn is None else bias_fn(slice(0, num_queries)).float()
-        out = attend_few(q_BHTh, k_BKSh, v_BKSv, mask=mask, bias=bias, scale=scale)
-    elif blocked:
-        out = attend_blocked(q_BHTh, k_BKSh, v_BKSv, mask=mask, is_causal=is_causal, scale=scale)
-    else:
-        out = _attend_fused(
-            q_BHTh, k_BKSh, v_BKSv, mask=mask, is_causal=is_causal, scale=scale, bias=bias, dropout=dropout
-        )
-    return out, weights
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key/value heads")
+    for route in ROUTES:
+        if route.fits(inputs):
+            if not torch.compiler.is_compiling() and LOG.isEnabledFor(logging.DEBUG):
+                LOG.debug("%s: %d queries, %d keys, %d heads", route.name, num_queries, num_keys, heads)
+            return route.run(inputs)
+    raise AssertionError("the last route fits all inputs")
 
 
-def _mergeable_bias(bias_fn: BiasFunction, q_BHTh: Tensor, num_keys: int) -> Tensor | None:
-    """The whole bias when it is small, fixed and in a dtype that keeps it exact; else None.
+# --- conditions ------------------------------------------------------------------------------------------------------
 
-    In 16 bits a distance of a few hundred loses whole steps, and only the explicit path adds the bias in fp32.
+
+def is_eager_bf16_cpu(q_BHTh: Tensor) -> bool:
+    on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
+    return on_cpu and not torch.compiler.is_compiling()
+
+
+def few_are_faster(q_BHTh: Tensor) -> bool:
+    """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence)."""
+    most = 1 if torch.is_grad_enabled() else FEW_QUERIES
+    return q_BHTh.shape[2] <= most and is_eager_bf16_cpu(q_BHTh)
+
+
+def _fits_few(inputs: AttentionInputs) -> bool:
+    if inputs.context.is_causal or not few_are_faster(inputs.q_BHTh):
+        return False
+    return not inputs.has_bias or (
+        get_kernels() is not None and not torch.is_grad_enabled()
+    )  # only C kernels add a bias
+
+
+def _fits_blocked(inputs: AttentionInputs) -> bool:
+    return not inputs.has_bias and inputs.q_BHTh.shape[2] > 1 and is_eager_bf16_cpu(inputs.q_BHTh)
+
+
+def _fits_fused(inputs: AttentionInputs) -> bool:
+    """Equal sizes of heads and values; a bias that is small, fixed and in a dtype that keeps it exact.
+
+    In 16 bits a distance of a few hundred loses whole steps, and only the chunked route adds the bias in fp32.
     """
-    num_queries = q_BHTh.shape[2]
-    exact = q_BHTh.dtype in (torch.float32, torch.float64)
-    if not exact or q_BHTh.shape[1] * num_queries * num_keys > MERGED_BIAS_ELEMENTS:
-        return None
-    if torch.is_grad_enabled() and bias_fn(slice(0, 1)).requires_grad:
-        return None
-    bias = bias_fn(slice(0, num_queries))
-    return bias.to(q_BHTh.dtype) if bias.numel() <= MERGED_BIAS_ELEMENTS else None
+    q_BHTh, context = inputs.q_BHTh, inputs.context
+    if q_BHTh.shape[-1] != inputs.v_BKSv.shape[-1]:
+        return False
+    if not inputs.has_bias:
+        return True
+    examples = max(context.q_pos.shape[0], context.k_pos.shape[0])
+    elements = examples * q_BHTh.shape[1] * q_BHTh.shape[2] * inputs.k_BKSh.shape[2]
+    if q_BHTh.dtype not in (torch.float32, torch.float64) or elements > MERGED_BIAS_ELEMENTS:
+        return False
+    return not (torch.is_grad_enabled() and inputs.bias(slice(0, 1)).requires_grad)
 
 
-def _attend_fused(
-    q_BHTh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
-    *,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    alive: Tensor | None = None
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+def _few(inputs: AttentionInputs) -> Weighted:
+    q, k, v, context, scale, *_ = inputs
+    bias = inputs.bias().float() if inputs.has_bias else None
+    return attend_few(q, k, v, mask=context.mask, bias=bias, scale=scale), None
+
+
+def _blocked(inputs: AttentionInputs) -> Weighted:
+    q, k, v, context, scale, *_ = inputs
+    return attend_blocked(q, k, v, mask=context.mask, is_causal=context.is_causal, scale=scale), None
+
+
+def _fused(inputs: AttentionInputs) -> Weighted:
+    """PyTorch's kernel, which never stores the T x S scores."""
+    q_BHTh, k_BKSh, v_BKSv, context, scale, *_ = inputs
+    mask, is_causal = context.mask, context.is_causal
+    sees_any: Tensor | None = None
     if mask is not None:
         is_causal = False
         if q_BHTh.device.type != "cpu":
-            # The CPU's kernel gives zeros for a row that may look nowhere; for others it looks everywhere, unseen.
-            alive = mask.any(-1, keepdim=True)
-            mask = mask | ~alive
-    if bias is not None:
+            # The CPU's kernel gives zeros for a row without visible keys; others need a visible key.
+            sees_any = mask.any(-1, keepdim=True)
+            mask = mask | ~sees_any
+    if inputs.has_bias:
+        bias = inputs.bias().to(q_BHTh.dtype)
         if mask is None and is_causal:
             size = q_BHTh.shape[2]
             mask = torch.ones(size, size, dtype=torch.bool, device=q_BHTh.device).tril_()
@@ -144,38 +128,60 @@ def _attend_fused(
         k_BKSh,
         v_BKSv,
         attn_mask=mask,
-        dropout_p=dropout,
+        dropout_p=inputs.dropout,
         is_causal=is_causal,
         scale=scale,
         enable_gqa=q_BHTh.shape[1] != k_BKSh.shape[1],
     )
-    return out if alive is None else out.masked_fill(~alive, 0.0)
+    return (out if sees_any is None else out.masked_fill(~sees_any, 0.0)), None
+
+
+class Route(NamedTuple):
+    """One way to compute attention: its name, whether it fits some inputs, and the function."""
+
+    name: str
+    fits: Callable[[AttentionInputs], bool]
+    run: Callable[[AttentionInputs], Weighted]
+
+
+ROUTES = (
+    Route("chunked", lambda inputs: inputs.needs_scores, attend_chunked),
+    Route("few queries", _fits_few, _few),
+    Route("blocked", _fits_blocked, _blocked),
+    Route("fused", _fits_fused, _fused),
+    Route("chunked", lambda inputs: True, attend_chunked),
+)
+"""In order of preference. The first takes inputs for which scores have to be formed explicitly, the last all others."""
+
+
+class FullAttention(Mechanism):
+    """Dense attention: every query sees every key that the mask allows."""
+
+    cross: ClassVar[bool] = True
+    reads_dense_mask: ClassVar[bool] = True
+
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> Weighted:
+        return attend(self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps))
 
 
 @dataclass(frozen=True)
 class FullAttentionOptions(ProjectionOptions):
     """Options of dense multi-head attention; sizes (heads, head_dim, ...) belong to the stack."""
 
+    mechanism: ClassVar[type[Mechanism]] = FullAttention
+
     kind: Literal["full"] = "full"
 
-
-class FullAttention(Mechanism):
-    """softmax(q k^T scale + bias) v, by the fastest of `core.attend`'s ways."""
-
-    reads_dense_mask: ClassVar[bool] = True
-
-    def __init__(self, options: FullAttentionOptions, sizes: AttentionSizes) -> None:
-        super().__init__()
-
-    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
-        return attend(
-            q_BHTh,
-            k_BKSh,
-            v_BKSv,
-            mask=call.mask,
-            is_causal=call.is_causal,
-            scale=call.scale,
-            **hook_functions(call.hooks, call.q_pos, call.k_pos),
-            dropout=call.dropout,
-            need_weights=call.need_weights,
-        )
+    def keys_per_query(self, length: float) -> float:
+        return length

@@ -20,30 +20,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.attention.context import AttentionContext, TapSink, Weighted, tap
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
+from tformer.nn.cache import LayerState
 from tformer.nn.options import require_positive
+from tformer.nn.positions.base import Positions
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
-
-
-@dataclass(frozen=True)
-class LinformerOptions(ProjectionOptions):
-    """Options of Linformer's low-rank attention."""
-
-    kind: Literal["linformer"] = "linformer"
-    rank: int = 128  # projected keys; at most max_seq_len
-    # Which matrices [rank, max_seq_len] are one: none (keys and values of every head have their own), headwise (one for
-    # keys and one for values of a layer), key_value (one for both), layerwise (one for all layers).
-    sharing: Sharing = "headwise"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(rank=self.rank)
-
-    def keys_per_query(self, length: float) -> float:
-        """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""
-        return 2.0 * self.rank
 
 
 class LinformerAttention(Mechanism):
@@ -52,10 +36,15 @@ class LinformerAttention(Mechanism):
     keys, values: E and F, [r, n], or [K, r, n] without sharing; one parameter under both names where they are one.
     """
 
+    causal: ClassVar[bool] = False
+    one_document: ClassVar[bool] = True
+    fixed_length: ClassVar[bool] = True
+    signed_weights: ClassVar[bool] = True
     takes_position_scores: ClassVar[bool] = False
+    weights_meaning: ClassVar[str] = "effective share of each value in each output; computed only for this view"
 
     def __init__(self, options: LinformerOptions, sizes: AttentionSizes) -> None:
-        super().__init__()
+        super().__init__(options, sizes)
         if sizes.causal or sizes.is_cross:
             raise ValueError("kind: linformer has no causal mode and no cross-attention")
         if sizes.max_seq_len is None:
@@ -69,6 +58,14 @@ class LinformerAttention(Mechanism):
         separate = options.sharing in ("none", "headwise")
         self.values = nn.Parameter(torch.empty(shape)) if separate else self.keys
         self.reset_parameters(0.0)
+
+    def taps(self) -> dict[str, OwnTap]:
+        meaning = "positions mixed into fewer, by a learned matrix"
+        return {"projected_K": (("B", "K", "r", "h"), meaning), "projected_V": (("B", "K", "r", "v"), meaning)}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """r: projected keys."""
+        return {"r": self.rank}
 
     @torch.no_grad()
     def reset_parameters(self, std: float) -> None:
@@ -85,24 +82,31 @@ class LinformerAttention(Mechanism):
             raise ValueError(f"sharing: layerwise needs the same rank and sharing in all layers, found {found}")
         self.keys = self.values = first.keys
 
-    def forward(self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKTh: Tensor,
+        v_BKTv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> Weighted:
         """See `Mechanism`; ValueError for an input that is longer than the projections, or causal, or packed."""
-        reach, length = call.reach, k_BKTh.shape[2]
+        length = k_BKTh.shape[2]
         if length > self.max_seq_len:
             raise ValueError(f"linformer's projections have {self.max_seq_len} columns, the input needs {length}")
-        if reach.causal or call.state is not None:
+        if context.causal or state is not None:
             raise ValueError("linformer has no causal mode")
-        if reach.document_ids is not None:
+        if context.document_ids is not None:
             raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")
-        padding = None if reach.key_mask is None else ~reach.key_mask.bool()[:, None, :, None]
-        out_BHTv, weights_BHTr = attend(
-            q_BHTh,
-            _project(self.keys, k_BKTh, padding),
-            _project(self.values, v_BKTv, padding),
-            scale=call.scale,
-            dropout=call.dropout,
-            need_weights=call.need_weights,
-        )
+        padding = None if context.key_mask is None else ~context.key_mask.bool()[:, None, :, None]
+        keys = tap(taps, "projected_K", _project(self.keys, k_BKTh, padding))
+        values = tap(taps, "projected_V", _project(self.values, v_BKTv, padding))
+        unmasked = AttentionContext(context.q_pos, context.q_pos)  # queries see all projected keys
+        out_BHTv, weights_BHTr = attend(self.inputs(q_BHTh, keys, values, unmasked, None, taps))
         if weights_BHTr is None:
             return out_BHTv, None
         return out_BHTv, self._on_positions(weights_BHTr, length, padding)
@@ -114,6 +118,30 @@ class LinformerAttention(Mechanism):
             matrix = matrix.repeat_interleave(weights_BHTr.shape[1] // matrix.shape[0], dim=0)
         effective = weights_BHTr @ matrix
         return effective if padding is None else effective.masked_fill(padding.transpose(2, 3), 0.0)
+
+
+@dataclass(frozen=True)
+class LinformerOptions(ProjectionOptions):
+    """Options of Linformer's low-rank attention."""
+
+    mechanism: ClassVar[type[Mechanism]] = LinformerAttention
+
+    kind: Literal["linformer"] = "linformer"
+    rank: int = 128  # projected keys; at most max_seq_len
+    # Which matrices [rank, max_seq_len] are one: none (keys and values of every head have their own), headwise (one for
+    # keys and one for values of a layer), key_value (one for both), layerwise (one for all layers).
+    sharing: Sharing = "headwise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(rank=self.rank)
+
+    def keys_per_query(self, length: float) -> float:
+        """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""
+        return 2.0 * self.rank
+
+    def summary(self) -> str:
+        return f"rank {self.rank}"
 
 
 def _project(matrix: Tensor, x_BKTx: Tensor, padding_B1T1: Tensor | None) -> Tensor:

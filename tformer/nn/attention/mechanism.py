@@ -1,32 +1,35 @@
-"""What an attention kind is: a way from queries, keys and values to outputs, behind one interface.
+"""Base classes of attention kinds: their options, their sizes, and the step from queries, keys and values to outputs.
 
-`MultiHeadAttention` owns the projections, rotations, caches and taps that every kind shares, and hands the rest to a
-`Mechanism`. A new kind is a file beside this one with its options and its mechanism, a member of the union and a row in
-the table of `__init__`.
+`MultiHeadAttention` owns the projections, rotations and caches that every kind shares, and hands the rest to a
+`Mechanism`. A new kind is a file beside this one with its mechanism and its options, and its options in the union of
+`__init__`.
 
 Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.cache import (
-    LayerCache,
-    LayerState,
-)
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, causal_mask
+from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
 
 
 @dataclass(frozen=True)
-class ProjectionOptions:
-    """What every kind has: its name, its projections and the scale of its scores."""
+class ProjectionOptions(ABC):
+    """Options that every kind of attention has: its name, its projections and the scale of its scores.
+
+    A kind's own options are a subclass, which also states `mechanism` (its class) and what a query costs.
+    """
+
+    mechanism: ClassVar[type[Mechanism]]
 
     kind: str = ""
     qkv_bias: bool = True
@@ -38,14 +41,23 @@ class ProjectionOptions:
         if self.scale != "auto":
             require_positive(scale=self.scale)
 
+    @abstractmethod
     def keys_per_query(self, length: float) -> float:
-        """How many keys' worth of work (4 head_dim operations each and head) a query costs in `length` positions."""
-        return length
+        """Cost of a query among `length` positions, in keys: each costs 2 (head_dim + value_dim) operations a head."""
+
+    @property
+    def fused_only(self) -> bool:
+        """Whether the chosen implementation supports neither attention dropout nor positions that change scores."""
+        return False
+
+    def summary(self) -> str | None:
+        """The option that describes the kind in drawings, such as "window 256"; None: the kind's name is enough."""
+        return None
 
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Where a mechanism stands. `layer` counts from 0; `causal` and `is_cross` say which attention of it this is."""
+    """Sizes and place of a mechanism. `layer` counts from 0; `causal` and `is_cross`: which attention of it this is."""
 
     d_model: int
     num_heads: int
@@ -58,101 +70,145 @@ class AttentionSizes:
     is_cross: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What a dense mask is made of, for mechanisms that never form one.
+class StateBytes(NamedTuple):
+    """Bytes of one sequence's decoding state in one layer: for each token, and whatever the length."""
 
-    Attributes:
-        causal: a query sees no later slot. Queries are the last T of the S slots.
-        key_mask: [B, S], True or 1 where a slot holds a token; None: everywhere.
-        document_ids: [B, T] of queries that are the keys; positions of different documents do not see each other.
-        global_mask: [B, T], True or 1 where a position sees all and is seen by all (Longformer); None: the kind's own.
-    """
-
-    causal: bool = False
-    key_mask: Tensor | None = None
-    document_ids: Tensor | None = None
-    global_mask: Tensor | None = None
+    per_token: int
+    constant: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a mechanism: everything beside queries, keys and values.
-
-    Attributes:
-        x_BTD: what queries, keys and values were projected from.
-        q_pos, k_pos: positions, long [B or 1, T] and [B or 1, S].
-        scale: factor of the scores. dropout: rate on the weights now (0 outside training).
-        mask, is_causal: the dense mask as `masks.make_mask` gives it; only for kinds that read one.
-        reach: what it was made of.
-        hooks: the position kind, whose bias, score and mix belong to the scores; rotation has been done.
-        need_weights: also return the weights [B, H, T, S].
-        state: what decoding remembers of this layer, the new slots included; None outside decoding.
-    """
-
-    x_BTD: Tensor
-    q_pos: Tensor
-    k_pos: Tensor
-    scale: float
-    dropout: float = 0.0
-    mask: Tensor | None = None
-    is_causal: bool = False
-    reach: Reach = Reach()
-    hooks: Positions | None = None
-    need_weights: bool = False
-    state: LayerState | None = None
+OwnTap = tuple[tuple[str, ...], str]
+"""Shape letters and meaning of a tensor."""
 
 
 class Mechanism(nn.Module):
-    """Base of all kinds: neutral defaults, no behaviour."""
+    """Base class of attention kinds. The class attributes are the facts that other modules read about a kind.
 
+    Attributes:
+        options, sizes: what it was built from.
+        scale: factor of the scores.
+        dropout: probability of dropping a weight while training; `MultiHeadAttention` sets it.
+    """
+
+    causal: ClassVar[bool] = True
+    """Whether there is a causal mode, which decoders need."""
+    cross: ClassVar[bool] = False
+    """Whether queries and keys may belong to two sequences; beside other kinds, cross-attention is full."""
+    one_document: ClassVar[bool] = False
+    """Whether all positions of a row are mixed, so that packed documents cannot be hidden from each other."""
+    fixed_length: ClassVar[bool] = False
+    """Whether inputs longer than `max_seq_len` are impossible."""
+    signed_weights: ClassVar[bool] = False
+    """Whether the returned weights are effective ones, which may be negative and need not sum to one."""
+    random_buffers: ClassVar[tuple[str, ...]] = ()
+    """Names of buffers that are drawn at random: a mean of several has no meaning."""
     reads_dense_mask: ClassVar[bool] = False
-    """Whether `Call.mask` is needed; the model makes none when no layer of a stack does."""
+    """Whether the dense mask is needed; a stack makes none if no layer reads it."""
     takes_position_scores: ClassVar[bool] = True
-    """Whether there are scores that a position kind's bias, score and mix could join."""
+    """Whether there are scores to which positions can add a bias or terms."""
     drops_weights: ClassVar[bool] = True
     """Whether there are weights that attention dropout could drop."""
+    score_formula: ClassVar[str] = "Q·Kᵀ"
+    """The unscaled score of a query and a key."""
+    weights_meaning: ClassVar[str] = "softmax over keys: how much each query takes of each value"
+    """What the returned weights are."""
 
-    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
-        """Outputs [B, H, T, v] and, when asked for, the weights [B, H, T, S] in fp32 before dropout."""
+    def __init__(self, options: ProjectionOptions, sizes: AttentionSizes) -> None:
+        super().__init__()
+        self.options, self.sizes = options, sizes
+        self.dropout = 0.0
+        self.scale = sizes.head_dim**-0.5 if options.scale == "auto" else options.scale
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own_state = cls.new_state is not Mechanism.new_state
+        assert not own_state or cls.state_bytes is not Mechanism.state_bytes, f"{cls.__name__} needs state_bytes"
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind in recipes."""
+        return self.options.kind
+
+    def inputs(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        positions: Positions | None,
+        taps: TapSink | None,
+    ) -> AttentionInputs:
+        """Arguments of the attention functions, with the kind's scale and dropout."""
+        dropout = self.dropout if self.training else 0.0
+        return AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
+
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs [B, H, T, v] and, if `taps` wants them, the weights [B, H, T, S] in fp32 before dropout.
+
+        Args:
+            context: which keys each query sees, the same for every layer.
+            x_BTD: the input of the projections.
+            positions: adds its bias, score and mix to the scores; rotations are already applied.
+            state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
+            taps: the sink of this attention.
+        """
         raise NotImplementedError
 
+    def visible_mask(self, context: AttentionContext) -> Tensor:
+        """The keys that each query may see, bool [B or 1, 1, T, S]."""
+        num_queries, num_keys, device = context.q_pos.shape[1], context.k_pos.shape[1], context.q_pos.device
+        seen = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=device)
+        if context.causal:
+            seen = seen & causal_mask(num_queries, num_keys, device)
+        limits, _ = context.limits()
+        return seen if limits is None else seen & limits
+
+    def flops(self, num_queries: float, num_keys: float) -> float:
+        """Operations of the forward pass for one example, projections not included."""
+        sizes = self.sizes
+        per_key = 2.0 * sizes.num_heads * (sizes.head_dim + sizes.value_dim)
+        return per_key * num_queries * self.options.keys_per_query(num_keys)
+
     def new_state(
-        self, sizes: AttentionSizes, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+        self, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ) -> LayerState:
-        """What decoding remembers of one layer: keys and values, unless a kind has something smaller."""
+        """Empty decoding state of one layer: keys and values, unless a kind has something smaller."""
         return LayerCache(
             batch_size=batch_size,
-            num_kv_heads=sizes.num_kv_heads,
+            num_kv_heads=self.sizes.num_kv_heads,
             capacity=capacity,
-            head_dim=sizes.head_dim,
-            value_dim=sizes.value_dim,
+            head_dim=self.sizes.head_dim,
+            value_dim=self.sizes.value_dim,
             device=device,
             dtype=dtype,
         )
+
+    def state_bytes(self, dtype: torch.dtype) -> StateBytes:
+        """Size of `new_state`. A kind that overrides one overrides both."""
+        sizes = self.sizes
+        return StateBytes(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) * dtype.itemsize, 0)
+
+    def taps(self) -> dict[str, OwnTap]:
+        """Inner tensors of this kind by name: shape letters (see `workflows.inspect.trace`) and meaning."""
+        return {}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """Sizes of this kind by letter, for the shapes of its tensors."""
+        return {}
 
     def reset_parameters(self, std: float) -> None:
         """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""
 
     def share_with(self, first: Mechanism) -> None:
         """Take over what all layers of a stack have in common from the first of the kind. ValueError: it cannot."""
-
-
-class MechanismMaker(Protocol):
-    """A row of the table: options and sizes in, mechanism out. ValueError when they do not suit each other."""
-
-    def __call__(self, options: Any, sizes: AttentionSizes) -> Mechanism: ...
-
-
-def hook_functions(hooks: Positions | None, q_pos: Tensor, k_pos: Tensor) -> dict[str, Callable[..., Tensor]]:
-    """The hooks that a position kind has, bound to the positions, as `core.attend` takes them."""
-    if hooks is None:
-        return {}
-    functions: dict[str, Callable[..., Tensor]] = {}
-    if hooks.has_bias:
-        functions["bias_fn"] = lambda rows: hooks.bias(q_pos[:, rows], k_pos)
-    if hooks.has_score:
-        functions["score_fn"] = lambda q, rows: hooks.score(q, q_pos[:, rows], k_pos)
-    if hooks.has_mix:
-        functions["mix_fn"] = lambda weights, rows: hooks.mix(weights, q_pos[:, rows], k_pos[:, : weights.shape[-1]])
-    return functions

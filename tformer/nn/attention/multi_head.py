@@ -2,30 +2,22 @@
 
 Projections are fused: one product makes queries, keys and values of self-attention; cross-attention takes its queries
 from `x` (the decoder) and its keys and values from `memory` (the encoder's output). The head and value sizes are free:
-neither need equal the other, nor their product with the heads d_model. What happens between projections and output is
-the attention kind's: its `Mechanism`.
+neither need equal the other, nor their product with the heads d_model. Between projections and output stands the
+`Mechanism` of the attention kind.
 
-A cross-attention cache may have one row for several rows of `x`, the beams of a sentence. They look at the same keys,
-so they are attended to as further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end.
+A cross-attention cache may have one row for several rows of `x`, the beams of a sentence. Their keys are the same, so
+they become further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end.
 
 Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions, Reach, build_mechanism
-from tformer.nn.attention.context import TapSink
-from tformer.nn.attention.mechanism import Call
-from tformer.nn.cache import (
-    CrossCache,
-    LayerCache,
-    LayerState,
-)
+from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions
+from tformer.nn.attention.context import AttentionContext, TapSink, tap
+from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import rms_norm
 from tformer.nn.linear import Linear
@@ -33,14 +25,6 @@ from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import DropHead
 
 QK_NORM_EPS = 1.0e-6
-
-
-def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:
-    """How many rows of `x` share a row of the cache: beams."""
-    if cache is None or not cache.filled:
-        return 1
-    assert x_BTD.shape[0] % cache.batch_size == 0, "the cache belongs to other rows"
-    return x_BTD.shape[0] // cache.batch_size
 
 
 class MultiHeadAttention(nn.Module):
@@ -75,9 +59,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"num_heads {num_heads} is not divisible by num_kv_heads {self.num_kv_heads}")
         self.head_dim = head_dim or d_model // num_heads
         self.value_dim = value_dim or self.head_dim
-        self.scale = self.head_dim**-0.5 if options.scale == "auto" else options.scale
         self.qk_norm = options.qk_norm
-        self.dropout = dropout
         self.drophead = DropHead(0.0) if drophead is None else drophead
         self.is_cross = memory_dim is not None
         self._sizes = (
@@ -102,83 +84,68 @@ class MultiHeadAttention(nn.Module):
             causal=causal,
             is_cross=self.is_cross,
         )
-        self.mechanism = build_mechanism(options, self.sizes)
-
-    def new_state(
-        self, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
-    ) -> LayerState:
-        """Room for what decoding remembers of this layer's own positions."""
-        return self.mechanism.new_state(
-            self.sizes, batch_size=batch_size, capacity=capacity, device=device, dtype=dtype
-        )
+        self.mechanism = options.mechanism(options, self.sizes)
+        self.mechanism.dropout = dropout
 
     def forward(
         self,
         x_BTD: Tensor,
+        context: AttentionContext,
         *,
-        memory: Tensor | None = None,
-        q_pos: Tensor,
-        k_pos: Tensor | None = None,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        reach: Reach | None = None,
         positions: Positions | None = None,
-        prepared: Any = None,
         cache: LayerState | FixedLayer | CrossCache | None = None,
         taps: TapSink | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D].
 
-        memory: [B, S, memory_dim], cross-attention only; not read again once a CrossCache holds its keys and values.
-        q_pos: long [B or 1, T]; k_pos: [B or 1, S] of ALL keys, the cached ones first; None: the queries' own.
-        mask, is_causal: from `masks.make_mask`; with fewer rows in a CrossCache than in x, of the cache's rows and the
-        same for all queries. reach: what they were made of, for kinds that read no dense mask.
-        positions: the hooks of self-attention; cross-attention uses none.
-        prepared: what `positions.prepare` made of q_pos for all layers; None: it is made here.
-        taps: this layer's scope; provides `weights` [B, H, T, S].
+        context: its memory [B, S, memory_dim] is read by cross-attention, until a CrossCache holds its keys and values.
+            With fewer rows in a CrossCache than in x, its mask has the cache's rows and is the same for all queries.
+        positions: of self-attention; cross-attention has none.
+        taps: this attention's scope, see `tap_names`.
         """
-        k_pos = q_pos if k_pos is None else k_pos
-        hooks = positions if positions is not None and not self.is_cross else None
+        beams = 1
         if self.is_cross:
             assert cache is None or isinstance(cache, CrossCache), "cross-attention takes a CrossCache"
             beams = _rows_per_sentence(x_BTD, cache)
             if beams > 1:
                 x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
-            q, k, v = self._project_cross(x_BTD, memory, cache)
+            q, k, v = self._project_cross(x_BTD, context.memory, cache, taps)
         else:
-            assert not isinstance(cache, CrossCache), "self-attention takes the state of its kind"
-            beams = 1
-            q, k, v = self._project_self(x_BTD, q_pos, hooks, prepared)
+            q, k, v = self._project_self(x_BTD, context, positions, taps)
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
-                q = q.to(k.dtype)  # a cache may be kept in more bits: see `layer_cache.quickest_dtype`
-        out_BHTv, weights = self.mechanism(
-            q,
-            k,
-            v,
-            Call(
-                x_BTD,
-                q_pos,
-                k_pos,
-                self.scale,
-                dropout=self.dropout if self.training else 0.0,
-                mask=mask,
-                is_causal=is_causal,
-                reach=Reach(causal=is_causal) if reach is None else reach,
-                hooks=hooks,
-                need_weights=taps is not None and taps.wants("weights"),
-                state=None if isinstance(cache, CrossCache | FixedLayer) else cache,
-            ),
-        )
-        if self.training:
-            gate = self.drophead(q.shape[0], self.num_heads, q.device)
-            out_BHTv = out_BHTv if gate is None else out_BHTv * gate.to(out_BHTv.dtype)
+                q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
+        if taps is not None:
+            for name, tensor in (("queries", q), ("keys", k), ("values", v)):
+                taps.put(name, tensor)
+        state = None if isinstance(cache, CrossCache | FixedLayer) else cache
+        out_BHTv, weights = self.mechanism(q, k, v, context, x_BTD=x_BTD, positions=positions, state=state, taps=taps)
+        if self.training and self.drophead.rate > 0.0:
+            out_BHTv = self.drophead(out_BHTv)
         if taps is not None and weights is not None:
             if beams > 1:
                 weights = weights.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
             taps.put("weights", weights)
-        out_BTD = self.out(out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
+        tap(taps, "heads", out_BHTv)
+        joined_BTx = tap(taps, "joined", out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
+        out_BTD = tap(taps, "projection", self.out(joined_BTx))
         return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
+
+    def tap_names(self, positions: Positions) -> list[str]:
+        """Names of the inner tensors; those of scores exist only beside `weights`."""
+        of_positions = {
+            "position_scores": positions.has_score,
+            "bias": positions.has_bias,
+            "position_values": positions.has_mix,
+        }
+        return [
+            *(("q", "kv") if self.is_cross else ("qkv",)),
+            *("queries", "keys", "values"),
+            *self.mechanism.taps(),
+            *(name for name, exists in of_positions.items() if exists and not self.is_cross),
+            *(("scores",) if self.mechanism.drops_weights else ()),
+            *("weights", "heads", "joined", "projection"),
+        ]
 
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""
@@ -186,33 +153,39 @@ class MultiHeadAttention(nn.Module):
         return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
     def _project_self(
-        self, x_BTD: Tensor, q_pos: Tensor, hooks: Positions | None, prepared: Any
+        self, x_BTD: Tensor, context: AttentionContext, positions: Positions | None, taps: TapSink | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q_BTx, k_BTx, v_BTx = self.qkv(x_BTD).split_with_sizes(self._sizes, dim=-1)
-        q, k = self._normalise(self._split_heads(q_BTx, self.num_heads), self._split_heads(k_BTx, self.num_kv_heads))
-        if hooks is not None and hooks.has_rotate:
-            q, k = hooks.rotate(q, k, q_pos, q_pos, prepared)
+        q_BTx, k_BTx, v_BTx = tap(taps, "qkv", self.qkv(x_BTD)).split_with_sizes(self._sizes, dim=-1)
+        q = self._normalise(self._split_heads(q_BTx, self.num_heads))
+        k = self._normalise(self._split_heads(k_BTx, self.num_kv_heads))
+        if positions is not None and positions.has_rotate:
+            q, k = positions.rotate(q, k, context.q_pos, context.q_pos, context.rotation)
         return q, k, self._split_heads(v_BTx, self.num_kv_heads)
 
     def _project_cross(
-        self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None
+        self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None, taps: TapSink | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q = self._split_heads(self.q(x_BTD), self.num_heads)
+        q = self._normalise(self._split_heads(tap(taps, "q", self.q(x_BTD)), self.num_heads))
         if cache is not None and cache.filled:
-            return (self._normalise_one(q), *cache.read())
+            return (q, *cache.read())
         assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
-        k_BSx, v_BSx = self.kv(memory).split_with_sizes(self._sizes[1:], dim=-1)
-        q, k = self._normalise(q, self._split_heads(k_BSx, self.num_kv_heads))
+        k_BSx, v_BSx = tap(taps, "kv", self.kv(memory)).split_with_sizes(self._sizes[1:], dim=-1)
+        k = self._normalise(self._split_heads(k_BSx, self.num_kv_heads))
         v = self._split_heads(v_BSx, self.num_kv_heads)
         if cache is not None:
             cache.fill(k, v)
         return q, k, v
 
-    def _normalise(self, q_BHTh: Tensor, k_BKSh: Tensor) -> tuple[Tensor, Tensor]:
-        return self._normalise_one(q_BHTh), self._normalise_one(k_BKSh)
-
-    def _normalise_one(self, x_BHTh: Tensor) -> Tensor:
+    def _normalise(self, x_BHTh: Tensor) -> Tensor:
         if not self.qk_norm:
             return x_BHTh
         # Normalised in memory order [B, T, H, h], so that no copy is made.
         return rms_norm(x_BHTh.transpose(1, 2), None, QK_NORM_EPS).transpose(1, 2)
+
+
+def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:
+    """How many rows of `x` share a row of the cache: beams."""
+    if cache is None or not cache.filled:
+        return 1
+    assert x_BTD.shape[0] % cache.batch_size == 0, "the cache belongs to other rows"
+    return x_BTD.shape[0] // cache.batch_size

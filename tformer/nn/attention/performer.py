@@ -1,4 +1,36 @@
-"""Performer (FAVOR+, arXiv 2009.14794): softmax attention by positive random features, linear in the length."""
+"""Performer (FAVOR+, arXiv 2009.14794): softmax attention by positive random features, linear in the length.
+
+    out_t = phi(q_t) . (sum_j phi(k_j) v_j^T) / (phi(q_t) . sum_j phi(k_j)),  phi(x) = exp(W x' - |x'|^2 / 2) / sqrt(m)
+
+with x' = sqrt(scale) x, so that the mean over W is softmax's kernel:
+
+    exp(q . k) = E_w[exp(w . q - |q|^2 / 2) exp(w . k - |k|^2 / 2)],  w ~ N(0, I)
+
+Features. Every term is positive, so no weight of the approximated attention is negative. Rows of the table W are
+orthogonal within each block of h, which lowers the variance, and as long as independent Gaussian vectors, which keeps
+the mean. A key's feature can be any number from 0 to exp(|w|^2 / 2): it is held as a number in [0, 1] and the logarithm
+of the factor that all features of this key share, its level. The table is not learned. It is saved with the weights,
+and drawn anew every `redraw_steps` training steps, from a generator of its own: no other draw of the training moves,
+and evaluation uses the table as it is.
+
+Sums. Without causality the sums over all keys are taken once, then every query reads them: O(S m v + T m v). Causal
+positions are cut into chunks of C. Within a chunk the lower triangle of phi(q) phi(k)^T is formed; what came before the
+chunk is read from the sums up to it: O(T m v + T C m). There is no sum for each position. Long inputs go through in
+segments of many chunks, and the sums pass from one to the next. Each segment is recomputed in the backward pass, so
+that what is kept for it grows with T through the inputs, outputs and one set of sums a segment. Features and sums are
+fp32 (fp64 for fp64). The sums are all that decoding has to keep.
+
+Levels. A query's numbers are taken relative to the highest level among the keys up to it, never among later ones.
+Padding has level -inf, and with it weight 0. Levels cancel in the quotient, so only the part -|k|^2 / 2 of a key's own
+carries a gradient.
+
+Queries see keys through m numbers only, never one by one: there are no scores to which positions could add a bias and
+no weights to drop, and documents that share a row cannot be kept apart.
+
+Shape legend: * leading dimensions, B batch, K kv heads, G query heads on one kv head, H = K G, T queries, S keys,
+h head_dim, v value_dim, m features; L positions of a segment, N chunks in it, C positions of a chunk, R = G C;
+M = N + 1.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +44,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions
+from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions, StateBytes
 from tformer.nn.cache import (
     LayerState,
     Spares,
 )
 from tformer.nn.options import require, require_positive
+from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Step
 
 Kernel = Literal["softmax", "relu"]
@@ -258,29 +292,7 @@ def dense_weights(q_BHTh: Tensor, keys: Keys, features: Features, *, causal: boo
     return shares / total.where(total > SMALLEST, 1.0)
 
 
-TABLE = "directions"
-"""The name of the table among a mechanism's buffers: it has no mean, so averages of checkpoints take the last one's."""
-
 USUAL_HEAD_DIM = 64  # of what `features: null` is said to cost where the size of the heads is not known
-
-
-@dataclass(frozen=True)
-class PerformerOptions(ProjectionOptions):
-    """Options of FAVOR+ attention."""
-
-    kind: Literal["performer"] = "performer"
-    features: int | None = None  # random features per head; null: head_dim ln head_dim
-    kernel: Kernel = "softmax"  # relu: features max(0, W x') + 0.001, no approximation of softmax
-    redraw_steps: int = 1000  # training steps between new draws of the features; 0: never
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(features=self.features)
-        require(self.redraw_steps >= 0, f"redraw_steps must be at least 0, found {self.redraw_steps}")
-
-    def keys_per_query(self, length: float) -> float:
-        """2 m: W x of query and key (2 m h each), adding a key to the sums and reading them (2 m v each)."""
-        return 2.0 * (default_features(USUAL_HEAD_DIM) if self.features is None else self.features)
 
 
 class PerformerState:
@@ -306,17 +318,20 @@ class PerformerState:
 class PerformerAttention(Mechanism):
     """Linear attention with the features of a table [m, h] that all heads of the layer share."""
 
+    one_document: ClassVar[bool] = True
+    random_buffers: ClassVar[tuple[str, ...]] = ("directions",)
     takes_position_scores: ClassVar[bool] = False
     drops_weights: ClassVar[bool] = False
+    weights_meaning: ClassVar[str] = "weights that the random features approximate; computed only for this view"
     directions: Tensor
 
     def __init__(self, options: PerformerOptions, sizes: AttentionSizes) -> None:
-        super().__init__()
+        super().__init__(options, sizes)
         self.kernel, self.redraw_steps = options.kernel, options.redraw_steps
         # Layers of one number in encoder and decoder draw different tables.
         self._place = (sizes.layer, int(sizes.causal))
         features = default_features(sizes.head_dim) if options.features is None else options.features
-        self.register_buffer(TABLE, torch.empty(features, sizes.head_dim))
+        self.register_buffer("directions", torch.empty(features, sizes.head_dim))
         self.reset_parameters(0.0)
 
     def reset_parameters(self, std: float) -> None:
@@ -334,27 +349,67 @@ class PerformerAttention(Mechanism):
             self.directions.copy_(draw_directions(*self.directions.shape, seed=mixed_seed(seed, *self._place)))
 
     def new_state(
-        self, sizes: AttentionSizes, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+        self, *, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ) -> LayerState:
         return PerformerState()
 
-    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    def state_bytes(self, dtype: torch.dtype) -> StateBytes:
+        """Sums [m, v + 1] and a level for each key head, never narrower than fp32."""
+        numbers = self.sizes.num_kv_heads * (self.directions.shape[0] * (self.sizes.value_dim + 1) + 1)
+        return StateBytes(0, numbers * max(torch.float32.itemsize, dtype.itemsize))
+
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> Weighted:
         """See `Mechanism`. The weights are those that the features stand for; ValueError where their keys are gone."""
-        reach, state = call.reach, call.state
-        if reach.document_ids is not None:
+        if context.document_ids is not None:
             raise ValueError("document_ids: performer attention cannot keep documents of one row apart")
         assert state is None or isinstance(state, PerformerState), "performer attention takes its own state"
         wide = torch.float64 if q_BHTh.dtype == torch.float64 else torch.float32
-        # Of all slots remembered, the last ones are new.
-        mask = None if reach.key_mask is None else reach.key_mask[:, -k_BKSh.shape[2] :].bool()
+        # Of all slots in the state, the last ones are new.
+        mask = None if context.key_mask is None else context.key_mask[:, -k_BKSh.shape[2] :].bool()
         keys = Keys(k_BKSh.to(wide), v_BKSv.to(wide), mask)
-        features = Features(self.directions.to(wide) * call.scale**0.5, call.scale, self.kernel)
+        features = Features(self.directions.to(wide) * self.scale**0.5, self.scale, self.kernel)
         q = q_BHTh.to(wide)
         before = None if state is None else state.sums
-        if call.need_weights and before is not None:
+        need_weights = taps is not None and taps.wants("weights")
+        if need_weights and before is not None:
             raise ValueError("performer attention keeps sums, not keys: no weights after the first cached step")
-        out_BHTv, sums = linear_attention(q, keys, features, causal=reach.causal, before=before)
+        out_BHTv, sums = linear_attention(q, keys, features, causal=context.causal, before=before)
         if state is not None:
             state.sums, state.length = sums, state.length + k_BKSh.shape[2]
-        weights = dense_weights(q, keys, features, causal=reach.causal).float() if call.need_weights else None
+        weights = dense_weights(q, keys, features, causal=context.causal).float() if need_weights else None
         return out_BHTv.to(q_BHTh.dtype), weights
+
+
+@dataclass(frozen=True)
+class PerformerOptions(ProjectionOptions):
+    """Options of FAVOR+ attention."""
+
+    mechanism: ClassVar[type[Mechanism]] = PerformerAttention
+
+    kind: Literal["performer"] = "performer"
+    features: int | None = None  # random features per head; null: head_dim ln head_dim
+    kernel: Kernel = "softmax"  # relu: features max(0, W x') + 0.001, no approximation of softmax
+    redraw_steps: int = 1000  # training steps between new draws of the features; 0: never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(features=self.features)
+        require(self.redraw_steps >= 0, f"redraw_steps must be at least 0, found {self.redraw_steps}")
+
+    def keys_per_query(self, length: float) -> float:
+        """2 m: W x of query and key (2 m h each), adding a key to the sums and reading them (2 m v each)."""
+        return 2.0 * (default_features(USUAL_HEAD_DIM) if self.features is None else self.features)
+
+    def summary(self) -> str | None:
+        return None if self.features is None else f"features {self.features}"

@@ -1,5 +1,19 @@
 """Implementations of dense attention beside PyTorch's fused kernel: chunked, blocked, few queries.
 
+chunked   Forms the scores explicitly, a chunk of queries at a time: memory O(chunk x S), also while training. It
+          supports everything: biases that are learned, Shaw's terms, dropout on a CPU, returned weights. Each chunk is
+          recomputed in the backward pass (`torch.utils.checkpoint`); recomputation restores the random state, so a
+          chunk drops the same weights both times. Products run in the inputs' dtype; scores, bias and softmax in fp32
+          (fp64 for fp64).
+blocked   For bf16 on a CPU. PyTorch's fused CPU kernel multiplies tiles of a few dozen rows; on cores with bf16
+          instructions one batched product per block is two to six times faster, forward and backward. Blocks of scores
+          fit into the core's cache. The weights are kept for the backward pass while they are few, else recomputed
+          there. Scores are rounded to bf16 once, the softmax computes in fp32.
+few       For the steps of decoding in bf16 on a CPU. PyTorch's fused kernel reads the keys a row at a time there; one
+          batched product of queries and keys is three to thirty times faster.
+
+A causal chunk or block reads no key beyond its own end.
+
 Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, h head_dim, v value_dim; b, t, s the
 same of a block or chunk.
 """
@@ -7,7 +21,6 @@ same of a block or chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,53 +29,40 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from tformer.nn.attention.context import MASKED_SCORE
+from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted
 from tformer.nn.dropout import dropout
 from tformer.nn.products import get_kernels
 
-# Scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
-CHUNK_ELEMENTS = 2**24
+CHUNK_ELEMENTS = 2**24  # scores of one chunk, over batch and heads: 64 MiB in fp32. Tests make it small.
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """What is the same for every chunk."""
+# --- chunked ---------------------------------------------------------------------------------------------------------
 
-    scale: float
-    mask: Tensor | None
-    is_causal: bool
-    bias_fn: Callable[[slice], Tensor] | None
-    score_fn: Callable[[Tensor, slice], Tensor] | None
-    mix_fn: Callable[[Tensor, slice], Tensor] | None
-    dropout: float
-    pair_fn: Callable[[Tensor, Tensor], Tensor] | None
+
+def dot_products(q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
+    """q.k, [B, H, t, s]. The G query heads that share a key head are stacked: [B, K, G t, h] x [B, K, h, s]."""
+    q_BKGth = q_BHth.unflatten(1, (k_BKsh.shape[1], -1))
+    products = q_BKGth.flatten(2, 3) @ k_BKsh.transpose(-1, -2)
+    return products.view(*q_BKGth.shape[:4], k_BKsh.shape[2]).flatten(1, 2)
 
 
 def attend_chunked(
-    q_BHTh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
+    inputs: AttentionInputs,
     *,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    bias_fn: Callable[[slice], Tensor] | None,
-    score_fn: Callable[[Tensor, slice], Tensor] | None,
-    mix_fn: Callable[[Tensor, slice], Tensor] | None,
-    dropout: float,
-    need_weights: bool,
-    pair_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
-    pair_size: int = 1,
-) -> tuple[Tensor, Tensor | None]:
-    """See `core.attend`, which checks the arguments. Weights, when asked for, are T x S by nature.
+    compute_scores: Callable[[Tensor, Tensor], Tensor] = dot_products,
+    numbers_per_pair: int = 1,
+) -> Weighted:
+    """Attention by explicit scores. Returned weights are T x S by nature.
 
-    pair_fn(q_BHth, k_BKsh) -> [B, H, t, s], in fresh memory: scores that stand in for q.k, from `pair_size` numbers for
-    each pair, which count in the size of a chunk.
+    compute_scores(q_BHth, k_BKsh) -> [B, H, t, s], in fresh memory: the scores before positions and scale, made of
+    `numbers_per_pair` numbers for each query and key, which count in the size of a chunk.
     """
-    batch, heads, num_queries, _ = q_BHTh.shape
-    num_keys = k_BKSh.shape[2]
-    terms = _Terms(scale, mask, is_causal, bias_fn, score_fn, mix_fn, dropout, pair_fn)
-    size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * pair_size))
+    batch, heads, num_queries, _ = inputs.q_BHTh.shape
+    num_keys = inputs.k_BKSh.shape[2]
+    need_weights = inputs.need_weights
+    size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * numbers_per_pair))
+    if inputs.taps is not None and inputs.taps.wants(inputs.tap_prefix + "scores"):
+        size = num_queries
     chunks = [slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
     recompute = len(chunks) > 1 and torch.is_grad_enabled() and not need_weights
     outs, all_weights = [], []
@@ -70,76 +70,76 @@ def attend_chunked(
         if recompute:
             out = checkpoint(
                 _chunk_output,
-                q_BHTh,
-                k_BKSh,
-                v_BKSv,
+                inputs,
                 rows,
-                terms,
+                compute_scores,
                 use_reentrant=False,
-                preserve_rng_state=dropout > 0.0,
+                preserve_rng_state=inputs.dropout > 0.0,
             )
         else:
-            out, weights = _attend_chunk(q_BHTh, k_BKSh, v_BKSv, rows, terms)
+            out, weights = _attend_chunk(inputs, rows, compute_scores)
             if need_weights:
                 all_weights.append(F.pad(weights, (0, num_keys - weights.shape[-1])))
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
-    if not need_weights:
-        return out, None
-    return out, torch.cat(all_weights, dim=2)
+    return out, torch.cat(all_weights, dim=2) if need_weights else None
 
 
-def _chunk_output(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, rows: slice, terms: _Terms) -> Tensor:
-    return _attend_chunk(q_BHTh, k_BKSh, v_BKSv, rows, terms)[0]
+def _chunk_output(inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return _attend_chunk(inputs, rows, compute_scores)[0]
 
 
-def _attend_chunk(q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, rows: slice, terms: _Terms) -> tuple[Tensor, Tensor]:
+def _attend_chunk(
+    inputs: AttentionInputs, rows: slice, compute_scores: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Output [B, H, t, v] and weights [B, H, t, s] of the given query rows, s <= S the keys that were read."""
-    q = q_BHTh[:, :, rows]
-    num_kv_heads = k_BKSh.shape[1]
-    end = rows.stop if terms.is_causal else k_BKSh.shape[2]
-    keys, values = k_BKSh[:, :, :end], v_BKSv[:, :, :end]
-    scores = _products(q, keys) if terms.pair_fn is None else terms.pair_fn(q, keys)
+    context, positions, q = inputs.context, inputs.positions, inputs.q_BHTh[:, :, rows]
+    num_kv_heads = inputs.k_BKSh.shape[1]
+    end = rows.stop if context.is_causal else inputs.k_BKSh.shape[2]
+    keys, values = inputs.k_BKSh[:, :, :end], inputs.v_BKSv[:, :, :end]
+    scores = compute_scores(q, keys)
     scores = scores if scores.dtype == torch.float64 else scores.float()
-    if terms.score_fn is not None:
-        scores.add_(terms.score_fn(q, rows)[..., :end])
-    scores.mul_(terms.scale)
-    if terms.bias_fn is not None:
-        scores.add_(terms.bias_fn(rows)[..., :end])
-    allowed = _allowed(terms, rows, end, q.device)
-    if allowed is not None:
-        scores.masked_fill_(~allowed, MASKED_SCORE)
+    if positions is not None and positions.has_score:
+        of_positions = positions.score(q, context.q_pos[:, rows], context.k_pos)
+        inputs.tap("position_scores", of_positions)
+        scores.add_(of_positions[..., :end])
+    scores.mul_(inputs.scale)
+    if inputs.has_bias:
+        bias = inputs.bias(rows)
+        inputs.tap("bias", bias)
+        scores.add_(bias[..., :end])
+    visible = _visible_keys(context, rows, end, q.device)
+    if visible is not None:
+        scores.masked_fill_(~visible, MASKED_SCORE)
+    inputs.tap("scores", scores)
     weights = scores.softmax(dim=-1)
-    if terms.mask is not None and allowed is not None:
-        weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    if context.mask is not None and visible is not None:
+        weights = weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
     mixed = weights.to(q.dtype)
-    if terms.dropout > 0.0:
-        mixed = dropout(mixed, terms.dropout, training=True)
+    if inputs.dropout > 0.0:
+        mixed = dropout(mixed, inputs.dropout, training=True)
     mixed_BKGts = mixed.unflatten(1, (num_kv_heads, -1))
     out_BKGtv = (mixed_BKGts.flatten(2, 3) @ values).view(*mixed_BKGts.shape[:4], values.shape[-1])
     out = out_BKGtv.flatten(1, 2)
-    if terms.mix_fn is not None:
-        out = out + terms.mix_fn(mixed, rows)
+    if positions is not None and positions.has_mix:
+        of_positions = positions.mix(mixed, context.q_pos[:, rows], context.k_pos[:, :end])
+        inputs.tap("position_values", of_positions)
+        out = out + of_positions
     return out, weights
 
 
-def _products(q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
-    """q.k, [B, H, t, s]. The G query heads that share a key head are stacked: [B, K, G t, h] x [B, K, h, s]."""
-    q_BKGth = q_BHth.unflatten(1, (k_BKsh.shape[1], -1))
-    products = q_BKGth.flatten(2, 3) @ k_BKsh.transpose(-1, -2)
-    return products.view(*q_BKGth.shape[:4], k_BKsh.shape[2]).flatten(1, 2)
-
-
-def _allowed(terms: _Terms, rows: slice, end: int, device: torch.device) -> Tensor | None:
-    """The mask of a chunk, broadcastable to [B, H, t, end]; None when every key may be seen."""
-    if terms.mask is not None:
-        chosen = terms.mask[..., :end]
+def _visible_keys(context: AttentionContext, rows: slice, end: int, device: torch.device) -> Tensor | None:
+    """The mask of a chunk, broadcastable to [B, H, t, end]; None: every key is visible."""
+    if context.mask is not None:
+        chosen = context.mask[..., :end]
         return chosen if chosen.shape[-2] == 1 else chosen[..., rows, :]
-    if not terms.is_causal:
+    if not context.is_causal:
         return None
     query_slots = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
     return torch.arange(end, device=device) <= query_slots
 
+
+# --- blocked ---------------------------------------------------------------------------------------------------------
 
 BLOCK_ELEMENTS = 2**20  # scores of a block, 2 MiB: about a core's own cache
 QUERY_BLOCK = 128  # queries of a block: more read more keys in vain when causal, fewer make small products
@@ -147,6 +147,8 @@ KEPT_ELEMENTS = 2**24  # weights kept for the backward pass, 32 MiB
 
 
 class _Block(NamedTuple):
+    """Some examples and some queries, with the keys that they read."""
+
     examples: slice
     rows: slice
     end: int  # keys before it are read
@@ -184,11 +186,16 @@ def _block_weights(
         return scores.softmax(dim=-1)
     allowed = mask[examples if mask.shape[0] > 1 else slice(None), :, rows if mask.shape[2] > 1 else slice(None), :end]
     weights = scores.masked_fill_(~allowed, MASKED_SCORE).softmax(dim=-1)
-    alive = allowed.any(-1, keepdim=True)
-    return weights if alive.all() else weights.masked_fill_(~alive, 0.0)
+    sees_any = allowed.any(-1, keepdim=True)
+    return weights if sees_any.all() else weights.masked_fill_(~sees_any, 0.0)
 
 
 class _BlockedAttention(torch.autograd.Function):
+    """With W the weights and G the output's gradient:
+
+    dV = W^T G,  dS = W (G V^T - rowsum(W G V^T)) scale,  dQ = dS K,  dK = dS^T Q.
+    """
+
     @staticmethod
     def forward(
         ctx: Any, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, mask: Tensor | None, is_causal: bool, scale: float
@@ -235,42 +242,25 @@ class _BlockedAttention(torch.autograd.Function):
         return grad_q, grad_k.mul_(ctx.scale).to(k_BKSh.dtype), grad_v.to(v_BKSv.dtype), None, None, None
 
 
-def blocks_are_faster(q_BHTh: Tensor) -> bool:
-    """bf16 in eager mode on a CPU, for more than a single query."""
-    on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
-    return on_cpu and q_BHTh.shape[2] > 1 and not torch.compiler.is_compiling()
-
-
 def attend_blocked(
     q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
-    """[B, H, T, v]; arguments as in `core.attend`, which checks them. Memory order [B, T, H, v]."""
+    """[B, H, T, v], in memory order [B, T, H, v]; arguments as in `core.attend`, which checks them."""
     return _BlockedAttention.apply(q_BHTh, k_BKSh, v_BKSv, mask, is_causal, scale)
 
 
-FEW = 8  # queries
-WIDTH = 16  # of a vector register, in fp32
+# --- few queries -----------------------------------------------------------------------------------------------------
 
-
-def few_are_faster(q_BHTh: Tensor) -> bool:
-    """bf16 in eager mode on a CPU, for a single query; without a gradient for a few more (the beams of a sentence)."""
-    on_cpu = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16
-    most = 1 if torch.is_grad_enabled() else FEW
-    return on_cpu and q_BHTh.shape[2] <= most and not torch.compiler.is_compiling()
-
-
-def few_may_have_bias() -> bool:
-    """Only our own kernel adds one to the scores."""
-    return get_kernels() is not None and not torch.is_grad_enabled()
+REGISTER_WIDTH = 16  # fp32 numbers of a vector register
 
 
 def attend_few(
     q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, *, mask: Tensor | None, bias: Tensor | None = None, scale: float
 ) -> Tensor:
-    """[B, H, T, v]; arguments as in `core.attend`, the bias as it is added.
+    """[B, H, T, v]. A C kernel, if one is loaded, reads keys and values once and rounds nothing between.
 
-    Scores are rounded to bf16 once, the softmax computes in fp32.
-    A kernel of our own, where there is one, reads keys and values once and rounds nothing between.
+    A single query goes to the right, K q: products with one row on the left are slow. So is a softmax over rows that do
+    not fill vector registers: scores are padded to a multiple of 16. `bias`: added to the scores, with the kernel only.
     """
     kernels = get_kernels()
     if kernels is not None and not torch.is_grad_enabled():
@@ -286,7 +276,7 @@ def attend_few(
     scores_BHTS = scores_BKRS.mul_(scale).view(batch, heads, num_queries, num_keys)
     if mask is not None:
         scores_BHTS = scores_BHTS.masked_fill_(~mask, MASKED_SCORE)
-    padded_BHTS = F.pad(scores_BHTS, (0, -num_keys % WIDTH), value=-torch.inf)
+    padded_BHTS = F.pad(scores_BHTS, (0, -num_keys % REGISTER_WIDTH), value=-torch.inf)
     weights_BHTS = padded_BHTS.softmax(dim=-1)[..., :num_keys]
     if mask is not None:
         weights_BHTS = weights_BHTS.masked_fill(~mask.any(-1, keepdim=True), 0.0)

@@ -1,39 +1,47 @@
-"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees |i - j| <= window / 2."""
+"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees keys |i - j| <= window / 2.
+
+With a dilation d the window's keys are d slots apart. Slots of one residue modulo d then see only each other, and are
+folded into the batch as sequences of their own. Global tokens see all and are seen by all; with `global_projections`
+their rows have queries, keys and values from matrices of their own, while other queries see them through the ordinary
+ones. A causal query sees only the window's first half and itself; its global tokens come first, so their rows do not
+differ from the others'.
+
+Work and memory are O(window) per query. Short inputs use dense attention, which is faster there.
+
+Shape legend: B batch, T queries, S keys, D d_model, H query heads, K kv heads, h head_dim, v value_dim, R global
+tokens, d dilation. Queries are the last T of the S slots when a cache holds earlier ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.block_sparse.explicit import Places
-from tformer.nn.attention.block_sparse.kernel import (
-    attend_flex,
-    attend_sparse,
-    check_flex,
-    dense_pays,
-)
+from tformer.nn.attention.block_sparse.kernel import attend_flex, attend_sparse, dense_is_faster
 from tformer.nn.attention.block_sparse.pattern import (
     GlobalTokens,
     Pattern,
     attend_rows,
     band_of,
     first_tokens,
-    gather_places,
+    gather_numbers,
     gather_slots,
     joined,
     marked_tokens,
     put_rows,
 )
-from tformer.nn.attention.context import make_mask
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Call, Mechanism, ProjectionOptions, Reach, hook_functions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
+from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
+from tformer.nn.positions.base import Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +69,6 @@ class Fold:
         """What every residue reads, [B or 1, *] -> [B d or 1, *]"""
         return x_BRx if x_BRx.shape[0] != self.batch else x_BRx.repeat_interleave(self.ways, dim=0)
 
-    def places(self, places: Places, lead: int) -> Places:
-        """Positions; the queries are the last ones of the slots, behind `lead` others."""
-        return Places(
-            self.slots(F.pad(places.q_pos, (lead, 0))),
-            self.slots(places.k_pos),
-            None if places.shared_pos is None else self.repeat(places.shared_pos),
-        )
-
     def pattern(self, pattern: Pattern, num_slots: int) -> Pattern:
         """The pattern among `num_slots` folded slots."""
         valid = pattern.key_valid
@@ -90,6 +90,9 @@ class Fold:
             shared_slots=shared(pattern.shared_slots),
             shared_valid=shared(pattern.shared_valid),
             shared_documents=shared(pattern.shared_documents),
+            q_pos=None if pattern.q_pos is None else self.slots(F.pad(pattern.q_pos, (pattern.start, 0))),
+            k_pos=slots(pattern.k_pos),
+            shared_pos=shared(pattern.shared_pos),
         )
 
 
@@ -97,9 +100,216 @@ BLOCK = 64  # queries handled together, where the options leave it open
 SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger one would read mostly keys out of sight
 
 
+def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor, *, causal: bool) -> Tensor:
+    """bool [T, S]: whether the window of a query holds a key, by their slots [T] and [S]."""
+    distance = k_slots - q_slots.unsqueeze(1)
+    seen = (distance.abs() <= options.window // 2 * options.dilation) & (distance % options.dilation == 0)
+    return seen & (distance <= 0) if causal else seen
+
+
+def global_tokens(options: SlidingWindowOptions, context: AttentionContext) -> GlobalTokens | None:
+    """Those that the context names, else the first real tokens."""
+    if context.global_mask is not None:
+        return marked_tokens(context.global_mask, context.key_mask)
+    return first_tokens(options.global_tokens, context.key_mask, context.k_pos.shape[1], context.k_pos.device)
+
+
+def flex_rule(
+    options: SlidingWindowOptions, tokens: GlobalTokens | None, *, start: int
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The pattern element by element, without the limits that every kind has; query i stands at slot start + i."""
+    reach = options.window // 2 * options.dilation
+
+    def sees(example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = key - query - start
+        seen = (distance.abs() <= reach) & (distance % options.dilation == 0)
+        if tokens is None:
+            return seen
+        row = example if tokens.mask.shape[0] > 1 else torch.zeros_like(example)
+        return seen | tokens.mask[row, key] | tokens.mask[row, query + start]
+
+    return sees
+
+
+class SlidingWindowAttention(Mechanism):
+    """The window's keys and the global ones under one softmax.
+
+    With `global_projections`: global_q Linear D -> H h, global_k D -> K h, global_v D -> K v.
+    """
+
+    options: SlidingWindowOptions
+
+    def __init__(self, options: SlidingWindowOptions, sizes: AttentionSizes) -> None:
+        super().__init__(options, sizes)
+        half = options.window // 2
+        self.block = options.block or (BLOCK if half >= BLOCK else SMALL_BLOCK)
+        if options.global_projections:
+            if sizes.causal:
+                raise ValueError("global_projections: only for encoders; causal global tokens see no more than others")
+            widths = (sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim,
+                      sizes.num_kv_heads * sizes.value_dim)  # fmt: skip
+            self.global_q, self.global_k, self.global_v = (
+                Linear(sizes.d_model, width, bias=options.qkv_bias) for width in widths
+            )
+
+    def forward(
+        self,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSv: Tensor,
+        context: AttentionContext,
+        *,
+        x_BTD: Tensor,
+        positions: Positions | None = None,
+        state: LayerState | None = None,
+        taps: TapSink | None = None,
+    ) -> Weighted:
+        num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
+        if num_keys > num_queries and context.global_mask is not None:
+            raise ValueError("global_attention_mask: not together with a cache of earlier tokens")
+        inputs = self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps)
+        tokens = global_tokens(options, context)
+        keys = self.block + options.window + (0 if tokens is None else tokens.count)
+        has_own_rows, weights = options.global_projections, None
+        if inputs.need_weights or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
+            out, weights = self._dense(inputs)
+        elif num_queries < num_keys and num_queries <= self.block:
+            out = self._step(inputs, tokens)
+        elif options.implementation == "flex" and q_BHTh.is_cuda:
+            out = attend_flex(inputs, flex_rule(options, tokens, start=num_keys - num_queries))
+        else:
+            out = self._blocks(inputs, tokens)
+            # The first tokens of a causal sequence see all earlier tokens anyway.
+            has_own_rows = not context.causal or context.global_mask is not None
+        if tokens is None or not has_own_rows:
+            return out, weights
+        rows, row_weights = self._global_rows(inputs, x_BTD, tokens)
+        if weights is not None and row_weights is not None:
+            weights = put_rows(weights, row_weights, tokens)
+        return put_rows(out, rows, tokens), weights
+
+    def taps(self) -> dict[str, OwnTap]:
+        meaning = "rows of the global tokens, which see all, by matrices of their own"
+        return {"global_scores": (("B", "H", "G", "S"), meaning)} if self.options.global_projections else {}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """G: global tokens with matrices of their own."""
+        return {"G": min(self.options.global_tokens, num_keys)} if self.options.global_projections else {}
+
+    def visible_mask(self, context: AttentionContext) -> Tensor:
+        num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
+        slots = torch.arange(num_keys, device=context.q_pos.device)
+        seen = window_mask(self.options, slots[num_keys - num_queries :], slots, causal=False).unsqueeze(0)
+        tokens = global_tokens(self.options, context)
+        if tokens is not None:
+            seen = seen | tokens.mask.unsqueeze(1) | tokens.mask[:, num_keys - num_queries :].unsqueeze(2)
+        return seen.unsqueeze(1) & super().visible_mask(context)
+
+    def _dense(self, inputs: AttentionInputs) -> Weighted:
+        context = inputs.context
+        if self.options.dilation == 1 and inputs.k_BKSh.shape[2] <= self.options.window // 2 + 1:
+            return attend(inputs._replace(context=context.with_mask()))  # the window holds everything
+        return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
+
+    def _step(self, inputs: AttentionInputs, tokens: GlobalTokens | None) -> Tensor:
+        """A few new queries behind a cache: they read the slots of their windows, a slice, and the global tokens."""
+        context, options = inputs.context, self.options
+        num_queries, num_keys = inputs.q_BHTh.shape[2], inputs.k_BKSh.shape[2]
+        slots = torch.arange(num_keys, device=inputs.q_BHTh.device)
+        q_slots = slots[num_keys - num_queries :]
+        reach, low = options.window // 2 * options.dilation, num_keys - num_queries
+        step = options.dilation if num_queries == 1 else 1
+        low = max(low % step, low - reach)
+        read = slice(low, None, step)
+        seen = window_mask(options, q_slots, slots[read], causal=True).unsqueeze(0)
+        keys, values, k_pos = inputs.k_BKSh[:, :, read], inputs.v_BKSv[:, :, read], context.k_pos[:, read]
+        valid = None if context.key_mask is None else context.key_mask[:, read].bool().unsqueeze(1)
+        if tokens is not None:
+            seen = seen | tokens.mask[:, read].unsqueeze(1) & (slots[read] <= q_slots.unsqueeze(1))
+            seen = seen if valid is None else seen & valid
+            # A global token outside the slice is read beside it.
+            beside = (tokens.index < low) | ((tokens.index - low) % step != 0)
+            beside = beside if tokens.valid is None else beside & tokens.valid
+            keys = torch.cat([gather_slots(inputs.k_BKSh, tokens.index), keys], dim=2)
+            values = torch.cat([gather_slots(inputs.v_BKSv, tokens.index), values], dim=2)
+            k_pos = joined(gather_numbers(context.k_pos, tokens.index), k_pos)
+            before = beside.unsqueeze(1) & (tokens.index.unsqueeze(1) <= q_slots.unsqueeze(1))
+            seen = joined(before, seen)
+        elif valid is not None:
+            seen = seen & valid
+        everything = num_queries == 1 and tokens is None and valid is None
+        read_context = AttentionContext(context.q_pos, k_pos, mask=None if everything else seen.unsqueeze(1))
+        return attend(inputs._replace(k_BKSh=keys, v_BKSv=values, context=read_context))[0]
+
+    def _blocks(self, inputs: AttentionInputs, tokens: GlobalTokens | None) -> Tensor:
+        """The rows of local queries, in blocks; those of global tokens are replaced afterwards."""
+        context, fold = inputs.context, Fold(inputs.q_BHTh.shape[0], self.options.dilation)
+        num_queries, num_keys, half = inputs.q_BHTh.shape[2], inputs.k_BKSh.shape[2], self.options.window // 2
+        low = max(0, num_keys - num_queries - half * fold.ways)
+        start = num_keys - num_queries - low
+        pattern = replace(
+            self._pattern(start, context.causal, inputs.q_BHTh.device),
+            q_pos=context.q_pos,
+            k_pos=context.k_pos,
+            key_valid=None if context.key_mask is None else context.key_mask.bool(),
+            documents=context.document_ids,
+            padded=context.key_mask is not None,
+        )
+        shared = None
+        if tokens is not None:
+            shared = gather_slots(inputs.k_BKSh, tokens.index), gather_slots(inputs.v_BKSv, tokens.index)
+            slots = torch.arange(num_keys, device=inputs.q_BHTh.device).unsqueeze(0)
+            pattern = pattern.with_shared(tokens, slots if context.causal else None)
+        pattern = pattern.from_slot(low)
+        inputs = inputs._replace(k_BKSh=inputs.k_BKSh[:, :, low:], v_BKSv=inputs.v_BKSv[:, :, low:])
+        if fold.ways == 1:
+            return attend_sparse(inputs, pattern, shared)
+        folded = inputs._replace(
+            q_BHTh=fold.heads(F.pad(inputs.q_BHTh, (0, 0, start, 0))),
+            k_BKSh=fold.heads(inputs.k_BKSh),
+            v_BKSv=fold.heads(inputs.v_BKSv),
+        )
+        repeated = None if shared is None else (fold.repeat(shared[0]), fold.repeat(shared[1]))
+        out = attend_sparse(folded, fold.pattern(pattern, num_keys - low), repeated)
+        return fold.back(out, num_keys - low)[:, :, start:]
+
+    def _pattern(self, start: int, causal: bool, device: torch.device) -> Pattern:
+        half = self.options.window // 2
+        after = 0 if causal else half
+        slots = torch.arange(-half, self.block + after, device=device)
+        local = replace(self.options, dilation=1, block=None)
+        band = band_of(window_mask(local, slots[half : half + self.block], slots, causal=causal))
+        return Pattern(self.block, half, after, band, start)
+
+    def _global_rows(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> Weighted:
+        """The rows of the global tokens, which see all keys, by matrices of their own if there are any."""
+        context, inputs = inputs.context, inputs._replace(tap_prefix="global_")
+        rows = inputs._replace(q_BHTh=gather_slots(inputs.q_BHTh, tokens.index))
+        if self.options.global_projections:
+            q, k, v = self._projected(inputs, x_BTD, tokens)
+            rows = inputs._replace(q_BHTh=q, k_BKSh=k, v_BKSv=v)
+        key_mask = None if context.key_mask is None else context.key_mask.bool()
+        return attend_rows(rows, tokens, key_valid=key_mask, documents=context.document_ids, k_pos=context.k_pos)
+
+    def _projected(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the global tokens, keys and values of all, by their own matrices; rotated as the others are."""
+        sizes, context, positions = self.sizes, inputs.context, inputs.positions
+        q_BRx = self.global_q(gather_slots(x_BTD.unsqueeze(1), tokens.index).squeeze(1))
+        q = q_BRx.unflatten(-1, (sizes.num_heads, -1)).transpose(1, 2)
+        k, v = (
+            matrix(x_BTD).unflatten(-1, (sizes.num_kv_heads, -1)).transpose(1, 2)
+            for matrix in (self.global_k, self.global_v)
+        )
+        if positions is not None and positions.has_rotate:
+            q, k = positions.rotate(q, k, gather_numbers(context.q_pos, tokens.index), context.k_pos)
+        return q, k, v
+
+
 @dataclass(frozen=True)
 class SlidingWindowOptions(ProjectionOptions):
     """Options of sliding-window attention."""
+
+    mechanism: ClassVar[type[Mechanism]] = SlidingWindowAttention
 
     kind: Literal["sliding_window"] = "sliding_window"
     window: int = (
@@ -127,238 +337,9 @@ class SlidingWindowOptions(ProjectionOptions):
     def keys_per_query(self, length: float) -> float:
         return min(length, self.window + 1.0 + 2.0 * self.global_tokens)
 
+    @property
+    def fused_only(self) -> bool:
+        return self.implementation == "flex"
 
-def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor, *, causal: bool) -> Tensor:
-    """bool [T, S]: whether the window of a query holds a key, by their slots [T] and [S]."""
-    distance = k_slots - q_slots.unsqueeze(1)
-    seen = (distance.abs() <= options.window // 2 * options.dilation) & (distance % options.dilation == 0)
-    return seen & (distance <= 0) if causal else seen
-
-
-def allowed(
-    options: SlidingWindowOptions, reach: Reach, num_queries: int, num_keys: int, device: torch.device | None = None
-) -> Tensor:
-    """The pattern as a dense mask, bool [B or 1, 1, T, S]: for short inputs, for pictures, and the tests' oracle."""
-    k_slots = torch.arange(num_keys, device=device)
-    q_slots = k_slots[num_keys - num_queries :]
-    seen = window_mask(options, q_slots, k_slots, causal=False).unsqueeze(0)
-    tokens = global_tokens(options, reach, num_keys, k_slots.device)
-    if tokens is not None:
-        seen = seen | tokens.mask.unsqueeze(1) | tokens.mask[:, num_keys - num_queries :].unsqueeze(2)
-    limits, is_causal = make_mask(
-        causal=reach.causal,
-        num_queries=num_queries,
-        num_keys=num_keys,
-        key_mask=reach.key_mask,
-        document_ids=reach.document_ids,
-    )
-    if is_causal or (reach.causal and limits is None):
-        seen = seen & (k_slots <= q_slots.unsqueeze(1))
-    seen = seen.unsqueeze(1)
-    return seen if limits is None else seen & limits
-
-
-def global_tokens(
-    options: SlidingWindowOptions, reach: Reach, num_keys: int, device: torch.device
-) -> GlobalTokens | None:
-    """Those that the call names, else the first real tokens."""
-    if reach.global_mask is not None:
-        return marked_tokens(reach.global_mask, reach.key_mask)
-    return first_tokens(options.global_tokens, reach.key_mask, num_keys, device)
-
-
-def flex_rule(
-    options: SlidingWindowOptions, tokens: GlobalTokens | None, *, start: int
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The pattern element by element, without the limits that every kind has; query i stands at slot start + i."""
-    reach = options.window // 2 * options.dilation
-
-    def sees(example: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        distance = key - query - start
-        seen = (distance.abs() <= reach) & (distance % options.dilation == 0)
-        if tokens is None:
-            return seen
-        row = example if tokens.mask.shape[0] > 1 else torch.zeros_like(example)
-        return seen | tokens.mask[row, key] | tokens.mask[row, query + start]
-
-    return sees
-
-
-class SlidingWindowAttention(Mechanism):
-    """The window's keys and the global ones under one softmax.
-
-    With `global_projections`: global_q Linear D -> H h, global_k D -> K h, global_v D -> K v.
-    """
-
-    def __init__(self, options: SlidingWindowOptions, sizes: AttentionSizes) -> None:
-        super().__init__()
-        self.options, self.sizes = options, sizes
-        half = options.window // 2
-        self.block = options.block or (BLOCK if half >= BLOCK else SMALL_BLOCK)
-        if options.global_projections:
-            if sizes.causal:
-                raise ValueError("global_projections: only for encoders; causal global tokens see no more than others")
-            widths = (sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim,
-                      sizes.num_kv_heads * sizes.value_dim)  # fmt: skip
-            self.global_q, self.global_k, self.global_v = (
-                Linear(sizes.d_model, width, bias=options.qkv_bias) for width in widths
-            )
-
-    def forward(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
-        num_queries, num_keys = q_BHTh.shape[2], k_BKSh.shape[2]
-        if num_keys > num_queries and call.reach.global_mask is not None:
-            raise ValueError("global_attention_mask: not together with a cache of earlier tokens")
-        options = self.options
-        tokens = global_tokens(options, call.reach, num_keys, q_BHTh.device)
-        keys = self.block + options.window + (0 if tokens is None else tokens.count)
-        has_own_rows, weights = options.global_projections, None
-        if call.need_weights or (options.implementation == "auto" and dense_pays(num_queries, num_keys, keys)):
-            out, weights = self._dense(q_BHTh, k_BKSh, v_BKSv, call)
-        elif num_queries < num_keys and num_queries <= self.block:
-            out = self._step(q_BHTh, k_BKSh, v_BKSv, call, tokens)
-        elif options.implementation == "flex" and q_BHTh.is_cuda:
-            out = self._flex(q_BHTh, k_BKSh, v_BKSv, call, tokens)
-        else:
-            out = self._blocks(q_BHTh, k_BKSh, v_BKSv, call, tokens)
-            # The first tokens of a causal sequence see all that stands before them as it is.
-            has_own_rows = not call.reach.causal or call.reach.global_mask is not None
-        if tokens is None or not has_own_rows:
-            return out, weights
-        rows, row_weights = self._global_rows(q_BHTh, k_BKSh, v_BKSv, call, tokens)
-        if weights is not None and row_weights is not None:
-            weights = put_rows(weights, row_weights, tokens)
-        return put_rows(out, rows, tokens), weights
-
-    def _dense(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
-        num_queries, num_keys, reach = q_BHTh.shape[2], k_BKSh.shape[2], call.reach
-        is_causal = False
-        if self.options.dilation == 1 and num_keys <= self.options.window // 2 + 1:  # the window holds everything
-            mask, is_causal = make_mask(
-                causal=reach.causal,
-                num_queries=num_queries,
-                num_keys=num_keys,
-                key_mask=reach.key_mask,
-                document_ids=reach.document_ids,
-            )
-        else:
-            mask = allowed(self.options, reach, num_queries, num_keys, q_BHTh.device)
-        return attend(
-            q_BHTh,
-            k_BKSh,
-            v_BKSv,
-            mask=mask,
-            is_causal=is_causal,
-            scale=call.scale,
-            **hook_functions(call.hooks, call.q_pos, call.k_pos),
-            dropout=call.dropout,
-            need_weights=call.need_weights,
-        )
-
-    def _step(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, tokens: GlobalTokens | None) -> Tensor:
-        """A few new queries behind a cache: they read the slots of their windows, a slice, and the global tokens."""
-        num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
-        slots = torch.arange(num_keys, device=q_BHTh.device)
-        q_slots = slots[num_keys - num_queries :]
-        reach, low = options.window // 2 * options.dilation, num_keys - num_queries
-        step = options.dilation if num_queries == 1 else 1
-        low = max(low % step, low - reach)
-        read = slice(low, None, step)
-        seen = window_mask(options, q_slots, slots[read], causal=True).unsqueeze(0)
-        keys, values, k_pos = k_BKSh[:, :, read], v_BKSv[:, :, read], call.k_pos[:, read]
-        valid = None if call.reach.key_mask is None else call.reach.key_mask[:, read].bool().unsqueeze(1)
-        if tokens is not None:
-            seen = seen | tokens.mask[:, read].unsqueeze(1) & (slots[read] <= q_slots.unsqueeze(1))
-            seen = seen if valid is None else seen & valid
-            # A global token outside the slice is read beside it.
-            beside = (tokens.index < low) | ((tokens.index - low) % step != 0)
-            beside = beside if tokens.valid is None else beside & tokens.valid
-            keys = torch.cat([gather_slots(k_BKSh, tokens.index), keys], dim=2)
-            values = torch.cat([gather_slots(v_BKSv, tokens.index), values], dim=2)
-            k_pos = joined(gather_places(call.k_pos, tokens.index), k_pos)
-            before = beside.unsqueeze(1) & (tokens.index.unsqueeze(1) <= q_slots.unsqueeze(1))
-            seen = joined(before, seen)
-        elif valid is not None:
-            seen = seen & valid
-        everything = num_queries == 1 and tokens is None and valid is None
-        out, _ = attend(
-            q_BHTh,
-            keys,
-            values,
-            mask=None if everything else seen.unsqueeze(1),
-            is_causal=False,
-            scale=call.scale,
-            **hook_functions(call.hooks, call.q_pos, k_pos),
-            dropout=call.dropout,
-            need_weights=False,
-        )
-        return out
-
-    def _blocks(
-        self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, tokens: GlobalTokens | None
-    ) -> Tensor:
-        """The rows of local queries, in blocks. Those of global tokens are not yet their own."""
-        num_queries, num_keys, half = q_BHTh.shape[2], k_BKSh.shape[2], self.options.window // 2
-        reach, fold = call.reach, Fold(q_BHTh.shape[0], self.options.dilation)
-        low = max(0, num_keys - num_queries - half * fold.ways)
-        start = num_keys - num_queries - low
-        pattern = replace(
-            self._pattern(start, reach.causal, q_BHTh.device),
-            key_valid=None if reach.key_mask is None else reach.key_mask.bool(),
-            documents=reach.document_ids,
-            padded=reach.key_mask is not None,
-        )
-        places, shared = Places(call.q_pos, call.k_pos[:, low:]), None
-        if tokens is not None:
-            shared = gather_slots(k_BKSh, tokens.index), gather_slots(v_BKSv, tokens.index)
-            places = replace(places, shared_pos=gather_places(call.k_pos, tokens.index))
-            slots = torch.arange(num_keys, device=q_BHTh.device).unsqueeze(0)
-            pattern = pattern.with_shared(tokens, slots if reach.causal else None)
-        pattern = pattern.from_slot(low)
-        keys, values = k_BKSh[:, :, low:], v_BKSv[:, :, low:]
-        if fold.ways == 1:
-            return attend_sparse(q_BHTh, keys, values, pattern, shared=shared, call=call, places=places)
-        out = attend_sparse(
-            fold.heads(F.pad(q_BHTh, (0, 0, start, 0))),
-            fold.heads(keys),
-            fold.heads(values),
-            fold.pattern(pattern, num_keys - low),
-            shared=None if shared is None else (fold.repeat(shared[0]), fold.repeat(shared[1])),
-            call=call,
-            places=fold.places(places, start),
-        )
-        return fold.back(out, num_keys - low)[:, :, start:]
-
-    def _pattern(self, start: int, causal: bool, device: torch.device) -> Pattern:
-        half = self.options.window // 2
-        after = 0 if causal else half
-        slots = torch.arange(-half, self.block + after, device=device)
-        local = replace(self.options, dilation=1, block=None)
-        band = band_of(window_mask(local, slots[half : half + self.block], slots, causal=causal))
-        return Pattern(self.block, half, after, band, start)
-
-    def _flex(self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, tokens: GlobalTokens | None) -> Tensor:
-        check_flex(call)
-        rule = flex_rule(self.options, tokens, start=k_BKSh.shape[2] - q_BHTh.shape[2])
-        return attend_flex(q_BHTh, k_BKSh, v_BKSv, rule, reach=call.reach, scale=call.scale)
-
-    def _global_rows(
-        self, q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, call: Call, tokens: GlobalTokens
-    ) -> tuple[Tensor, Tensor | None]:
-        key_mask = None if call.reach.key_mask is None else call.reach.key_mask.bool()
-        q_BHRh = gather_slots(q_BHTh, tokens.index)
-        if self.options.global_projections:
-            q_BHRh, k_BKSh, v_BKSv = self._projected(call, tokens)
-        return attend_rows(q_BHRh, k_BKSh, v_BKSv, tokens, call, key_valid=key_mask, documents=call.reach.document_ids)
-
-    def _projected(self, call: Call, tokens: GlobalTokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the global tokens, keys and values of all, by their own matrices; turned as the others are."""
-        sizes, x_B1TD = self.sizes, call.x_BTD.unsqueeze(1)
-        q_BRx = self.global_q(gather_slots(x_B1TD, tokens.index).squeeze(1))
-        q = q_BRx.unflatten(-1, (sizes.num_heads, -1)).transpose(1, 2)
-        k, v = (
-            matrix(call.x_BTD).unflatten(-1, (sizes.num_kv_heads, -1)).transpose(1, 2)
-            for matrix in (self.global_k, self.global_v)
-        )
-        if call.hooks is not None and call.hooks.has_rotate:
-            q, k = call.hooks.rotate(q, k, gather_places(call.q_pos, tokens.index), call.k_pos)
-        return q, k, v
+    def summary(self) -> str:
+        return f"window {self.window}"

@@ -17,8 +17,7 @@ import torch
 from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.loading import Loaded
-from tformer.nn.attention import Mechanism, Reach, bigbird, sliding_window
-from tformer.nn.attention.linformer import LinformerAttention
+from tformer.nn.attention import AttentionContext, Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.viz.attention.reading import Reading, Side
 
@@ -176,8 +175,8 @@ def _attention(
                 heads,
                 shown.float().cpu().numpy(),
                 visible(module.mechanism, len(queries), len(keys), causal=kind == "decoder"),
-                pattern=pattern_of(module.mechanism),
-                signed=isinstance(module.mechanism, LinformerAttention),
+                pattern=module.mechanism.kind,
+                signed=module.mechanism.signed_weights,
             )
         )
     return Attention(kind, queries, keys, tuple(layers), causal=kind == "decoder")
@@ -188,21 +187,8 @@ def _attention(
 
 def visible(mechanism: Mechanism, num_queries: int, num_keys: int, *, causal: bool) -> np.ndarray:
     """bool [T, S]: the cells that one row of tokens without padding may use."""
-    reach = Reach(causal=causal)
-    if isinstance(mechanism, sliding_window.SlidingWindowAttention):
-        allowed = sliding_window.allowed(mechanism.options, reach, num_queries, num_keys)
-    elif isinstance(mechanism, bigbird.BigBirdAttention):
-        allowed = bigbird.allowed(mechanism.options, reach, num_queries, num_keys, layer=mechanism.layer)
-    else:
-        allowed = torch.ones(num_queries, num_keys, dtype=torch.bool)
-        allowed = allowed.tril() if causal else allowed
-    return allowed.reshape(-1, num_queries, num_keys)[0].numpy()
-
-
-def pattern_of(mechanism: Mechanism) -> str:
-    """What a kind of attention is called in a recipe: sliding_window for SlidingWindowAttention."""
-    name = type(mechanism).__name__.removesuffix("Attention")
-    return {"BigBird": "bigbird", "SlidingWindow": "sliding_window"}.get(name, name.lower())
+    context = AttentionContext.for_length(num_queries, num_keys, causal=causal)
+    return mechanism.visible_mask(context)[0, 0].numpy()
 
 
 def mean_of_heads(attention: Attention) -> Attention:
@@ -233,7 +219,7 @@ class Changes:
     def notes(self) -> list[str]:
         said = []
         if self.hide_special:
-            said.append("special tokens are hidden; each row is divided by what is left of it")
+            said.append("special tokens are hidden; each row is divided by the sum of the rest")
         if self.merge_subwords:
             said.append("tokens of one word are merged: sums over keys, means over queries")
         return said

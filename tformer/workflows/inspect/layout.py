@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from tformer.build import Sizes, layer_sizes, resolve_sizes
-from tformer.nn.attention import CROSS_ATTENTION
+from tformer.nn.attention import cross_attention_options
 from tformer.recipe.model import Model, layer_sections
 from tformer.recipe.model import Stack as StackSection
 
@@ -183,7 +183,7 @@ class _Drawing:
         heads = self._heads_of(section, sizes)
         at = self._part(block, "self", at, section, causal, *_attention_lines(section), heads)
         if memory is not None:
-            kind = section.attention.kind if section.attention.kind in CROSS_ATTENTION else "full"
+            kind = cross_attention_options(section.attention).kind
             at = self._part(block, "cross", at, section, "cross-attention", kind, heads)
             self._edge(memory, f"{block.id}_cross", "K, V", "cross")
         wide = section.feedforward
@@ -229,14 +229,10 @@ class _Drawing:
 def _attention_lines(section: StackSection) -> list[str]:
     """The kind of attention with its main option, and the positions that act in it."""
     options = section.attention
-    told: str = options.kind
-    for key in ("window", "rank", "features", "block"):
-        value = getattr(options, key, None)
-        if value is not None:
-            told += f", {key} {value}"
-            break
+    summary = options.summary()
+    line = options.kind if summary is None else f"{options.kind}, {summary}"
     inside = section.positions.module.acts_in_attention
-    return [f"{told}, {section.positions.kind}" if inside else told]
+    return [f"{line}, {section.positions.kind}" if inside else line]
 
 
 MERMAID_FORMS = {"data": ("([", "])"), "module": ("[", "]"), "sum": ("((", "))")}

@@ -191,7 +191,8 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
         elif kind == "value_error":
             yield Problem(path, str(entry["ctx"]["error"]))
         elif kind in EXPECTED:
-            yield Problem(path, f"found {describe(entry['input'])}, expected {EXPECTED[kind](entry.get('ctx', {}))}")
+            expected = EXPECTED[kind].format(**entry.get("ctx", {}))
+            yield Problem(path, f"found {describe(entry['input'])}, expected {expected}")
         else:
             yield Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
 

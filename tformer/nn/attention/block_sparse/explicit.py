@@ -1,64 +1,42 @@
-"""Block-sparse attention with explicit scores, for dropout and for positions with a bias or terms of their own."""
+"""Block-sparse attention with explicit scores, for dropout and for positions with a bias or terms of their own.
+
+Blocks of queries and the keys they read are folded into the batch, so that `core.attend` and the positions work on
+short sequences. A chunk of blocks is recomputed in the backward pass (`torch.utils.checkpoint`), so only the scores of
+one chunk are kept, beside copies of the keys, one per block that reads them: O(T).
+
+Shape legend: B batch, H query heads, K kv heads, T queries, S keys, N blocks of queries, h head_dim, v value_dim,
+w queries of a block, s keys of a span, R shared keys, r random blocks of a block, n blocks of a chunk.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tformer.nn.attention.block_sparse.pattern import (
-    Group,
-    Pattern,
-    part_masks,
-)
+from tformer.nn.attention.block_sparse.pattern import Group, KeysAndValues, Pattern, part_masks
+from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import hook_functions
 from tformer.nn.positions.base import Positions
 
 CHUNK_ELEMENTS = 2**22  # scores of one chunk, over batch and heads. Tests make it small.
 
 
-@dataclass(frozen=True)
-class Places:
-    """Positions, long [B or 1, *]: of the queries, of the keys, of the shared keys."""
-
-    q_pos: Tensor
-    k_pos: Tensor
-    shared_pos: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """What is the same for every chunk."""
-
-    pattern: Pattern
-    scale: float
-    hooks: Positions | None
-    dropout: float
-
-
-def attend_blocks_explicit(
-    q_BHTh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
-    pattern: Pattern,
-    *,
-    shared: tuple[Tensor, Tensor] | None,
-    scale: float,
-    hooks: Positions | None,
-    places: Places,
-    dropout: float,
-) -> Tensor:
-    """[B, H, T, v]; arguments as in `block_sparse.attend_blocks`. dropout: the rate to apply now."""
+def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: KeysAndValues | None) -> Tensor:
+    """[B, H, T, v]; arguments as in `kernel.attend_sparse`."""
+    q_BHTh, k_BKSh, v_BKSv = inputs[:3]
     batch, heads, num_queries, _ = q_BHTh.shape
     num_keys, block = k_BKSh.shape[2], pattern.block
     num_blocks = -(-num_queries // block)
     lead = max(0, pattern.before - pattern.start)
     trail = max(0, pattern.start + num_blocks * block + pattern.after - num_keys)
     pattern = _padded(pattern, num_keys, lead, trail, k_BKSh.device)
+    assert pattern.q_pos is not None and pattern.k_pos is not None
+    q_pos, k_pos = pattern.q_pos, pattern.k_pos
     span = pattern.before + block + pattern.after
     keys_per_block = span + pattern.num_shared + pattern.random_keys
     size = max(1, CHUNK_ELEMENTS // (batch * heads * block * keys_per_block))
@@ -78,24 +56,28 @@ def attend_blocks_explicit(
         queries(q_BHTh).split(size, dim=2),
         spans(k_BKSh).transpose(-1, -2).split(size, dim=2),
         spans(v_BKSv).transpose(-1, -2).split(size, dim=2),
-        queries(places.q_pos.unsqueeze(-1)).squeeze(-1).split(size, dim=1),
-        spans(places.k_pos.unsqueeze(-1)).squeeze(-2).split(size, dim=1),
+        queries(q_pos.unsqueeze(-1)).squeeze(-1).split(size, dim=1),
+        spans(k_pos.unsqueeze(-1)).squeeze(-2).split(size, dim=1),
     ]
     if pattern.random is None:
         pieces += [(None,) * len(pieces[0])] * 3
     else:
-        for x in (k_BKSh, v_BKSv, places.k_pos[:, None, :, None]):
+        for x in (k_BKSh, v_BKSv, k_pos[:, None, :, None]):
             picked = _picked(F.pad(x, (0, 0, lead, trail)), pattern.random, block)
             pieces.append(picked.split(size, dim=2))
-    terms = _Terms(pattern, scale, hooks, dropout)
+    attend_chunk = partial(
+        _attend_chunk, pattern=pattern, scale=inputs.scale, positions=inputs.positions, dropout=inputs.dropout
+    )
     recompute = len(pieces[0]) > 1 and torch.is_grad_enabled()
     outs = []
     for number, chunk in enumerate(zip(*pieces, strict=True)):
-        arguments = (number * size, terms, *chunk, *(shared or (None, None)), places.shared_pos)
+        arguments = (number * size, *chunk, *(shared or (None, None)))
         if recompute:
-            outs.append(checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0.0))
+            outs.append(
+                checkpoint(attend_chunk, *arguments, use_reentrant=False, preserve_rng_state=inputs.dropout > 0.0)
+            )
         else:
-            outs.append(_chunk(*arguments))
+            outs.append(attend_chunk(*arguments))
     return torch.cat(outs, dim=2).flatten(2, 3)[:, :, :num_queries]
 
 
@@ -130,9 +112,8 @@ def _picked(x_BKSx: Tensor, random: Tensor, block: int) -> Tensor:
     return found.view(batch, heads, random.shape[1], -1, width)
 
 
-def _chunk(
+def _attend_chunk(
     first: int,
-    terms: _Terms,
     q_BHnwh: Tensor,
     k_BKnsh: Tensor,
     v_BKnsv: Tensor,
@@ -143,7 +124,11 @@ def _chunk(
     random_pos: Tensor | None,
     shared_k_BKRh: Tensor | None,
     shared_v_BKRv: Tensor | None,
-    shared_pos_BR: Tensor | None,
+    *,
+    pattern: Pattern,
+    scale: float,
+    positions: Positions | None,
+    dropout: float,
 ) -> Tensor:
     """The output of one chunk of blocks, [B, H, n, w, v]."""
     batch, _, count, width, _ = q_BHnwh.shape
@@ -162,20 +147,21 @@ def _chunk(
         return x.expand(batch, *x.shape[1:]).flatten(0, 1)
 
     k_pos = [fold(k_pos_Bns)]
-    if shared_pos_BR is not None:
-        k_pos.append(fold(shared_pos_BR.unsqueeze(1).expand(-1, count, -1)))
+    if pattern.shared_pos is not None:
+        k_pos.append(fold(pattern.shared_pos.unsqueeze(1).expand(-1, count, -1)))
     if random_pos is not None:
         k_pos.append(fold(random_pos.squeeze(1).squeeze(-1)))
+    mask = _mask(pattern, first, batch, count, width)
     out, _ = attend(
-        q_BHnwh.transpose(1, 2).flatten(0, 1),
-        keys(k_BKnsh, shared_k_BKRh, random_k),
-        keys(v_BKnsv, shared_v_BKRv, random_v),
-        mask=_mask(terms.pattern, first, batch, count, width),
-        is_causal=False,
-        scale=terms.scale,
-        **hook_functions(terms.hooks, fold(q_pos_Bnw), torch.cat(k_pos, dim=-1)),
-        dropout=terms.dropout,
-        need_weights=False,
+        AttentionInputs(
+            q_BHnwh.transpose(1, 2).flatten(0, 1),
+            keys(k_BKnsh, shared_k_BKRh, random_k),
+            keys(v_BKnsv, shared_v_BKRv, random_v),
+            AttentionContext(fold(q_pos_Bnw), torch.cat(k_pos, dim=-1), mask=mask),
+            scale,
+            positions,
+            dropout,
+        )
     )
     return out.unflatten(0, (batch, count)).transpose(1, 2)
 

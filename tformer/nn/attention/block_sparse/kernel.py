@@ -10,19 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tformer.nn.attention.block_sparse.explicit import (
-    Places,
-    attend_blocks_explicit,
-)
-from tformer.nn.attention.block_sparse.pattern import (
-    Group,
-    Pattern,
-    band_of,
-    part_masks,
-    runs,
-)
-from tformer.nn.attention.context import MASKED_SCORE
-from tformer.nn.attention.mechanism import Call, Reach
+from tformer.nn.attention.block_sparse.explicit import attend_blocks_explicit
+from tformer.nn.attention.block_sparse.pattern import Group, KeysAndValues, Pattern, band_of, part_masks, runs
+from tformer.nn.attention.context import MASKED_SCORE, AttentionInputs
 from tformer.nn.dropout import outside_graphs
 
 SeesFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -36,35 +26,31 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def check_flex(call: Call) -> None:
-    """ValueError where this way does not exist: position kinds with terms of their own, dropout."""
-    hooks = call.hooks
-    if call.dropout or (hooks is not None and (hooks.has_bias or hooks.has_score or hooks.has_mix)):
-        raise ValueError("implementation: flex knows no dropout and no position bias; use blocks")
-
-
-def attend_flex(
-    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, sees: SeesFunction, *, reach: Reach, scale: float
-) -> Tensor:
+def attend_flex(inputs: AttentionInputs, sees: SeesFunction) -> Tensor:
     """[B, H, T, v]. A query that sees nothing gets zeros. Nothing T x S is made: the block mask is compiled as well.
 
-    sees: the kind's pattern; `reach`'s causality, padding and documents are added to it.
+    sees: the kind's pattern; the context's causality, padding and documents are added to it. ValueError for positions
+    that change scores, and dropout.
     """
-    # Imported on use: it brings the compiler along, which takes longer than the rest of torch.
+    if inputs.dropout or inputs.has_position_scores:
+        raise ValueError("implementation: flex supports neither dropout nor positions with a bias; use blocks")
+    # Imported on use: it imports the compiler, which takes longer than the rest of torch.
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    q_BHTh, k_BKSh, v_BKSv, context, scale, *_ = inputs
     batch, heads, num_queries, _ = q_BHTh.shape
     num_keys, on_cuda = k_BKSh.shape[2], q_BHTh.device.type == "cuda"
-    key_mask = None if reach.key_mask is None else reach.key_mask.bool()
+    key_mask = None if context.key_mask is None else context.key_mask.bool()
+    documents = context.document_ids
 
     def rule(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = sees(example, query, key)
-        if reach.causal:
+        if context.causal:
             seen = seen & (key <= query + (num_keys - num_queries))
         if key_mask is not None:
             seen = seen & key_mask[example, key]
-        if reach.document_ids is not None:
-            seen = seen & (reach.document_ids[example, query] == reach.document_ids[example, key])
+        if documents is not None:
+            seen = seen & (documents[example, query] == documents[example, key])
         return seen
 
     block_mask = create_block_mask(rule, batch, None, num_queries, num_keys, device=q_BHTh.device, _compile=on_cuda)
@@ -340,7 +326,7 @@ def attend_blocks(
     v_BKSv: Tensor,
     pattern: Pattern,
     *,
-    shared: tuple[Tensor, Tensor] | None = None,
+    shared: KeysAndValues | None = None,
     scale: float,
 ) -> Tensor:
     """[B, H, T, v] in memory order [B, T, H, v]. shared: keys [B, K, R, h] and values [B, K, R, v] of every block.
@@ -352,34 +338,16 @@ def attend_blocks(
 
 
 @outside_graphs
-def attend_sparse(
-    q_BHTh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
-    pattern: Pattern,
-    *,
-    shared: tuple[Tensor, Tensor] | None,
-    call: Call,
-    places: Places,
-) -> Tensor:
-    """`attend_blocks`, or the explicit way where the call's position kind or dropout needs it."""
-    hooks = call.hooks
-    has_terms = hooks is not None and (hooks.has_bias or hooks.has_score or hooks.has_mix)
-    if not has_terms and call.dropout == 0.0:
-        return attend_blocks(q_BHTh, k_BKSh, v_BKSv, pattern, shared=shared, scale=call.scale)
-    return attend_blocks_explicit(
-        q_BHTh,
-        k_BKSh,
-        v_BKSv,
-        pattern,
-        shared=shared,
-        scale=call.scale,
-        hooks=hooks,
-        places=places,
-        dropout=call.dropout,
-    )
+def attend_sparse(inputs: AttentionInputs, pattern: Pattern, shared: KeysAndValues | None) -> Tensor:
+    """[B, H, T, v]: `attend_blocks`, or explicit scores if positions or dropout need them.
+
+    inputs: its context is not read, the pattern stands in its place. shared: see `attend_blocks`.
+    """
+    if inputs.has_position_scores or inputs.dropout > 0.0:
+        return attend_blocks_explicit(inputs, pattern, shared)
+    return attend_blocks(*inputs[:3], pattern, shared=shared, scale=inputs.scale)
 
 
-def dense_pays(num_queries: int, num_keys: int, keys_of_block: int) -> bool:
+def dense_is_faster(num_queries: int, num_keys: int, keys_of_block: int) -> bool:
     """Whether scores of all keys, masked, cost less than blocks: in short inputs, and where a block reads most."""
     return num_queries == num_keys and num_keys <= max(DENSE_LENGTH, DENSE_RATIO * keys_of_block)

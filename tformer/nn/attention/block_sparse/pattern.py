@@ -1,4 +1,15 @@
-"""Which keys a block of queries reads and which of them a query may see: band, global tokens, random blocks."""
+"""Which keys a block of queries reads and which of them a query may see: band, global tokens, random blocks.
+
+Query i is at key slot `start + i`. Block c holds the queries c w ... (c + 1) w - 1; its span are the slots from
+`before` ahead of the first of them to `after` behind the last, cut off at the ends of the sequence.
+
+A global token is seen by every query and, as a query, sees every key (Longformer, arXiv 2004.05150, 3.1; BigBird,
+arXiv 2007.14062, 2). There are few, so their rows cost O(R S).
+
+Shape legend: B batch, H query heads, K kv heads, T queries, S keys, N blocks of queries, w queries of a block, R global
+tokens or other keys that every block reads (shared), r random blocks of a block, h head_dim, v value_dim; of a group: b
+examples, n blocks, s keys of a span.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.context import MASKED_SCORE
+from tformer.nn.attention.context import MASKED_SCORE, AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import Call, hook_functions
+
+KeysAndValues = tuple[Tensor, Tensor]
+"""[B, K, R, h] and [B, K, R, v]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,7 @@ def gather_slots(x_BKSx: Tensor, index: Tensor) -> Tensor:
     return x_BKSx.gather(2, index[:, None, :, None].expand(-1, x_BKSx.shape[1], -1, x_BKSx.shape[-1]))
 
 
-def gather_places(x_BS: Tensor, index: Tensor) -> Tensor:
+def gather_numbers(x_BS: Tensor, index: Tensor) -> Tensor:
     """[B or 1, R]: numbers [B or 1, S] at the slots `index`."""
     batch = max(x_BS.shape[0], index.shape[0])
     return x_BS.expand(batch, -1).gather(1, index.expand(batch, -1))
@@ -86,45 +99,22 @@ def put_rows(out_BHTv: Tensor, rows_BHRv: Tensor, tokens: GlobalTokens) -> Tenso
 
 
 def attend_rows(
-    q_BHRh: Tensor,
-    k_BKSh: Tensor,
-    v_BKSv: Tensor,
-    tokens: GlobalTokens,
-    call: Call,
-    *,
-    key_valid: Tensor | None,
-    documents: Tensor | None = None,
-    k_pos: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Global tokens' own outputs [B, H, R, v], and weights [B, H, R, S] when the call wants them.
+    inputs: AttentionInputs, tokens: GlobalTokens, *, key_valid: Tensor | None, documents: Tensor | None, k_pos: Tensor
+) -> Weighted:
+    """Outputs [B, H, R, v] of the global tokens, whose queries are those of `inputs`, and weights if they are tapped.
 
-    key_valid: bool [B or 1, S]; documents: [B, S]; k_pos: positions of the keys, default the call's.
+    key_valid: bool [B or 1, S]; documents: [B, S]; k_pos: positions of the keys.
     """
-    k_pos = call.k_pos if k_pos is None else k_pos
     mask = None if key_valid is None else key_valid[:, None, None, :]
-    if call.reach.causal:
-        past = torch.arange(k_BKSh.shape[2], device=k_BKSh.device) <= tokens.index[:, None, :, None]
+    if inputs.context.causal:
+        past = torch.arange(inputs.k_BKSh.shape[2], device=k_pos.device) <= tokens.index[:, None, :, None]
         mask = past if mask is None else mask & past
     if documents is not None:
-        own = gather_places(documents, tokens.index)
+        own = gather_numbers(documents, tokens.index)
         same = (own.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1)
         mask = same if mask is None else mask & same
-    return attend(
-        q_BHRh,
-        k_BKSh,
-        v_BKSv,
-        mask=mask,
-        is_causal=False,
-        scale=call.scale,
-        **hook_functions(call.hooks, gather_places(k_pos, tokens.index), k_pos),
-        dropout=call.dropout,
-        need_weights=call.need_weights,
-    )
-
-
-def all_true_for_free(mask: Tensor) -> bool:
-    """Whether a mask forbids nothing, asked only where the answer costs no synchronisation."""
-    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+    context = AttentionContext(gather_numbers(k_pos, tokens.index), k_pos, mask=mask)
+    return attend(inputs._replace(context=context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +122,8 @@ class Pattern:
     """Attributes, where None means no limit (or nothing to read):
 
     block, before, after, start: see above.
+    q_pos: positions of the queries, [B or 1, T]; k_pos, shared_pos: of the keys [B or 1, S] and the shared keys
+        [B or 1, R]. Only read by positions that change scores.
     band: float [w, before + w + after], 0 where a query of a block may see that slot of its span, else MASKED_SCORE.
     key_valid: bool [B or 1, S], slots that may be seen through a span or at random.
     documents: [B, S]; only slots of the query's own document may be seen.
@@ -156,6 +148,9 @@ class Pattern:
     random: Tensor | None = None
     random_valid: Tensor | None = None
     padded: bool = False
+    q_pos: Tensor | None = None
+    k_pos: Tensor | None = None
+    shared_pos: Tensor | None = None
 
     @property
     def random_keys(self) -> int:
@@ -167,7 +162,7 @@ class Pattern:
 
         slots: [1, S], where queries see no global token of a later slot.
         """
-        valid = None if self.key_valid is None else gather_places(self.key_valid, tokens.index)
+        valid = None if self.key_valid is None else gather_numbers(self.key_valid, tokens.index)
         if tokens.valid is not None:
             valid = tokens.valid if valid is None else tokens.valid & valid
         return replace(
@@ -175,7 +170,8 @@ class Pattern:
             num_shared=tokens.count,
             shared_valid=valid,
             shared_slots=None if slots is None else tokens.index,
-            shared_documents=None if self.documents is None else gather_places(self.documents, tokens.index),
+            shared_documents=None if self.documents is None else gather_numbers(self.documents, tokens.index),
+            shared_pos=None if self.k_pos is None else gather_numbers(self.k_pos, tokens.index),
             slots=slots,
             key_valid=~tokens.mask if self.key_valid is None else self.key_valid & ~tokens.mask,
         )
@@ -186,7 +182,13 @@ class Pattern:
         def cut(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[:, low:]
 
-        return replace(self, key_valid=cut(self.key_valid), documents=cut(self.documents), slots=cut(self.slots))
+        return replace(
+            self,
+            key_valid=cut(self.key_valid),
+            documents=cut(self.documents),
+            slots=cut(self.slots),
+            k_pos=cut(self.k_pos),
+        )
 
     def band_bias(self, group: Group, per_head: int) -> Tensor:
         """The band of a group's blocks, [1, per_head w, s]."""
@@ -253,7 +255,7 @@ def part_masks(pattern: Pattern, group: Group) -> list[Tensor | None]:
         masks.append(_shared_mask(pattern, group))
     if pattern.random is not None:
         masks.append(_random_mask(pattern, group))
-    return [None if mask is None or all_true_for_free(mask) else mask for mask in masks]
+    return [None if mask is None or all_true_on_cpu(mask) else mask for mask in masks]
 
 
 def _span_mask(pattern: Pattern, group: Group) -> Tensor | None:
