@@ -192,7 +192,7 @@ class Output:
     ) -> CrossEntropy:
         """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
 
-        `options`: those of `losses.linear_cross_entropy`. Where more than a few labels are ignored (masked LM, padding),
+        `options`: those of `losses.linear_cross_entropy`. Where many labels are ignored (masked LM, padding),
         the head reads the other positions only. A frozen head uses its prepared product, without gradient.
         `num_labels`: number of labels that are not ignored, if known; otherwise a GPU has to be synchronised.
         """
