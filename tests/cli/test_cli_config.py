@@ -129,13 +129,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "told", "hint"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], told: str, hint: str, cli: Cli) -> None:
+@pytest.mark.parametrize(("arguments", "message", "hint"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, hint: str, cli: Cli) -> None:
     done = cli("config", *arguments)
     assert done.code == 2
     assert done.out == ""
     error, *hints = done.err.splitlines()
-    assert error.startswith("error: ") and told in error
+    assert error.startswith("error: ") and message in error
     assert hint in " ".join(hints) and len(hints) <= 1
 
 

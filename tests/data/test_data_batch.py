@@ -30,7 +30,7 @@ def test_labels_are_counted_before_a_batch_leaves_the_host() -> None:
     assert Batch(labels=ids.float()).counted().num_labels is None
 
 
-def test_batch_model_inputs_are_what_is_set_without_labels() -> None:
+def test_model_inputs_are_the_tensors_that_are_set_without_labels() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
     batch = Batch(input_ids=ids, labels=ids, position_ids=ids)
     assert set(batch.model_inputs()) == {"input_ids", "position_ids"}
@@ -79,7 +79,7 @@ def test_padding_mask_is_none_when_nothing_is_padded() -> None:
     assert pad_layout([2], pad_to="max", max_len=3).mask() is not None
 
 
-def test_padding_layout_places_companions_alike() -> None:
+def test_ids_and_labels_of_an_example_are_padded_equally() -> None:
     layout = pad_layout([3, 1, 2], side="random", pad_to="max", max_len=8, rng=np.random.default_rng(3))
     ids, labels = layout.fill(ROWS, 0), layout.fill(ROWS, -100)
     assert ((ids == 0) == (labels == -100)).all()

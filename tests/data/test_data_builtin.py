@@ -31,7 +31,7 @@ from tformer.data.sources.pairs import open_pairs
 from tformer.errors import InputError
 
 
-def test_it_is_the_default_and_has_enough_of_every_class() -> None:
+def test_packages_are_the_default_with_enough_examples_of_every_class() -> None:
     (source,) = open_labelled([])
     rows = list(source.rows())
     assert source.name == "builtin:python-packages" and source.has_label and not source.has_text2
@@ -56,7 +56,7 @@ def test_places_name_file_and_line() -> None:
     assert row.place.startswith("tarfile.py:") and row.place.rpartition(":")[2].isdigit()
 
 
-def test_as_text_it_has_the_same_documents() -> None:
+def test_packages_as_text_have_the_same_documents() -> None:
     documents = read_documents(open_one("builtin:python-packages"))
     assert documents == [f"{row.text}\n" for row in package_rows()]
 
@@ -64,7 +64,7 @@ def test_as_text_it_has_the_same_documents() -> None:
 DAY = datetime.date(1987, 3, 3)
 
 
-def test_it_is_the_default_and_can_be_named() -> None:
+def test_dates_are_the_default_and_can_be_named() -> None:
     (source,) = open_pairs([])
     assert source.name == "builtin:dates" and list(source.rows()) == list(date_rows())
     (named,) = open_pairs([Spec("builtin:dates", prefix="date: ")])
@@ -81,7 +81,7 @@ def test_texts_are_distinct_in_any_case_and_mixed() -> None:
     assert rows[16].place == "builtin:dates:17"
 
 
-def test_forms_are_as_people_write_them() -> None:
+def test_dates_are_written_in_the_expected_forms() -> None:
     written = {write_date(DAY, form) for form in DATE_FORMS}
     assert len(written) == len(DATE_FORMS)
     assert written >= {"3rd of March 1987", "Mar 3, 1987", "Tuesday, 3 March 1987", "03.03.1987", "3.3.1987"}
@@ -95,7 +95,7 @@ def test_every_form_means_one_day(form: str) -> None:
     assert len({write_date(day, form) for day in days}) == len(days)
 
 
-def test_it_is_the_same_everywhere() -> None:
+def test_dates_are_the_same_on_every_machine() -> None:
     text = "".join(f"{row.source}\t{row.target}\n" for row in date_rows())
     assert BUILTINS["dates"].fingerprint() == hashlib.sha256(text.encode()).hexdigest()
     assert date_rows()[0].source == "December 18th, 2050"
@@ -109,7 +109,7 @@ def test_no_text_is_on_both_sides_of_the_split() -> None:
     assert not texts[0] & texts[1]
 
 
-def test_as_text_it_has_the_same_rows() -> None:
+def test_dates_as_text_have_the_same_rows() -> None:
     documents = read_documents(open_one("builtin:dates"))
     assert documents == [f"{row.source}\t{row.target}\n" for row in date_rows()]
     assert open_one("builtin:dates").fingerprint() == open_one("builtin:dates").fingerprint()
@@ -128,7 +128,7 @@ def test_other_builtins_have_no_pairs_and_dates_no_labels() -> None:
 @pytest.mark.parametrize(
     ("task", "expected"), [("copy", lambda row: row), ("reverse", lambda row: row[::-1]), ("sort", sorted)]
 )
-def test_toy_tasks_are_right_and_distinct(task: str, expected: Callable[[list[str]], list[str]]) -> None:
+def test_rows_of_digits_are_right_and_distinct(task: str, expected: Callable[[list[str]], list[str]]) -> None:
     (source,) = open_pairs([Spec(f"builtin:{task}")])
     rows = list(source.rows())
     assert len({row.source for row in rows}) == len(rows) == NUM_DIGIT_ROWS

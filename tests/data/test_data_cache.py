@@ -86,7 +86,7 @@ def test_every_one_of_several_documents_ends_with_the_eos_id(rows: Path, tokenis
     assert ids_of(without) == [number for number in expected if number != 256]
 
 
-def test_what_opens_a_text_stands_before_each_document(rows: Path, tokenised: Tokenised) -> None:
+def test_opening_ids_precede_each_document(rows: Path, tokenised: Tokenised) -> None:
     corpus = tokenised(rows, ByteTokenizer(opening=(7, 8)))
     documents = [[7, 8, *f"document {number}".encode(), 256] for number in range(50)]
     assert ids_of(corpus) == list(chain.from_iterable(documents))
@@ -268,7 +268,7 @@ def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_pat
     assert not folder.exists()
 
 
-def test_read_only_cache_still_serves_what_it_has(
+def test_read_only_cache_is_still_read(
     rows: Path, tmp_path: Path, tokenised: Tokenised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised(rows)

@@ -108,7 +108,7 @@ def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path: Path) -> None:
     assert error.hint is not None and f"{path}/test" in error.hint
 
 
-def test_a_folder_with_idx_files_says_how_to_name_them(tmp_path: Path) -> None:
+def test_the_hint_for_a_folder_with_idx_files_names_one(tmp_path: Path) -> None:
     path = write_tree(tmp_path / "mnist", {"train-images-idx3-ubyte.gz": b"x", "train-labels-idx1-ubyte.gz": b"x"})
     assert f"{path}/train-images-idx3-ubyte.gz" in str(refusal(lambda: classes_of(path)).hint)
 
@@ -168,7 +168,7 @@ def test_damage_inside_a_zip_names_the_image(tmp_path: Path) -> None:
     assert f"{path}/b/1.png: damaged in the zip: Bad CRC-32" in refusal(lambda: found.read(3)).message
 
 
-def test_what_unfolds_too_far_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zip_member_above_the_size_limit_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 100_000)
     bomb = {"a/1.png": bytes(1_000_000), "b/1.png": PNG}
     packed = write_zip(tmp_path / "set.zip", bomb, compression=zipfile.ZIP_DEFLATED)
@@ -250,7 +250,7 @@ def test_other_formats_are_read(kind: str) -> None:
     assert np.array_equal(read_image(encoded(grey, kind), size=8, channels=1), grey[None])
 
 
-def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+def test_files_that_are_no_image_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no image")
     (tmp_path / "b.png").write_bytes(b"")
     for name, words in (("a.png", "not an image"), ("b.png", "is empty"), ("c.png", "cannot be read: no such file")):
@@ -305,7 +305,7 @@ LABELS = np.array([7, 0, 9], dtype=np.uint8)
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-images.idx3-ubyte"])
-def test_what_is_written_is_read(tmp_path: Path, name: str, ending: str) -> None:
+def test_idx_files_are_read_as_written(tmp_path: Path, name: str, ending: str) -> None:
     path = write_idx(tmp_path / f"{name}{ending}", IMAGES, LABELS)
     assert is_idx(path)
     assert np.array_equal(read_idx_images(path), IMAGES)
@@ -322,7 +322,7 @@ def test_labels_may_be_compressed_when_images_are_not(tmp_path: Path) -> None:
     assert labels_beside(tmp_path / "train-images-idx3-ubyte.gz").name == "train-labels-idx1-ubyte"
 
 
-def test_missing_labels_name_what_was_looked_for(tmp_path: Path) -> None:
+def test_missing_idx_labels_name_the_expected_files(tmp_path: Path) -> None:
     path = write_idx(tmp_path / "train-images-idx3-ubyte.gz", IMAGES)
     assert "train-labels-idx1-ubyte or train-labels-idx1-ubyte.gz" in refusal(lambda: labels_beside(path)).message
     other = write_idx(tmp_path / "digits", IMAGES)

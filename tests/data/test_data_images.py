@@ -99,7 +99,7 @@ def test_cropping_the_whole_is_the_image_itself() -> None:
     assert np.array_equal(crop(images, zero, zero, one, one), images)
 
 
-def test_crop_stretches_the_part_that_was_asked_for() -> None:
+def test_crop_stretches_the_chosen_part() -> None:
     images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     images[:, :, :4, 4:] = 200
     quarter = crop(images, np.array([0.0]), np.array([0.5]), np.array([0.5]), np.array([0.5]))
@@ -222,7 +222,7 @@ def test_idx_finds_its_labels(tmp_path: Path, name: str) -> None:
     assert images.places[7].endswith("#7") and images.notes == ()
 
 
-def test_idx_in_colour_and_resized_says_so(tmp_path: Path) -> None:
+def test_idx_images_that_are_recoloured_and_resized_are_noted(tmp_path: Path) -> None:
     path = write_idx(tmp_path / "images", DIGITS, VALUES)
     images = open_images(path, size=16, channels=3)
     assert images.pixels([0]).shape == (1, 3, 16, 16)
@@ -249,7 +249,7 @@ def test_image_of_another_size_is_resized_as_stated(tmp_path: Path) -> None:
     )
 
 
-def test_what_does_not_fit_into_memory_is_decoded_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_above_the_memory_limit_are_decoded_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_zip(tmp_path / "set.zip", tree(*(f"{number % 3}/{number:03}.png" for number in range(150))))
     eager = open_rgb(path)
     monkeypatch.setattr(module, "MEMORY_BYTES", 1000)
@@ -270,7 +270,7 @@ def test_the_first_damaged_image_is_named_and_no_thread_stays(tmp_path: Path) ->
     assert threading.active_count() == before
 
 
-def test_progress_is_told_and_reading_can_be_stopped(tmp_path: Path) -> None:
+def test_progress_is_reported_and_reading_can_be_stopped(tmp_path: Path) -> None:
     path = write_tree(tmp_path / "set", tree(*(f"{number % 2}/{number:03}.png" for number in range(200))))
     seen: list[tuple[int, int | None]] = []
     open_rgb(path, progress=lambda done, total: seen.append((done, total)))

@@ -136,7 +136,7 @@ def test_sources_must_agree_on_pairs_and_have_no_weights(tmp_path: Path) -> None
         ('text,label\n"a, b",x\n', [("a, b", "x")]),
     ],
 )
-def test_standard_input_is_told_by_its_first_lines(
+def test_the_format_of_standard_input_follows_from_its_first_lines(
     monkeypatch: pytest.MonkeyPatch, content: str, expected: list[tuple[str, str]]
 ) -> None:
     pipe(monkeypatch, content)
@@ -240,7 +240,7 @@ def test_half_a_character_in_a_label_is_refused_or_replaced(tmp_path: Path) -> N
         assert "\ufffd" in str(read(path, errors="replace")[1][1])
 
 
-def test_a_label_that_is_not_a_number_is_not_called_empty(tmp_path: Path) -> None:
+def test_a_nan_label_is_not_reported_as_empty(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a", "label": NaN}\n')
     assert refusal(lambda: read(path)).message == f"{path}:1: the label is NaN"
     assert read(path, needs_label=False) == [("a", None)]
@@ -295,7 +295,7 @@ def test_several_columns_of_a_needed_name_are_refused_in_parquet(tmp_path: Path)
     assert read(path, Columns(text="label"), needs_label=False) == [("a", None), ("b", None)]
 
 
-def test_what_python_cannot_hold_is_refused_only_in_a_column_that_is_used(tmp_path: Path) -> None:
+def test_values_that_python_cannot_hold_are_refused_in_used_columns_only(tmp_path: Path) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     times = pa.array([2**62], pa.timestamp("us"))
@@ -305,7 +305,7 @@ def test_what_python_cannot_hold_is_refused_only_in_a_column_that_is_used(tmp_pa
     assert message.startswith(f"{path}: column 'when' has a value after row 0 that cannot be read: ")
 
 
-def test_columns_told_by_number_are_noted_where_no_row_names_them(tmp_path: Path) -> None:
+def test_numbered_columns_are_noted_for_a_table_without_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "a,x\nb,y\n")
     note = "a.csv: text in column 0, label in column 1 (counted from 0; there is no row of names)"
     assert open_one(path, Columns(text=0, label=1)).notes == (note,)
@@ -327,7 +327,7 @@ def test_invalid_utf8_is_an_error_or_replaced(tmp_path: Path) -> None:
     assert read(half, errors="replace") == [("\ufffd", "x")]
 
 
-def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
     assert "no such file" in refusal(lambda: open_one(tmp_path / "no.tsv")).message
     assert "is empty" in refusal(lambda: open_one(write(tmp_path / "e.tsv", ""))).message
     write(tmp_path / "folder" / "readme.md", "text")

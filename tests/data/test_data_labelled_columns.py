@@ -61,7 +61,7 @@ def test_a_score_is_preferred_for_a_regression() -> None:
     assert choose(names, row, numeric_label=True).label == 1
 
 
-def test_columns_asked_for_are_taken_and_nothing_is_said() -> None:
+def test_named_columns_are_taken_without_a_note() -> None:
     roles = choose("a,b,c", "1,2,3", text="c", label=0)
     assert roles == Roles(text=2, text2=None, label=0, guessed=False)
     assert choose("text,label,other", "1,2,3", text="other").label == 1
@@ -111,7 +111,7 @@ def test_labels_may_be_missing_where_none_is_needed() -> None:
         ("text", {}, "a.csv: cannot tell which column holds the label; columns: text"),
     ],
 )
-def test_what_cannot_be_told_names_what_exists(names: str, asked: dict[str, object], words: str) -> None:
+def test_errors_of_missing_columns_list_the_existing_ones(names: str, asked: dict[str, object], words: str) -> None:
     row = ",".join("abc"[: names.count(",") + 1])
     with pytest.raises(InputError) as caught:
         choose(names, row, **asked)

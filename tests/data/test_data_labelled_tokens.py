@@ -95,7 +95,7 @@ def test_pairs_are_cut_as_bert_cuts_them(sizes: list[tuple[int, int]], room: int
 @pytest.mark.parametrize(
     ("truncation", "kept"), [("head", [0, 1, 2, 3, 4]), ("tail", [5, 6, 7, 8, 9]), ("head_tail", [0, 1, 2, 8, 9])]
 )
-def test_the_part_that_was_asked_for_stays(truncation: str, kept: list[int]) -> None:
+def test_truncation_keeps_the_chosen_part(truncation: str, kept: list[int]) -> None:
     texts = [list(range(10)), [7, 8]]
     ids, _, lengths, cut = assemble(texts, ONE, room=5, pairs=False, truncation=truncation)  # type: ignore[arg-type]
     assert ids.tolist() == [100, *kept, 101, 100, 7, 8, 101]
@@ -172,7 +172,7 @@ def test_scores_several_labels_and_none() -> None:
     assert without.labels is None and without.examples(0, [0])[0].label is None
 
 
-def test_truncation_is_counted_and_told() -> None:
+def test_truncation_is_counted_and_noted() -> None:
     tokens = tokenise(source(["the cat sat on a mat", "a", "the cat sat"]), seq_len=5)
     assert tokens.truncated == 1 and tokens.lengths.max() == 5
     assert tokens.notes == ("a.tsv: 1 of 3 texts are longer than 5 tokens and were cut (33.3%)",)

@@ -93,7 +93,7 @@ def task(name: str, size: int) -> PairTokens:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
-def test_every_epoch_has_the_shares_and_shows_pairs_no_longer_than_told(sizes: list[int], data: st.DataObject) -> None:
+def test_every_epoch_has_the_shares_and_pairs_within_their_lengths(sizes: list[int], data: st.DataObject) -> None:
     weights = [data.draw(st.floats(0.5, 2)) for _ in sizes]
     sets = [task(f"t{n}", size) for n, size in enumerate(sizes)]
     try:
@@ -135,7 +135,7 @@ def test_shares_in_proportion_are_every_pair_once() -> None:
     assert sorted(mixed.lengths.tolist()) == sorted(mixed.pairs.lengths.tolist()), "lengths are then exact"
 
 
-def test_lengths_stay_near_what_is_shown() -> None:
+def test_lengths_are_near_those_of_the_pairs() -> None:
     mixed = MixedPairs([task("a", 90), task("b", 200)], [1, 1], seed=1)
     shown = np.array([len(each) for each in mixed.examples(4, range(len(mixed)))])
     assert shown.sum() > 0.95 * mixed.lengths.sum()

@@ -125,7 +125,7 @@ def test_the_ratio_counts_no_special_tokens() -> None:
     assert len(tokenise(rows, max_length_ratio=4)) == 2
 
 
-def test_truncation_keeps_special_tokens_and_is_told() -> None:
+def test_truncation_keeps_special_tokens_and_is_noted() -> None:
     pairs = tokenise(rows_of(MIXED[3:5]), seq_len=5, target_seq_len=4, overlong="truncate")
     assert shown(pairs) == [("[START] the cat sat [END]", "a a a [END]"), ("[START] a [END]", "the cat sat [END]")]
     assert pairs.notes == ("a.tsv: 2 of 2 pairs are longer than 5 tokens (targets: 4) and were cut",)
@@ -139,7 +139,7 @@ def test_for_evaluation_nothing_is_left_out() -> None:
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.integers(3, 9), st.integers(2, 9))
-def test_what_stays_fits_and_every_pair_is_accounted_for(
+def test_kept_pairs_fit_and_every_pair_is_counted(
     pairs: list[tuple[str, str]], seq_len: int, target_seq_len: int
 ) -> None:
     rows = rows_of([*pairs, ("a", "a")])
@@ -151,7 +151,7 @@ def test_what_stays_fits_and_every_pair_is_accounted_for(
     assert (f"{dropped} of {len(pairs) + 1} pairs left out" in "".join(tokens.notes)) == bool(dropped)
 
 
-def test_nothing_left_is_an_error_that_says_why() -> None:
+def test_the_error_for_no_pair_left_gives_the_reasons() -> None:
     with pytest.raises(InputError, match=r"a\.tsv: none of 2 pairs is left: 2 with an empty side"):
         tokenise(rows_of([("", "a"), ("a", "")]))
     with pytest.raises(InputError, match=r"a\.tsv: no rows"):
@@ -190,7 +190,7 @@ def test_joined_sets_are_one_after_the_other_with_tasks_of_one_name_as_one() -> 
     assert join_pairs([one]) is one
 
 
-def test_tasks_are_numbered_alike_when_they_are_named() -> None:
+def test_named_tasks_have_the_same_numbers_in_every_set() -> None:
     rows = rows_of([("a", "a")], task="y")
     assert tokenise(rows, tasks=("x", "y", "x")).examples(0, [0])[0].task == 1
     both = tokenise([rows, rows_of([("a", "mat")], task="x", name="b.tsv")])
@@ -260,7 +260,7 @@ def test_refused_pairs_are_named_with_place_and_numbers() -> None:
             tokenise(rows, seq_len=limits[0], target_seq_len=limits[1], overlong="refuse", keep_all=True)
 
 
-def test_tasks_are_told_apart_when_there_are_several() -> None:
+def test_several_named_tasks_can_be_selected() -> None:
     one, other = rows_of([("the cat", "a")] * 3, task="x"), rows_of([("a mat", "a")] * 2, task="y")
     pairs = tokenise([one, other, rows_of([("the", "a")])])
     assert pairs.named_tasks == ("x", "y") and pairs.of_task("y").tolist() == [3, 4]

@@ -90,7 +90,7 @@ def test_aligned_files_are_single_files_of_plain_text(tmp_path: Path) -> None:
         ("pairs.txt", "source,target\none cat,eine Katze\ntwo,zwei\n"),
     ],
 )
-def test_columns_are_guessed_and_told(tmp_path: Path, name: str, content: str) -> None:
+def test_columns_are_guessed_and_noted(tmp_path: Path, name: str, content: str) -> None:
     path = write(tmp_path / name, content)
     source = open_one(path)
     assert [(row.source, row.target) for row in source.rows()] == PAIRS
@@ -236,12 +236,12 @@ def test_columns_are_shared_when_every_table_has_the_same(tmp_path: Path) -> Non
         ("a.txt", "a\tb\njust text, and more\n", ": plain text is one side of pairs, found no other"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_wrong_tables_and_rows_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = write(tmp_path / name, content)
     assert refusal(lambda: read(path)).message == f"{path}{message}"
 
 
-def test_missing_columns_name_what_is_there(tmp_path: Path) -> None:
+def test_errors_of_missing_columns_list_the_existing_ones(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "lemma\tform\tfeatures\nsee\tsaw\tV\n")
     error = refusal(lambda: read(path, source_column="lema", target_column="form"))
     assert error.message.startswith(f"{path}: no column 'lema'; did you mean 'lemma'?")

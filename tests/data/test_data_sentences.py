@@ -99,7 +99,7 @@ def test_rows_are_documents_whatever_their_lines(tmp_path: Path) -> None:
     assert corpus.documents.tolist() == [0, 3, 4]
 
 
-def test_several_sources_follow_each_other_and_progress_is_told(tmp_path: Path) -> None:
+def test_several_sources_follow_each_other_and_progress_is_reported(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"{name} one.\n{name} two.\n\n{name} three.\n")
     seen: list[tuple[int, int | None]] = []
@@ -251,7 +251,7 @@ def test_types_are_left_out_where_template_or_model_has_none() -> None:
         assert all(sample.token_type_ids is None for sample in pairs.examples(0, range(4)))
 
 
-def test_what_cannot_be_paired_is_refused() -> None:
+def test_corpora_without_pairs_are_refused() -> None:
     with pytest.raises(InputError, match="at least two documents, found 1"):
         pairs_of([[1, 2, 3]])
     with pytest.raises(InputError, match="no document has the two sentences"):

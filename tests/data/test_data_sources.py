@@ -78,7 +78,7 @@ def test_invalid_utf8_names_file_line_and_byte(before: str, bad: bytes, size: in
     assert error.message.startswith(f"corpus.txt:{line}: invalid UTF-8 at byte {len(before.encode())} (0x{bad[0]:02x}")
 
 
-def test_invalid_utf8_is_replaced_when_asked(tmp_path: Path, documents: Documents) -> None:
+def test_invalid_utf8_is_replaced_with_errors_replace(tmp_path: Path, documents: Documents) -> None:
     path = write(tmp_path / "a.txt", b"caf\xe9 ok\n")
     error = refusal(lambda: documents(path))
     assert f"{path}:1: invalid UTF-8 at byte 3 (0xe9" in error.message
@@ -90,7 +90,7 @@ def test_invalid_utf8_is_replaced_when_asked(tmp_path: Path, documents: Document
     ("content", "word"),
     [("text".encode("utf-16"), "UTF-16"), (gzip.compress(b"text"), "gzip"), (b"PK\x03\x04\xff\xff", "zip")],
 )
-def test_invalid_utf8_hints_at_what_the_file_is(
+def test_invalid_utf8_hints_at_the_format_of_the_file(
     tmp_path: Path, documents: Documents, content: bytes, word: str
 ) -> None:
     assert word in str(refusal(lambda: documents(write(tmp_path / "a.txt", content))).hint)
@@ -197,7 +197,7 @@ def test_folder_is_read_recursively_in_order(tmp_path: Path, documents: Document
     assert open_one(tmp_path).notes == ()
 
 
-def test_folder_skips_binary_files_under_a_texts_name_and_says_so(tmp_path: Path, documents: Documents) -> None:
+def test_binary_files_with_the_ending_of_a_text_are_skipped_and_noted(tmp_path: Path, documents: Documents) -> None:
     write(tmp_path / "a.txt", "text")
     write(tmp_path / "b.txt", b"\x89PNG\0\xff\xfe\0")
     write(tmp_path / "c.txt", "nul \0 and é" * 2000)
@@ -341,7 +341,7 @@ def test_jsonl_mistakes_name_the_line(tmp_path: Path, documents: Documents, line
     assert message.startswith(f"{path}:2: ") and words in message
 
 
-def test_jsonl_half_characters_are_replaced_when_asked(tmp_path: Path, documents: Documents) -> None:
+def test_jsonl_half_characters_are_replaced_with_errors_replace(tmp_path: Path, documents: Documents) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a\\ud800b \\ud83d\\ude00"}')
     assert documents(path, errors="replace") == ["a\ufffdb 😀"]
 

@@ -14,11 +14,7 @@ from tformer.errors import InputError
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.objectives.collate import drop_words
-from tformer.objectives.labelled import (
-    ClassificationOptions,
-    RegressionOptions,
-    swap_pair,
-)
+from tformer.objectives.labelled import ClassificationOptions, RegressionOptions, swap_pair
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

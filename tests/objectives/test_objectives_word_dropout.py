@@ -11,11 +11,7 @@ from tformer.errors import InputError
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import CausalLmOptions, build_objective
 from tformer.objectives.base import ObjectiveContext
-from tformer.objectives.collate import (
-    UNK_FIRST,
-    WordDropout,
-    drop_words,
-)
+from tformer.objectives.collate import UNK_FIRST, WordDropout, drop_words
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.span_corruption import SpanCorruptionOptions

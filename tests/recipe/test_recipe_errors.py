@@ -126,11 +126,11 @@ IN_FILES = {
 }
 
 
-@pytest.mark.parametrize(("line", "told"), IN_FILES.values(), ids=IN_FILES)
-def test_a_mistake_in_a_file_is_one_line_that_names_file_line_and_key(line: str, told: str, write: Write) -> None:
+@pytest.mark.parametrize(("line", "message"), IN_FILES.values(), ids=IN_FILES)
+def test_a_mistake_in_a_file_is_one_line_that_names_file_line_and_key(line: str, message: str, write: Write) -> None:
     file = write(f"preset: tiny\n{line}\n")
     error = refused(config=file)
-    assert error.message.startswith(f"{file}:2: {told}")
+    assert error.message.startswith(f"{file}:2: {message}")
     assert "\n" not in error.message
 
 
@@ -152,9 +152,9 @@ IN_SETS = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), IN_SETS.items(), ids=IN_SETS)
-def test_a_mistake_in_set_is_one_line(text: str, told: str) -> None:
-    assert refused(arch="gpt", sets=[text]).message.startswith(told)
+@pytest.mark.parametrize(("text", "message"), IN_SETS.items(), ids=IN_SETS)
+def test_a_mistake_in_set_is_one_line(text: str, message: str) -> None:
+    assert refused(arch="gpt", sets=[text]).message.startswith(message)
 
 
 def test_a_mistake_in_a_flag_names_the_flag() -> None:
@@ -193,7 +193,7 @@ def test_a_model_without_a_stack_says_what_to_do(write: Write) -> None:
     assert error.hint is not None and "--preset" in error.hint
 
 
-def test_missing_empty_and_wrong_files_are_told(tmp_path: Path, write: Write) -> None:
+def test_missing_empty_and_wrong_files_are_reported(tmp_path: Path, write: Write) -> None:
     assert refused(config=tmp_path / "none.yaml").message == f"{tmp_path / 'none.yaml'}: no such file"
     assert refused(config=tmp_path).message == f"{tmp_path}: found a folder, expected a YAML file"
     assert "found an empty file, expected a mapping of sections" in refused(config=write("")).message

@@ -10,11 +10,7 @@ import pytest
 
 from tformer.errors import InputError
 from tformer.nn.positions.rope import RopeOptions
-from tformer.recipe import (
-    load_recipe,
-    recipe_from_yaml,
-    recipe_to_yaml,
-)
+from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.load import leaves, recipe_to_data
 
 pytestmark = pytest.mark.usefixtures("own_presets")
@@ -85,7 +81,7 @@ def test_a_mapping_of_another_kind_replaces_the_whole_mapping(write: Write) -> N
     resolved = load_recipe(config=file)
     assert resolved.recipe.model.decoder is not None
     assert resolved.recipe.model.decoder.positions == RopeOptions()
-    assert resolved.recipe.optimizer.eps == 1e-8  # the preset's adamw told nothing about muon
+    assert resolved.recipe.optimizer.eps == 1e-8  # the preset's adamw message nothing about muon
     assert resolved.origins["optimizer.eps"] == "default"
 
 
@@ -262,11 +258,11 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), CONTRADICTIONS.items(), ids=CONTRADICTIONS)
-def test_contradictions_are_refused(text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "message"), CONTRADICTIONS.items(), ids=CONTRADICTIONS)
+def test_contradictions_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         load_recipe(arch="gpt", sets=[text])
-    assert told in caught.value.message
+    assert message in caught.value.message
 
 
 def test_a_stored_recipe_loads_even_if_it_would_be_refused_today() -> None:

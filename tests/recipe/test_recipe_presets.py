@@ -58,11 +58,11 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("given", "told"), CONTRADICTIONS.items(), ids=map("-".join, CONTRADICTIONS))
-def test_what_pairs_cannot_mean_is_refused(given: tuple[str, ...], told: str) -> None:
+@pytest.mark.parametrize(("given", "message"), CONTRADICTIONS.items(), ids=map("-".join, CONTRADICTIONS))
+def test_what_pairs_cannot_mean_is_refused(given: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError) as caught:
         load_recipe(arch=given[0], preset="tiny", sets=list(given[1:]))
-    assert told in caught.value.message
+    assert message in caught.value.message
 
 
 def test_data_of_both_sides_names_the_objective_that_would_read_it() -> None:

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 
 from tformer.errors import InputError
 from tformer.recipe import SCHEMA_VERSION, Recipe, json_schema, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.load import (
-    MIGRATIONS,
-    migrate,
-    recipe_to_data,
-)
-from tformer.recipe.schema import (
-    all_sections,
-    fields_of,
-)
+from tformer.recipe.load import MIGRATIONS, migrate, recipe_to_data
+from tformer.recipe.schema import all_sections, fields_of
 from tformer.recipe.yaml_text import MAX_BYTES, parse_value, parse_yaml, read_yaml, resolve_scalar, to_yaml
 
 SCALARS: dict[str, Any] = {
@@ -109,12 +102,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("text", "line", "told"), REFUSED.values(), ids=REFUSED)
-def test_unsafe_or_ambiguous_yaml_is_refused_by_line(text: str, line: int, told: str) -> None:
+@pytest.mark.parametrize(("text", "line", "message"), REFUSED.values(), ids=REFUSED)
+def test_unsafe_or_ambiguous_yaml_is_refused_by_line(text: str, line: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_yaml(text, name="my.yaml")
     assert caught.value.message.startswith(f"my.yaml:{line}: ")
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
 
 

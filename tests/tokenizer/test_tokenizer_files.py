@@ -15,19 +15,9 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers
 
 from tformer.errors import InputError, StorageError
-from tformer.tokenizer import (
-    Tokenizer,
-    TokenizerOptions,
-    train_tokenizer,
-)
-from tformer.tokenizer import (
-    tokenizer as files,
-)
-from tformer.tokenizer.decoding import (
-    STARTS_WORD,
-    byte_level_alphabet,
-    word_starts,
-)
+from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.tokenizer import tokenizer as files
+from tformer.tokenizer.decoding import STARTS_WORD, byte_level_alphabet, word_starts
 
 BAD = {
     "empty": "",

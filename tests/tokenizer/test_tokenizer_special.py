@@ -11,11 +11,7 @@ import transformers
 from tokenizers import processors
 
 from tformer.errors import InputError
-from tformer.recipe.recipe import (
-    SpecialTokens,
-    with_own_roles,
-    with_roles,
-)
+from tformer.recipe.recipe import SpecialTokens, with_own_roles, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import opening_ids
 

@@ -11,19 +11,12 @@ import pytest
 
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train, train_tokenizer
-from tformer.tokenizer.train import (
-    CHUNK_CHARACTERS,
-    EvenSample,
-    Feed,
-    chunks,
-    train_with_facts,
-    utf8_length,
-)
+from tformer.tokenizer.train import CHUNK_CHARACTERS, EvenSample, Feed, chunks, train_with_facts, utf8_length
 
 
 @pytest.mark.parametrize("model", ["byte-bpe", "char"])
 def test_documents_are_read_lazily(model):
-    """After the feeding is told to stop, the generator has hardly moved."""
+    """After the feeding is message to stop, the generator has hardly moved."""
     drawn = 0
 
     def documents() -> Iterator[str]:

@@ -132,11 +132,8 @@ class Stepper:
             ),
             Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=lambda: False),
             _Nobody(),
-            training=recipe.training,
-            clip_grad_norm=1.0,
-            seed=recipe.seed,
+            recipe=recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"clip_grad_norm": 1.0})}),
             state=TrainerState(),
-            warmup_steps=recipe.schedule.warmup_steps,
         )
 
     def step(self, *micro_batches: Batch) -> Tensor:

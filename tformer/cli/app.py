@@ -55,7 +55,9 @@ COMMANDS = {
     ),
     "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
     "average": Command(
-        TRAIN, "average", "Average the weights of checkpoints of one model: often better than each of them."
+        TRAIN,
+        "average",
+        "Average the weights of several checkpoints of one model, which is often better than each of them.",
     ),
     "prune": Command(TRAIN, "prune", "Leave out layers or attention heads, and measure what that costs."),
     "generate": Command(USE, "generate", "Continue or translate a text, or each line of a file, with a trained model."),
@@ -119,7 +121,7 @@ def _listed_only() -> None:
     """In the place of a command that the command line does not call."""
 
 
-MAX_MESSAGE = 4000  # characters: what a message quotes may be as long as a file
+MAX_MESSAGE = 4000  # characters: a message may quote a whole file
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
 
 
@@ -141,7 +143,7 @@ def root(
 
 
 def make_app(words: Sequence[str]) -> typer.Typer:
-    """The program, as far as this command line needs it."""
+    """The program with all commands in its help, and the options of the one that `words` call."""
     app = typer.Typer(
         name="tformer",
         no_args_is_help=True,
@@ -159,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit: the entry point of the `tformer` script."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
-        # As the process ends, the search for garbage among all that torch brings would take a quarter of a second.
+        # At the end of the process, garbage collection among the objects of torch would take a quarter of a second.
         atexit.register(gc.freeze)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -170,11 +172,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except BrokenPipeError:
-        # The reader of our pipe has gone; keep the interpreter from complaining about it while it shuts down.
+        # The reader of the pipe has closed it: keep the interpreter from reporting that while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        _complain("interrupted", None)
+        _print_error("interrupted", None)
         sys.exit(130)
     except Exception as error:
         if debug:
@@ -183,29 +185,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def report(error: Exception, words: Sequence[str] = ()) -> int:
-    """Print what went wrong, in one line and a hint, and give the exit code that belongs to it.
+    """Print an error, in one line and a hint; its exit code.
 
-    words: the command line without the program's name, for a mistake in it that says not of which command.
+    words: the command line without the program's name, for usage errors that do not name their command.
     """
     known = as_tformer_error(error)
     if known is not None:
-        _complain(known.message, known.hint)
+        _print_error(known.message, known.hint)
         return known.exit_code
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
         command = _command_of(words) if context is None else context.command_path
         # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
-        _complain(message, f"see '{command} --help'")
+        _print_error(message, f"see '{command} --help'")
         return 2
-    _complain(
+    _print_error(
         f"internal error: {type(error).__name__}: {error}", "this is a bug in tformer; --debug shows the traceback"
     )
     return 1
 
 
 def _command_of(words: Sequence[str]) -> str:
-    """The program and the command that a command line begins with, a group's own command too."""
+    """The program and the command at the beginning of a command line, with the command of a group."""
     found = [word for word in words[:1] if word in COMMANDS]
     if found and COMMANDS[found[0]].is_group:
         found += [word for word in words[1:2] if word.isidentifier()]
@@ -213,7 +215,7 @@ def _command_of(words: Sequence[str]) -> str:
 
 
 def as_tformer_error(error: Exception) -> TformerError | None:
-    """The user's view of an exception: itself, or what the operating system or the device meant by it."""
+    """The user-facing error of an exception: itself, or that of the system or device; None: a bug."""
     if isinstance(error, TformerError):
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_cpu_allocation(error):
@@ -232,32 +234,32 @@ def _is_cpu_allocation(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
-def _complain(message: str, hint: str | None) -> None:
+def _print_error(message: str, hint: str | None) -> None:
     console.print(f"[bold red]error:[/] {_plain(message)}")
     if hint:
         console.print(f"[bold]hint:[/] {_plain(hint)}")
 
 
 def _plain(text: str) -> str:
-    """Text as it is: no markup of ours, no escape sequences of somebody else's, and no megabyte of it."""
+    """Text without markup and escape sequences, and without its middle where it is long."""
     half = MAX_MESSAGE // 2
     short = text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
     return escape(visible(short))
 
 
 def _replace_closed_streams() -> None:
-    """A closed standard input reads as empty, closed talk goes nowhere; data that nobody can get ends the command."""
+    """Read a closed stdin as empty and discard messages to a closed stderr; a closed stdout ends the command."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
-        _complain("standard output is closed", "send it to a file, or to /dev/null")
+        _print_error("standard output is closed", "send it to a file, or to /dev/null")
         sys.exit(3)
 
 
 def _tolerate_any_locale() -> None:
-    """Data is UTF-8 whatever the locale; talk never fails on a character that the terminal lacks."""
+    """Write data as UTF-8 whatever the locale; characters that a terminal lacks are escaped."""
     for stream, encoding in ((sys.stdout, "utf-8"), (sys.stderr, None)):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

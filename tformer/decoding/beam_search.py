@@ -86,7 +86,7 @@ class FinishedHypotheses:
         results = []
         for found in self._found:
             first: dict[tuple[int, ...], Hypothesis] = {}
-            for hypothesis in sorted(found, key=lambda one: (one.finish_reason == "interrupted", -one.score)):
+            for hypothesis in sorted(found, key=lambda h: (h.finish_reason == "interrupted", -h.score)):
                 first.setdefault(hypothesis.ids, hypothesis)
             results.append(list(first.values()))
         return results

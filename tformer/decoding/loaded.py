@@ -21,9 +21,9 @@ def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
     ensemble too.
     """
     first = ensemble[0]
-    for one in ensemble:
-        if one.model.decoder is None:
-            raise InputError(f"{one.path} writes no text: it is a model without a decoder")
+    for loaded in ensemble:
+        if loaded.model.decoder is None:
+            raise InputError(f"{loaded.path} writes no text: it is a model without a decoder")
     for other in ensemble[1:]:
         both = f"{first.path} and {other.path}"
         if (first.model.encoder is None) != (other.model.encoder is None):
@@ -94,4 +94,6 @@ def translator_of(
     if loaded.model.encoder is None:
         raise InputError(f"{loaded.path}: translation needs a model with an encoder and a decoder")
     tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
-    return make_translator(loaded.recipe, [one.model for one in ensemble], tokenizers, settings=settings, **options)
+    return make_translator(
+        loaded.recipe, [member.model for member in ensemble], tokenizers, settings=settings, **options
+    )

@@ -217,12 +217,12 @@ class Translator:
         """The translations with their alignments, where these are requested."""
         if not self._alignments:
             return [answers for _, answers in found]
-        attention = iter(self._attention([(sentence, one.ids) for sentence, answers in found for one in answers]))
+        attention = iter(self._attention([(sentence, answer.ids) for sentence, answers in found for answer in answers]))
         ends = self._settings.ends
         return [
             [
-                replace(one, alignment=links_of(next(attention)[:, sentence.text_slice], one.ids, ends))
-                for one in answers
+                replace(answer, alignment=links_of(next(attention)[:, sentence.text_slice], answer.ids, ends))
+                for answer in answers
             ]
             for sentence, answers in found
         ]
@@ -281,10 +281,10 @@ class Translator:
     ) -> list[Translation]:
         """The first `n_best` of different texts; interrupted ones, whose scores lack an end, last."""
         forced, answers = len(sentence.prefix), []
-        for one, penalty in zip(hypotheses, extra, strict=True):
-            ids = (*sentence.prefix, *one.ids)
-            score = one.score + penalty
-            answers.append(Translation(self._text(ids), ids, score, one.logprob, one.finish_reason, num_forced=forced))
+        for found, penalty in zip(hypotheses, extra, strict=True):
+            ids, score = (*sentence.prefix, *found.ids), found.score + penalty
+            text, reason = self._text(ids), found.finish_reason
+            answers.append(Translation(text, ids, score, found.logprob, reason, num_forced=forced))
         answers.sort(key=lambda answer: (answer.finish_reason == "interrupted", -answer.score))
         return best_of_each_text(answers, settings.n_best)
 

@@ -21,16 +21,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from tformer.data.batching.batch import (
-    Batch,
-    PadTo,
-    Side,
-)
+from tformer.data.batching.batch import Batch, PadTo, Side
 from tformer.errors import InputError
-from tformer.nn.heads import (
-    HeadOptions,
-    Output,
-)
+from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
 from tformer.tokenizer.special import DecoderTokens, SpecialIds

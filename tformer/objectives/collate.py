@@ -19,12 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.batching.batch import (
-    WIDTH_MULTIPLE,
-    Batch,
-    PadLayout,
-    pad_layout,
-)
+from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, PadLayout, pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError

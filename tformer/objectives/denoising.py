@@ -1,6 +1,6 @@
 """Denoising: a text is corrupted, and the target is the whole text (BART, arXiv 1910.13461, section 2.2).
 
-In this order, each if its option asks for it:
+In this order, each only with its option:
 
     sentence permutation    the sentences in random order
     token deletion          random tokens are removed; the model has to find the places
@@ -157,7 +157,7 @@ def infill(places: np.ndarray, count: int, span_length: float, rng: np.random.Ge
     is_span[rng.permutation(num_units)[: len(lengths)]] = True
     sizes = np.ones(num_units, dtype=np.int64)
     sizes[is_span] = rng.permutation(lengths)  # so that the last span, which was cut, is not always last
-    begins = np.minimum(np.cumsum(sizes) - sizes, len(places) - 1)  # a span of length 0 may stand at the very end
+    begins = np.minimum(np.cumsum(sizes) - sizes, len(places) - 1)  # a span of length 0 may be at the very end
     return np.where(is_span, NOWHERE, places[begins])
 
 

@@ -297,7 +297,7 @@ def class_weights(option: ClassWeights | tuple[float, ...], counts_L: np.ndarray
 def read_again(batch: Batch, start: int) -> Batch:
     """The decoder reads the encoder's text, shifted right after `start`, and sees all of it at its last token (BART).
 
-    On whichever side the padding stands, `start` replaces the first real token.
+    `start` replaces the first real token, with padding on either side.
     """
     assert batch.input_ids is not None
     ids, mask = batch.input_ids.roll(1, dims=1), batch.attention_mask
@@ -309,7 +309,7 @@ def read_again(batch: Batch, start: int) -> Batch:
 def collate_images(
     examples: Sequence[ImageExample] | np.ndarray, images: ImageContext, *, rng: np.random.Generator, training: bool
 ) -> Batch:
-    """Normalised pixels, augmented while training as `images.augment` says; no labels."""
+    """Normalised pixels, augmented by `images.augment` while training; no labels."""
     from tformer.data.sources.images import augment, to_pixels
 
     pixels_BCYX = np.stack([example.pixels for example in examples])

@@ -24,9 +24,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL

@@ -24,9 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.data.batching.batch import (
-    Batch,
-)
+from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.nn.classification_heads import ReplacedTokenHeadOptions
 from tformer.nn.heads import MaskedLmHeadOptions

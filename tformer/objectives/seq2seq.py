@@ -20,24 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import (
-    WIDTH_MULTIPLE,
-    Batch,
-    pad_layout,
-)
+from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
-from tformer.objectives.base import (
-    IMAGE_KEYS,
-    LABEL_KEYS,
-    PAIR_KEYS,
-    Objective,
-    ObjectiveContext,
-    TokenObjective,
-)
+from tformer.objectives.base import IMAGE_KEYS, LABEL_KEYS, PAIR_KEYS, Objective, ObjectiveContext, TokenObjective
 from tformer.objectives.collate import WordDropout, pad_examples, pad_id
 from tformer.tokenizer.special import DecoderTokens
 
@@ -46,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class DecoderObjective(TokenObjective):
-    """Base class of the objectives whose labels are a decoder's output; subclasses make sources and targets."""
+    """Base class of objectives with a decoder's output as labels; subclasses make sources and targets."""
 
     head = LmHeadOptions()
     parts = ("encoder", "decoder")

@@ -19,12 +19,7 @@ from tformer.nn.norm import NormOptions
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
-from tformer.recipe.sections import (
-    NonNegative,
-    Positive,
-    Probability,
-    Section,
-)
+from tformer.recipe.sections import NonNegative, Positive, Probability, Section
 
 
 class Embedding(Section):

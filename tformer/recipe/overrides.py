@@ -12,15 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.errors import InputError
-from tformer.recipe.schema import (
-    MISSING,
-    default_kind,
-    field_at,
-    fields_of,
-    keys_of_kind,
-    sections_in,
-    shorthand_at,
-)
+from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
 from tformer.recipe.sections import Training
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value
 

@@ -30,9 +30,9 @@ ROUND_TRIP = {
 
 def tokenizer_report(tokenizer: Tokenizer, *, options: TokenizerOptions, facts: TrainingFacts) -> dict[str, Any]:
     """The report as JSON data. Rates lie between 0 and 1; sizes are UTF-8 bytes; times are seconds."""
-    promise = ROUND_TRIP[options.model]
+    round_trip = ROUND_TRIP[options.model]
     if tokenizer.normalize("\u00c5 A\u0301 \ufb01") != "\u00c5 A\u0301 \ufb01" and options.model != "wordpiece":
-        promise += " (after the normalisation that was asked for)"
+        round_trip += " (after the normalisation)"
     return {
         "model": options.model,
         "template": options.template,
@@ -49,7 +49,7 @@ def tokenizer_report(tokenizer: Tokenizer, *, options: TokenizerOptions, facts: 
         },
         "trained_text": measure(tokenizer, facts.trained_sample),
         "unseen_text": measure(tokenizer, facts.unseen_sample) if facts.unseen_sample else None,
-        "round_trip": promise,
+        "round_trip": round_trip,
         "probe_failures": [asdict(failure) for failure in probe_losslessness(tokenizer)],
         "sha256": tokenizer.sha256,
     }

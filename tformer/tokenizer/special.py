@@ -9,7 +9,7 @@ A template follows its family's published convention:
     gpt      a                   a b                        <|endoftext|> both begins and ends a document
     none     a                   a b
 
-Ids of special tokens start at 0 in the order listed; sentinels stand at the end of the vocabulary, as in T5.
+Ids of special tokens start at 0 in the order listed; sentinels are at the end of the vocabulary, as in T5.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
+from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
@@ -103,21 +104,17 @@ class Trainer:
         hooks: Hooks,
         observer: Observer,
         *,
-        training: Training,
-        clip_grad_norm: float | None,
-        seed: int,
+        recipe: Recipe,
         state: TrainerState,
-        warmup_steps: int = 0,
         flops_per_token: float = 0.0,
         peak_flops: float = 0.0,
         deadline: float = math.inf,
     ) -> None:
         self.parts, self.hooks, self.observer = components, hooks, observer
-        self.training, self.seed, self.state, self.warmup_steps = training, seed, state, warmup_steps
+        self.recipe, self.training, self.state = recipe, recipe.training, state
         self._step_listeners = step_listeners(components.model)
-        assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`
-        self.eval_every, self.save_every = training.eval_every, training.save_every
-        self.clip_grad_norm = clip_grad_norm
+        assert self.training.eval_every is not None and self.training.save_every is not None  # set by `settle_steps`
+        self.eval_every, self.save_every = self.training.eval_every, self.training.save_every
         self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
         self._skipped_in_a_row = 0
         self._score: float | None = None  # of the current weights, if they have been validated
@@ -181,7 +178,7 @@ class Trainer:
         self._announce(step)
         for index, host_batch in enumerate(micro_batches):
             batch = host_batch.to(parts.device, non_blocking=True)
-            torch.manual_seed(random_key(self.seed, step, index, parts.parallel.rank))
+            torch.manual_seed(random_key(self.recipe.seed, step, index, parts.parallel.rank))
             result = parts.objective.loss(parts.forward, batch)
             micro_loss = total_loss(result.terms, totals)
             parts.scaler.scaled(micro_loss).backward()
@@ -206,8 +203,8 @@ class Trainer:
         step = Step(
             number=number,
             max_steps=self.training.max_steps,
-            warmup_steps=self.warmup_steps,
-            seed=random_key(self.seed, number),
+            warmup_steps=self.recipe.schedule.warmup_steps,
+            seed=random_key(self.recipe.seed, number),
         )
         for listener in self._step_listeners:
             listener.begin_step(step)
@@ -226,7 +223,7 @@ class Trainer:
         """Clip gradients and step; skip and count a step whose gradient is not finite. Returns the gradient norm."""
         parts = self.parts
         parts.scaler.unscale_(parts.optimizer.gradients())
-        norm = parts.optimizer.clip(self.clip_grad_norm)
+        norm = parts.optimizer.clip(self.recipe.optimizer.clip_grad_norm)
         # Reading the norm would stall a GPU each step, so there a bad loss is found at the next log line. In fp16 the
         # scale must follow every overflow, so it is read.
         unread = parts.device.type != "cpu" and not parts.scaler.enabled

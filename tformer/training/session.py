@@ -15,6 +15,7 @@ import torch
 
 from tformer.checkpoint.files import require_room, write_text
 from tformer.checkpoint.logs import cut_samples, metrics_line
+from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
@@ -23,9 +24,8 @@ from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
-from tformer.optim.optimizers import NamedOptimizer
-from tformer.recipe import recipe_from_yaml, recipe_to_yaml
-from tformer.tasks.base import Progress, Work
+from tformer.recipe import recipe_to_yaml
+from tformer.tasks.base import Progress, Work, recipe_of
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loop import Components, Hooks, Trainer
@@ -83,34 +83,65 @@ class Session:
         self.prepared, self.console, self.should_stop, self.began = prepared, console, should_stop, began
         recipe, device = prepared.recipe, prepared.device
         self.recipe_yaml = recipe_to_yaml(recipe)
-        tokenizer = prepared.data.tokenizer
+        tokenizer, target = prepared.data.tokenizer, prepared.data.target_tokenizer
         self.tokenizer_json = None if tokenizer is None else tokenizer.to_json()
-        target = prepared.data.target_tokenizer
         self.target_tokenizer_json = None if target is None else target.to_json()
-        training = recipe.training
-        self.state = TrainerState(
-            data_fingerprint=prepared.data.fingerprint,
-            global_batch=[size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)],
-        )
+        self.state = self._first_state()
         self.models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
         self.model: Transformer = self.models.main
         self._start_weights()
         self.objective = assemble.make_objective(recipe, prepared.data.context, self.models)
-        self.trained_objective = self._with_teacher(self.objective)
-        self.optimizer: NamedOptimizer = assemble.make_optimizer(recipe, self.models, device)
-        self.schedule = assemble.make_schedule(recipe)
-        self.scaler = LossScaler(enabled=prepared.precision.name == "fp16")
-        self.ema: Ema | None = None
-        if recipe.training.ema_decay is not None:
-            self.ema = Ema(self.model.named_parameters(), decay=recipe.training.ema_decay)
-        if prepared.start.resumed is not None:
-            self._restore()
         self.batches = assemble.PlannedBatches(
             recipe, prepared.data, self.objective, cursor=self.state.cursor or None, device=device
         )
+        self.parts = self._assemble()
+        if prepared.start.resumed is not None:
+            self._restore(prepared.start.resumed)
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
         self.run = self._open_run()
+
+    def _first_state(self) -> TrainerState:
+        """The state at the beginning, or of the checkpoint that is resumed.
+
+        Raises InputError for another global batch than the resumed run has: its cursor counts global batches.
+        """
+        training, resumed = self.prepared.recipe.training, self.prepared.start.resumed
+        batch = [size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)]
+        if resumed is None:
+            return TrainerState(data_fingerprint=self.prepared.data.fingerprint, global_batch=batch)
+        state = TrainerState.from_json(resumed.trainer)
+        if state.global_batch != batch:
+            own, given = _global_batch_text(state.global_batch), _global_batch_text(batch)
+            raise InputError(
+                f"a step of this run takes {own}, this command asks for {given}",
+                hint="keep batch size times accumulation, or start a new run from these weights with --init-from",
+            )
+        stored = recipe_of(resumed).training
+        if (stored.max_steps, stored.early_stopping) != (training.max_steps, training.early_stopping):
+            state.finished = False  # the setting that ended the run has changed
+        return state
+
+    def _assemble(self) -> Components:
+        prepared, recipe, device = self.prepared, self.prepared.recipe, self.prepared.device
+        compile_it, decay = recipe.training.compile == "on", recipe.training.ema_decay
+        if compile_it:
+            self.console.print("compiling the model: the first step takes a while", markup=False)
+        # Padded batches have many shapes: the compiler gives up after a few graphs of one shape each.
+        many_shapes = prepared.data.samples.lengths is not None
+        parallel = SingleProcess()
+        return Components(
+            model=self.models,
+            forward=parallel.wrap(assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes)),
+            objective=self._with_teacher(self.objective),
+            batches=self.batches,
+            optimizer=assemble.make_optimizer(recipe, self.models, device),
+            schedule=assemble.make_schedule(recipe),
+            scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
+            parallel=parallel,
+            device=device,
+            ema=None if decay is None else Ema(self.model.named_parameters(), decay=decay),
+        )
 
     def _start_weights(self) -> None:
         """Load weights to resume or fine-tune from; the bias of a new regression head is the mean of the scores."""
@@ -132,8 +163,9 @@ class Session:
             if self.models.generator is not None and start.weights.has("generator"):
                 load_generator(self.models.generator, start.weights)
         if fresh_heads and data.label_mean is not None:
+            head = data.recipe.objectives[0].objective.head.kind
             with torch.no_grad():
-                self.model.get_parameter("heads.regression.project.bias").fill_(data.label_mean)
+                self.model.get_parameter(f"heads.{head}.project.bias").fill_(data.label_mean)
 
     def _with_teacher(self, objective: Objective) -> Objective:
         """The objective that is trained: with the soft targets of a teacher where there is one."""
@@ -151,32 +183,20 @@ class Session:
             wrap=lambda model: assemble.compiled(model, wanted=recipe.training.compile == "on"),
         )
 
-    def _restore(self) -> None:
-        checkpoint = self.prepared.start.resumed
-        assert checkpoint is not None
-        recipe = self.prepared.recipe
-        batch = self.state.global_batch
-        self.state = TrainerState.from_json(checkpoint.trainer)
-        if self.state.global_batch != batch:
-            own, asked = _global_batch_text(self.state.global_batch), _global_batch_text(batch)
-            raise InputError(
-                f"a step of this run takes {own}, this command asks for {asked}",
-                hint="keep batch size times accumulation, or start a new run from these weights with --init-from",
-            )
-        stored = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml")).training
-        if (stored.max_steps, stored.early_stopping) != (recipe.training.max_steps, recipe.training.early_stopping):
-            self.state.finished = False  # the setting that ended the run has changed
-        self.optimizer.load_state_by_name(checkpoint.optimizer())
-        self.schedule.load_state(self.state.schedule)
-        self.scaler.load_state(self.state.scaler)
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Load optimizer, schedule, loss scale and averages of the resumed run."""
+        parts = self.parts
+        parts.optimizer.load_state_by_name(checkpoint.optimizer())
+        parts.schedule.load_state(self.state.schedule)
+        parts.scaler.load_state(self.state.scaler)
         averages = checkpoint.ema()
-        if self.ema is not None and averages is not None:
-            self.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
+        if parts.ema is not None and averages is not None:
+            parts.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
 
     def _open_run(self) -> RunDirectory:
         """Create or reopen the run directory. All other errors in the input are raised before this."""
         start, recipe = self.prepared.start, self.prepared.recipe
-        weights, optimizer = dict(self.model.named_parameters()), self.optimizer.state_by_name()
+        weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_by_name()
         needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
         run = RunDirectory.create(
@@ -203,14 +223,8 @@ class Session:
 
     def train(self) -> dict[str, Any]:
         """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
-        recipe, training = self.prepared.recipe, self.prepared.recipe.training
-        compile_it = training.compile == "on"
-        # Padded batches have many shapes: the compiler gives up after a few graphs of one shape each.
-        many_shapes = self.prepared.data.samples.lengths is not None
-        forward = assemble.compiled(self.model, wanted=compile_it, dynamic=many_shapes)
-        if compile_it:
-            self.console.print("compiling the model: the first step takes a while", markup=False)
-        minutes = self.prepared.max_minutes
+        prepared, training = self.prepared, self.prepared.recipe.training
+        minutes = prepared.max_minutes
         deadline = math.inf if minutes is None else self.began + 60 * minutes
         display = TrainingDisplay(
             self.console,
@@ -218,23 +232,10 @@ class Session:
             write=self.run.append_metrics,
             write_sample=self.run.append_sample,
             first_step=self.state.step,
-            unit="tok" if self.prepared.data.tokenizer is not None else "img",
-        )
-        parallel = SingleProcess()
-        components = Components(
-            model=self.models,
-            forward=parallel.wrap(forward),
-            objective=self.trained_objective,
-            batches=self.batches,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            scaler=self.scaler,
-            parallel=parallel,
-            device=self.prepared.device,
-            ema=self.ema,
+            unit="tok" if prepared.data.tokenizer is not None else "img",
         )
         trainer = Trainer(
-            components,
+            self.parts,
             Hooks(
                 validate=self._validate,
                 sample=self._sample,
@@ -243,17 +244,14 @@ class Session:
                 log_metrics=self._log_metrics,
             ),
             display,
-            training=training,
-            clip_grad_norm=recipe.optimizer.clip_grad_norm,
-            seed=recipe.seed,
+            recipe=prepared.recipe,
             state=self.state,
-            warmup_steps=recipe.schedule.warmup_steps,
             flops_per_token=self._flops_per_token(),
-            peak_flops=measure_peak(self.prepared),
+            peak_flops=measure_peak(prepared),
             deadline=deadline,
         )
         first_step = self.state.step
-        if self.prepared.start.weights is not None and first_step == 0:
+        if prepared.start.weights is not None and first_step == 0:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
         try:
             with display:
@@ -330,6 +328,7 @@ class Session:
 
     def _save(self, state: TrainerState, score: float | None) -> None:
         tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
+        ema, generator = self.parts.ema, self.models.generator
         save_checkpoint(
             self.run,
             state.step,
@@ -338,10 +337,10 @@ class Session:
             recipe_yaml=self.recipe_yaml,
             tokenizer_json=self.tokenizer_json,
             trainer=state.to_json(),
-            optimizer=self.optimizer.state_by_name(),
-            ema=None if self.ema is None else self.ema.state(),
+            optimizer=self.parts.optimizer.state_by_name(),
+            ema=None if ema is None else ema.state(),
             score=score,
-            generator=None if self.models.generator is None else self.models.generator.state_dict(),
+            generator=None if generator is None else generator.state_dict(),
             tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
             target_tokenizer_json=self.target_tokenizer_json,
             target_tokenizer_sha256=None if target is None else target.sha256,

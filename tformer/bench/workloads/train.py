@@ -158,11 +158,8 @@ class Training(Contender):
             ),
             Hooks(validate=dict, sample=lambda _: "", save=lambda *_: None, should_stop=self._should_stop),
             _NoDisplay(),
-            training=training,
-            clip_grad_norm=recipe.optimizer.clip_grad_norm,
-            seed=recipe.seed,
+            recipe=recipe.model_copy(update={"training": training}),
             state=TrainerState(),
-            warmup_steps=recipe.schedule.warmup_steps,
             deadline=math.inf,
         )
         self._train(WARM_UP_STEPS)

@@ -16,7 +16,7 @@ have pairs; with shares in proportion to their sizes it has every pair once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,29 +108,23 @@ class MixedWindows:
 
     def windows(self, epoch: int, indices: np.ndarray | Sequence[int]) -> np.ndarray:
         """int64 [n, t]; every source must have packing "concat", with windows of one length t."""
-        rows: dict[int, np.ndarray] = {}
-        for number, own_epoch, places, windows in self._by_source(epoch, indices):
-            rows.update(zip(places, self.sources[number].windows(own_epoch, windows), strict=True))
-        return np.stack([rows[place] for place in range(len(indices))])
+        return np.stack(self._read("windows", epoch, indices))
 
     def examples(self, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Any]:
         """The samples, each of its source's own kind."""
-        found: dict[int, Any] = {}
-        for number, own_epoch, places, windows in self._by_source(epoch, indices):
-            found.update(zip(places, self.sources[number].examples(own_epoch, windows), strict=True))
-        return [found[place] for place in range(len(indices))]
+        return self._read("examples", epoch, indices)
 
-    def _by_source(
-        self, epoch: int, indices: np.ndarray | Sequence[int]
-    ) -> Iterator[tuple[int, int, list[int], list[int]]]:
-        """(source, its epoch, places in `indices`, windows there), so that each source is called once."""
+    def _read(self, method: str, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Any]:
+        """The samples by one method of the sources, which is called once for each source and each of its epochs."""
         groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for place, (number, own_epoch, window) in enumerate(self.locate(epoch, indices)):
             places, windows = groups.setdefault((number, own_epoch), ([], []))
             places.append(place)
             windows.append(window)
+        found: dict[int, Any] = {}
         for (number, own_epoch), (places, windows) in groups.items():
-            yield number, own_epoch, places, windows
+            found.update(zip(places, getattr(self.sources[number], method)(own_epoch, windows), strict=True))
+        return [found[place] for place in range(len(indices))]
 
 
 class MixedPairs:

@@ -140,19 +140,6 @@ class BatchPlan:
             return self.batches_in_window(0, 0)
         return sum(self.batches_in_window(0, window) for window in range(self.num_windows))
 
-    def epoch_fraction(self, cursor: Cursor) -> float:
-        """Number of epochs done when the batch at `cursor` begins, for progress lines."""
-        cursor = self.canonical(cursor)
-        inside = cursor.batch / self.batches_in_window(cursor.epoch, cursor.window)
-        return cursor.epoch + min(1.0, (cursor.window + inside) * self.window_size / self.num_samples)
-
-    def cursors(self, start: Cursor | None = None) -> Iterator[Cursor]:
-        """The place of every batch from `start` on, endlessly."""
-        cursor = self.canonical(start or Cursor())
-        while True:
-            yield cursor
-            cursor = self.next(cursor)
-
     @property
     def _needs_lengths(self) -> bool:
         return self.sorts or self.batch_size is None

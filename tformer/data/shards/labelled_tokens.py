@@ -151,9 +151,11 @@ def tokenise_labelled(
         done += sum(map(len, texts))
         if progress is not None:
             progress(done, total)
+    parts = [source.fingerprint() for source in sources]
+    key = f"{parts} {tokenizer.sha256} {seq_len} {truncation} {index}"
     return LabelledTokens(
         name=name,
-        fingerprint=_fingerprint(sources, tokenizer, seq_len, truncation, index),
+        fingerprint=hashlib.sha256(key.encode()).hexdigest(),
         seq_len=seq_len,
         labels=labels,
         truncated=truncated,
@@ -173,13 +175,6 @@ def _labels(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric: b
     if index is None:
         return np.array([float(row.label or 0) for row in rows], dtype=np.float32)
     return index.encode_all([row.label or "" for row in rows], [row.place for row in rows])
-
-
-def _fingerprint(
-    sources: Sequence[RowSource], tokenizer: Tokenizer, seq_len: int, truncation: str, index: LabelIndex | None
-) -> str:
-    parts = [source.fingerprint() for source in sources]
-    return hashlib.sha256(f"{parts} {tokenizer.sha256} {seq_len} {truncation} {index}".encode()).hexdigest()
 
 
 def _truncation_note(name: str, truncated: int, total: int, seq_len: int, what: str) -> tuple[str, ...]:

@@ -62,29 +62,14 @@ MONTHS = (
 )
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 DATE_FORMS = (
-    "{d} {month} {y}",
-    "{d} {mon} {y}",
-    "{d}-{mon}-{y}",
-    "{d}. {month} {y}",
-    "{nth} {month} {y}",
-    "{nth} of {month} {y}",
-    "the {nth} of {month}, {y}",
-    "{month} {d}, {y}",
-    "{mon} {d}, {y}",
-    "{month} {nth}, {y}",
-    "{mon} {nth} {y}",
-    "{y} {month} {d}",
-    "{weekday}, {d} {month} {y}",
-    "{weekday}, {month} {d}, {y}",
-    "{weekday} the {nth} of {month} {y}",
-    "{day} {d} {mon} {y}",
-    "{day}, {mon} {nth}, {y}",
-    "{dd}.{mm}.{y}",
-    "{d}.{m}.{y}",
-    "{y}/{mm}/{dd}",
-    "{y}.{mm}.{dd}",
+    *("{d} {month} {y}", "{d} {mon} {y}", "{d}-{mon}-{y}", "{d}. {month} {y}"),
+    *("{nth} {month} {y}", "{nth} of {month} {y}", "the {nth} of {month}, {y}"),
+    *("{month} {d}, {y}", "{mon} {d}, {y}", "{month} {nth}, {y}", "{mon} {nth} {y}", "{y} {month} {d}"),
+    *("{weekday}, {d} {month} {y}", "{weekday}, {month} {d}, {y}", "{weekday} the {nth} of {month} {y}"),
+    *("{day} {d} {mon} {y}", "{day}, {mon} {nth}, {y}"),
+    *("{dd}.{mm}.{y}", "{d}.{m}.{y}", "{y}/{mm}/{dd}", "{y}.{mm}.{dd}"),
 )
-CASES: tuple[Callable[[str], str], ...] = (str, str, str.lower, str.upper)  # half of them as a book has them
+CASES: tuple[Callable[[str], str], ...] = (str, str, str.lower, str.upper)  # half of them as they are written
 NUM_DIGIT_ROWS = 10_000
 MAX_DIGITS = 9
 DIGIT_TASKS: dict[str, Callable[[str], str]] = {

@@ -22,20 +22,10 @@ Column = str | int | None
 
 ROLES = {"text": "text", "text2": "second text", "label": "label", "source": "source", "target": "target"}  # in words
 PAIRS = (
-    ("text_a", "text_b"),
-    ("text", "text2"),
-    ("text1", "text2"),
-    ("text_1", "text_2"),
-    ("sentence_a", "sentence_b"),
-    ("sentence1", "sentence2"),
-    ("sentence_1", "sentence_2"),
-    ("question1", "question2"),
-    ("premise", "hypothesis"),
-    ("question", "sentence"),
-    ("question", "passage"),
-    ("query", "passage"),
-    ("query", "document"),
-    ("#1_string", "#2_string"),
+    *(("text_a", "text_b"), ("text", "text2"), ("text1", "text2"), ("text_1", "text_2")),
+    *(("sentence_a", "sentence_b"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2")),
+    *(("question1", "question2"), ("premise", "hypothesis"), ("question", "sentence"), ("question", "passage")),
+    *(("query", "passage"), ("query", "document"), ("#1_string", "#2_string")),
 )
 TEXTS = (
     *("text", "sentence", "text_a", "text1", "sentence1", "question", "premise", "content", "review", "document"),

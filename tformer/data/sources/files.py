@@ -472,11 +472,7 @@ class Source:
         return total_bytes(self.parts)
 
 
-class Sized(Protocol):
-    def size_bytes(self) -> int | None: ...
-
-
-def total_bytes(items: Iterable[Sized]) -> int | None:
+def total_bytes(items: Iterable[Part]) -> int | None:
     """The sum of their sizes, for progress; None if one is unknown."""
     sizes = [item.size_bytes() for item in items]
     return None if None in sizes else sum(size for size in sizes if size is not None)

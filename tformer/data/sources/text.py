@@ -45,13 +45,6 @@ class TextPart(Part, Protocol):
     def documents(self) -> Iterator[Piece]: ...
 
 
-class TextColumn(Protocol):
-    """The recipe's `data.columns`, as far as it is read here."""
-
-    @property
-    def text(self) -> Column: ...
-
-
 @dataclass(frozen=True)
 class TextFile:
     """One file, or a spooled stream; `column` is read if it is a table."""
@@ -92,14 +85,12 @@ class TextSource(Source):
             raise InputError(f"{self.name}: nothing but white space", hint="give a file with text in it")
 
 
-def open_sources(
-    specs: Sequence[SourceSpec], *, columns: TextColumn | None = None, errors: Errors = "strict"
-) -> list[TextSource]:
-    """One source per entry; without entries, the built-in text.
+def open_sources(specs: Sequence[SourceSpec], *, columns: object = None, errors: Errors = "strict") -> list[TextSource]:
+    """One source per entry; without entries, the built-in text. `columns` has an attribute `text`, for tables.
 
     Raises InputError for what cannot be read: a missing or empty file, a folder or pattern without text, a device.
     """
-    column = columns.text if columns is not None else None
+    column = getattr(columns, "text", None)
     if not specs:
         return [_open(BuiltinText.default, None, column, errors)]
     return [_open(spec.path, spec.weight, column, errors) for spec in specs]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer.formatting import fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import (
     CAUTION,
@@ -154,7 +155,7 @@ BODY = """\
 
 def _subtitle(scene: Scene) -> str:
     texts = scene.reading.texts
-    quoted = [text if len(text) <= 160 else f"{text[:157]}..." for text in texts.values()]
+    quoted = [fitted(text, 160) for text in texts.values()]
     return f"{short_name(scene)}: {' → '.join(quoted)}"
 
 
