@@ -104,11 +104,14 @@ class Transformer(nn.Module):
         for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is None:
                 continue
+            embedding = self.decoder_embedding if side == "decoder" and self.encoder is not None else self.embedding
+            assert isinstance(embedding, TokenEmbedding | PatchEmbedding)
+            names += [f"{side}.embedding.{name}" for name in embedding.tap_names(stack.positions_of(0))]
             names.append(f"{side}.embedding")
             for layer, block in enumerate(stack.layers):
-                names += [f"{side}.{layer}.hidden", f"{side}.{layer}.self_attention.weights"]
-                if block.cross_attention is not None:
-                    names.append(f"{side}.{layer}.cross_attention.weights")
+                names += [f"{side}.{layer}.{name}" for name in (*block.tap_names(stack.positions_of(layer)), "hidden")]
+            if stack.final_norm is not None:
+                names.append(f"{side}.final_norm")
         return names
 
     def new_cache(
@@ -230,18 +233,26 @@ class Transformer(nn.Module):
         stack = self.encoder
         assert stack is not None
         positions = stack.positions_of(0)
+        embedding_taps = scoped(scoped(sink, "encoder"), "embedding")
         if isinstance(self.embedding, PatchEmbedding):
             if pixel_values is None:
                 raise ValueError("a model of images needs pixel_values")
             pos_1T = torch.arange(self.embedding.seq_len, device=pixel_values.device).unsqueeze(0)
-            x_BTD = self.embedding(pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype)
+            x_BTD = self.embedding(
+                pixel_values, positions=positions, pos_BT=pos_1T, dtype=self.compute_dtype, taps=embedding_taps
+            )
             context = AttentionContext(pos_1T, pos_1T)
         else:
             if input_ids is None:
                 raise ValueError("the model needs input_ids")
             pos_BT = self._positions(stack, input_ids, attention_mask, position_ids, cache=None)
             x_BTD = self.embedding(
-                input_ids, positions=positions, pos_BT=pos_BT, token_type_ids=token_type_ids, dtype=self.compute_dtype
+                input_ids,
+                positions=positions,
+                pos_BT=pos_BT,
+                token_type_ids=token_type_ids,
+                dtype=self.compute_dtype,
+                taps=embedding_taps,
             )
             context = AttentionContext(
                 pos_BT, pos_BT, key_mask=attention_mask, document_ids=document_ids, global_mask=global_mask
@@ -281,6 +292,7 @@ class Transformer(nn.Module):
             pos_BT=pos_BT,
             token_type_ids=token_type_ids,
             dtype=self.compute_dtype,
+            taps=scoped(scoped(sink, "decoder"), "embedding"),
         )
         context = AttentionContext(
             pos_BT,

@@ -28,11 +28,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tformer.device import (
-    DTYPES,
-    has_bf16_instructions,
-    keep_freed_memory,
-)
+from tformer.device import DTYPES, has_bf16_instructions, keep_freed_memory
 from tformer.errors import InputError, did_you_mean
 from tformer.kernels.functions import find
 from tformer.model import Transformer

@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
+from tformer.nn.attention.context import AttentionContext, TapSink, Weighted, tap
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
@@ -41,6 +41,7 @@ class LinformerAttention(Mechanism):
     fixed_length: ClassVar[bool] = True
     signed_weights: ClassVar[bool] = True
     takes_position_scores: ClassVar[bool] = False
+    weights_meaning: ClassVar[str] = "effective share of each value in each output; computed only for this view"
 
     def __init__(self, options: LinformerOptions, sizes: AttentionSizes) -> None:
         super().__init__(options, sizes)
@@ -57,6 +58,14 @@ class LinformerAttention(Mechanism):
         separate = options.sharing in ("none", "headwise")
         self.values = nn.Parameter(torch.empty(shape)) if separate else self.keys
         self.reset_parameters(0.0)
+
+    def taps(self) -> dict[str, OwnTap]:
+        meaning = "positions mixed into fewer, by a learned matrix"
+        return {"projected_K": (("B", "K", "r", "h"), meaning), "projected_V": (("B", "K", "r", "v"), meaning)}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """r: projected keys."""
+        return {"r": self.rank}
 
     @torch.no_grad()
     def reset_parameters(self, std: float) -> None:
@@ -94,7 +103,8 @@ class LinformerAttention(Mechanism):
         if context.document_ids is not None:
             raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")
         padding = None if context.key_mask is None else ~context.key_mask.bool()[:, None, :, None]
-        keys, values = _project(self.keys, k_BKTh, padding), _project(self.values, v_BKTv, padding)
+        keys = tap(taps, "projected_K", _project(self.keys, k_BKTh, padding))
+        values = tap(taps, "projected_V", _project(self.values, v_BKTv, padding))
         unmasked = AttentionContext(context.q_pos, context.q_pos)  # queries see all projected keys
         out_BHTv, weights_BHTr = attend(self.inputs(q_BHTh, keys, values, unmasked, None, taps))
         if weights_BHTr is None:

@@ -322,6 +322,7 @@ class PerformerAttention(Mechanism):
     random_buffers: ClassVar[tuple[str, ...]] = ("directions",)
     takes_position_scores: ClassVar[bool] = False
     drops_weights: ClassVar[bool] = False
+    weights_meaning: ClassVar[str] = "weights that the random features approximate; computed only for this view"
     directions: Tensor
 
     def __init__(self, options: PerformerOptions, sizes: AttentionSizes) -> None:

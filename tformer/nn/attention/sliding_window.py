@@ -37,7 +37,7 @@ from tformer.nn.attention.block_sparse.pattern import (
 )
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
@@ -188,6 +188,14 @@ class SlidingWindowAttention(Mechanism):
             weights = put_rows(weights, row_weights, tokens)
         return put_rows(out, rows, tokens), weights
 
+    def taps(self) -> dict[str, OwnTap]:
+        meaning = "rows of the global tokens, which see all, by matrices of their own"
+        return {"global_scores": (("B", "H", "G", "S"), meaning)} if self.options.global_projections else {}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """G: global tokens with matrices of their own."""
+        return {"G": min(self.options.global_tokens, num_keys)} if self.options.global_projections else {}
+
     def visible_mask(self, context: AttentionContext) -> Tensor:
         num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
         slots = torch.arange(num_keys, device=context.q_pos.device)
@@ -275,7 +283,7 @@ class SlidingWindowAttention(Mechanism):
 
     def _global_rows(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> Weighted:
         """The rows of the global tokens, which see all keys, by matrices of their own if there are any."""
-        context = inputs.context
+        context, inputs = inputs.context, inputs._replace(tap_prefix="global_")
         rows = inputs._replace(q_BHTh=gather_slots(inputs.q_BHTh, tokens.index))
         if self.options.global_projections:
             q, k, v = self._projected(inputs, x_BTD, tokens)
