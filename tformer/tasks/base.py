@@ -29,10 +29,7 @@ from tformer.metrics import HIGHER_IS_BETTER
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import (
-    Columns,
-    SourceSpec,
-)
+from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tokenizer import Tokenizer
 
 COLUMNS = ("text", "text2", "label", "source", "target")
