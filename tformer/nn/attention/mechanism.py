@@ -77,6 +77,10 @@ class StateBytes(NamedTuple):
     constant: int
 
 
+OwnTap = tuple[tuple[str, ...], str]
+"""Shape letters and meaning of a tensor."""
+
+
 class Mechanism(nn.Module):
     """Base class of attention kinds. The class attributes are the facts that other modules read about a kind.
 
@@ -106,6 +110,8 @@ class Mechanism(nn.Module):
     """Whether there are weights that attention dropout could drop."""
     score_formula: ClassVar[str] = "Q·Kᵀ"
     """The unscaled score of a query and a key."""
+    weights_meaning: ClassVar[str] = "softmax over keys: how much each query takes of each value"
+    """What the returned weights are."""
 
     def __init__(self, options: ProjectionOptions, sizes: AttentionSizes) -> None:
         super().__init__()
@@ -192,6 +198,14 @@ class Mechanism(nn.Module):
         """Size of `new_state`. A kind that overrides one overrides both."""
         sizes = self.sizes
         return StateBytes(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) * dtype.itemsize, 0)
+
+    def taps(self) -> dict[str, OwnTap]:
+        """Inner tensors of this kind by name: shape letters (see `workflows.inspect.trace`) and meaning."""
+        return {}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """Sizes of this kind by letter, for the shapes of its tensors."""
+        return {}
 
     def reset_parameters(self, std: float) -> None:
         """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""
