@@ -37,7 +37,7 @@ HEAP_GROWTH_BYTES = 2**26  # minimum growth of the heap
 def keep_freed_memory() -> None:
     """Make the C library (glibc) keep freed memory for reuse, for processes that compute for long.
 
-    By default glibc returns every large tensor to the system and maps it anew: each page is then cleared again, which
+    By default glibc returns every large tensor to the system and maps it again: each page is then cleared, which
     costs a model of 100M parameters a third of its training step. Batches of texts have many shapes, and the gaps that
     freed tensors leave add up: `return_free_memory` returns them between long tasks.
     """
@@ -124,11 +124,11 @@ def matmul_flops_per_second(
 def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: int, d_ff: int) -> Precision:
     """The number format of a training; `auto` measures both on the product [rows, d_model] x [d_model, d_ff]."""
     if name == "fp32":
-        return Precision("fp32", "as asked")
+        return Precision("fp32", "as given")
     if name == "bf16":
-        return Precision("bf16", "as asked")
+        return Precision("bf16", "as given")
     if name == "fp16":
-        return Precision("fp16", "as asked; the loss is scaled dynamically")
+        return Precision("fp16", "as given; the loss is scaled dynamically")
     shape = {"rows": min(rows, 8192), "inner": d_model, "columns": d_ff}
     # Emulated bf16 is slow, so the measurement is short.
     slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)

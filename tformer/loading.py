@@ -19,6 +19,7 @@ from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from tformer.checkpoint.read import differences
 from tformer.errors import InputError
+from tformer.formatting import short_hash
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
@@ -250,7 +251,7 @@ def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenize
         name = f"tokenizer.{side}.json" if checkpoint.target_tokenizer_json is not None else "tokenizer.json"
         raise InputError(
             f"{checkpoint.path / name} is not the tokenizer this model was trained with: its sha256 is "
-            f"{tokenizer.sha256[:16]}..., the manifest says {recorded[:16]}..."
+            f"{short_hash(tokenizer.sha256)}, the manifest says {short_hash(recorded)}"
         )
     table_name = TARGET_TABLE if target else TOKEN_TABLE
     table = checkpoint.weight_specs().get(table_name) if recipe.model.patches is None else None

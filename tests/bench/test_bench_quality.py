@@ -40,7 +40,7 @@ def say(**record):
 for step, loss in ((10, 3.0), (20, 1.5), (30, 1.25)):
     say(split="train", step=step, loss=loss, tokens=1000 * step, seconds=step / 10, peak_share=0.5)
     say(split="valid", step=step, loss=loss + 0.125)
-    time.sleep(1.0 if seed == "7" else 0.3)
+    time.sleep(100 if seed == "7" and step == 20 else 0.1)
 """
 
 
@@ -67,7 +67,7 @@ def run(**changes: Any) -> list[QualityRow]:
 def test_a_training_ends_at_the_first_validation_that_reaches_the_target(trainings: Path) -> None:
     [row] = run(target=1.625, seeds=(7,))
     assert row.reached is True and (row.loss, row.steps) == (1.625, 20)
-    assert row.seconds is not None and 1.0 <= row.seconds < 2.0  # not 3, as to its end
+    assert row.seconds is not None and 0.1 <= row.seconds < 100  # training would go on for longer
     assert (row.training_seconds, row.tokens_per_second, row.step_ms, row.share_of_peak) == (2.0, 10000.0, 100.0, 0.5)
     assert row.peak_rss_bytes is None or row.peak_rss_bytes > 2**20
 
@@ -76,7 +76,7 @@ def test_a_missed_target_is_said_and_without_one_training_goes_to_its_end(traini
     [missed] = run(target=1.0, seeds=(1,))
     assert missed.reached is False and (missed.loss, missed.steps) == (1.375, 30)
     [plain] = run(target=None, seeds=(1,))
-    assert plain.reached is None and plain.loss == 1.375 and plain.seconds is not None and plain.seconds >= 0.9
+    assert plain.reached is None and plain.loss == 1.375 and plain.seconds is not None and plain.seconds >= 0.3
 
 
 def test_every_seed_is_the_command_that_a_person_types(trainings: Path) -> None:

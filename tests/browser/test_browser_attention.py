@@ -66,6 +66,7 @@ def colours(weights: np.ndarray) -> np.ndarray:
     return table[np.floor(255 * weights + 0.5).astype(int)]
 
 
+@pytest.mark.slow
 def test_one_pixel_is_one_weight_and_masked_cells_have_no_colour(shown: Callable[..., Any]) -> None:
     attention = one_hot()
     page = shown(attention)
@@ -93,6 +94,7 @@ def test_layer_head_and_view_are_switched(shown: Callable[..., Any]) -> None:
     assert page.locator("#stage tbody tr").count() == 4
 
 
+@pytest.mark.slow
 def test_a_thumbnail_opens_its_head_by_key_and_arrows_move_between_them(shown: Callable[..., Any]) -> None:
     page = shown(one_hot(), hash="view=model")
     page.locator('[data-head="0.0"]').focus()
@@ -103,6 +105,7 @@ def test_a_thumbnail_opens_its_head_by_key_and_arrows_move_between_them(shown: C
     drawn(page, "encoder head 1 1")
 
 
+@pytest.mark.slow
 def test_keys_move_the_cursor_and_change_head_and_layer(shown: Callable[..., Any]) -> None:
     page = shown(one_hot())
     canvas = page.locator("#stage .cells canvas")
@@ -119,6 +122,7 @@ def test_keys_move_the_cursor_and_change_head_and_layer(shown: Callable[..., Any
     drawn(page, "encoder head 1 0")
 
 
+@pytest.mark.slow
 def test_a_click_on_a_token_shows_its_links(shown: Callable[..., Any]) -> None:
     page = shown(one_hot(), hash="head=1")
     page.locator('svg.links [data-query="3"]').click()
@@ -132,6 +136,7 @@ def test_a_click_on_a_token_shows_its_links(shown: Callable[..., Any]) -> None:
     until(page, "document.querySelectorAll('svg.links path').length === 1")
 
 
+@pytest.mark.slow
 def test_the_url_remembers_and_restores(shown: Callable[..., Any]) -> None:
     page = shown(one_hot(), hash="layer=1&head=1&scale=row&query=2&key=0&theme=dark")
     assert page.evaluate("document.documentElement.dataset.ready") == "encoder head 1 1"
@@ -142,6 +147,7 @@ def test_the_url_remembers_and_restores(shown: Callable[..., Any]) -> None:
     until(page, "location.hash.includes('head=1') && !location.hash.includes('layer=1')")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [Changes(True, False), Changes(False, True), Changes(True, True)])
 def test_hidden_and_merged_tokens_are_those_of_python(changes: Changes, shown: Callable[..., Any]) -> None:
     attention = attention_of(np.full((1, 1, 4, 4), 0.25), ["[CLS]", " un", "able", "[SEP]"])
@@ -168,6 +174,7 @@ def test_weights_of_the_page_are_those_computed_to_a_step(shown: Callable[..., A
     assert (np.abs(np.array(found) - expected) <= np.sqrt(expected) / 255 + 1e-5).all()
 
 
+@pytest.mark.slow
 def test_downloads_hold_what_is_shown(shown: Callable[..., Any], tmp_path: Path) -> None:
     page = shown(one_hot())
     saved = {}
@@ -192,12 +199,14 @@ def test_hostile_tokens_are_inert_and_visible(shown: Callable[..., Any]) -> None
         assert words in text
 
 
+@pytest.mark.slow
 def test_no_two_elements_share_an_id(shown: Callable[..., Any]) -> None:
     page = shown(one_hot())
     twice = "[...document.querySelectorAll('[id]')].filter((e) => document.querySelectorAll('#' + e.id).length > 1)"
     assert page.evaluate(twice + ".map((e) => e.id)") == []
 
 
+@pytest.mark.slow
 def test_dark_and_narrow(shown: Callable[..., Any]) -> None:
     page = shown(random_attention(2, 8, 20), dark=True, width=360, hash="view=model")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
@@ -209,6 +218,7 @@ def test_dark_and_narrow(shown: Callable[..., Any]) -> None:
     until(page, "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
 
 
+@pytest.mark.slow
 def test_cross_attention_has_the_decoder_down_and_the_encoder_across(shown: Callable[..., Any]) -> None:
     weights = np.full((1, 1, 3, 5), 0.2)
     page = shown(attention_of(weights, list("xyz"), kind="cross", keys=list("abcde")))
@@ -217,6 +227,7 @@ def test_cross_attention_has_the_decoder_down_and_the_encoder_across(shown: Call
     assert titles[0].startswith("decoder") and titles[1].startswith("encoder")
 
 
+@pytest.mark.slow
 def test_all_heads_say_what_colours_and_hatching_mean(shown: Callable[..., Any]) -> None:
     page = shown(random_attention(2, 2, 6, causal=True), hash="view=model&scale=row")
     drawn(page, "decoder model 0 0")
@@ -225,6 +236,7 @@ def test_all_heads_say_what_colours_and_hatching_mean(shown: Callable[..., Any])
     assert bar.text_content() == "share of the row's largest01a later token, which cannot be seen"
 
 
+@pytest.mark.slow
 def test_what_the_model_writes_is_told_from_what_it_was_given(shown: Callable[..., Any]) -> None:
     given = random_attention(1, 1, 4, causal=True)
     side = replace(given.queries, written_from=2)
@@ -235,6 +247,7 @@ def test_what_the_model_writes_is_told_from_what_it_was_given(shown: Callable[..
     until(page, "document.querySelector('#stage svg + .caption').textContent.endsWith('Here the model writes ␣word1.')")
 
 
+@pytest.mark.slow
 def test_negative_weights_are_shown_by_their_size_and_sign(shown: Callable[..., Any]) -> None:
     page = shown(signed_attention([[0.2, -0.6], [0.1, 0.3]], [" a", " b"]), hash="top=1")
     assert page.locator("svg.links").get_attribute("aria-label") == "␣a looks most at ␣b −0.600"
@@ -248,6 +261,7 @@ def test_negative_weights_are_shown_by_their_size_and_sign(shown: Callable[..., 
     np.testing.assert_allclose(values, [0.6, -0.3, 0.05, 0.65], atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_144_heads_of_512_tokens_open_and_are_usable(shown: Callable[..., Any]) -> None:
     page = shown(random_attention(12, 12, 512))

@@ -68,6 +68,7 @@ def test_one_pixel_is_one_cell_in_exactly_its_colour(shell: Callable[..., Any]) 
     assert opened.evaluate("[map.rows()[2][3], map.rows()[4][5]]") == [1, ""]
 
 
+@pytest.mark.slow
 def test_keys_and_pointer_move_the_cursor_of_a_heat_map(shell: Callable[..., Any]) -> None:
     opened = shell()
     canvas, readout = opened.locator("#map"), opened.locator(".heatmap .readout")
@@ -85,6 +86,7 @@ def test_keys_and_pointer_move_the_cursor_of_a_heat_map(shell: Callable[..., Any
     assert "4 rows, 5 columns" in canvas.get_attribute("aria-label")
 
 
+@pytest.mark.slow
 def test_keys_move_along_lines_and_between_them(shell: Callable[..., Any]) -> None:
     opened = shell()
     plot, readout = opened.locator("#plot"), opened.locator(".plot .readout")
@@ -114,6 +116,7 @@ def test_state_lives_in_the_url_and_comes_back(shell: Callable[..., Any]) -> Non
     until(opened, "base.get() === 100 && view.get() === 'a'")
 
 
+@pytest.mark.slow
 def test_a_logarithmic_slider_answers_to_keys(shell: Callable[..., Any]) -> None:
     opened = shell()
     opened.locator("#base").focus()
@@ -123,6 +126,7 @@ def test_a_logarithmic_slider_answers_to_keys(shell: Callable[..., Any]) -> None
     until(opened, "base.get() === 10")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_theme_follows_the_system_and_its_button(dark: bool, shell: Callable[..., Any]) -> None:
     opened = shell(dark=dark)
@@ -134,6 +138,7 @@ def test_the_theme_follows_the_system_and_its_button(dark: bool, shell: Callable
     until(opened, f"location.hash === '#theme={'light' if dark else 'dark'}'")
 
 
+@pytest.mark.slow
 def test_a_table_sorts_both_ways_and_says_so(shell: Callable[..., Any]) -> None:
     opened = shell()
     column = "() => [...document.querySelectorAll('#table tbody td:first-child')].map((cell) => cell.textContent)"
@@ -159,6 +164,7 @@ def test_blobs_are_unpacked(shell: Callable[..., Any]) -> None:
     until(opened, "document.querySelector('#blob').textContent === '1024:7'")
 
 
+@pytest.mark.slow
 def test_downloads_have_the_bytes(shell: Callable[..., Any], tmp_path: Path) -> None:
     opened = shell()
 
@@ -205,6 +211,7 @@ def test_a_page_never_scrolls_sideways(width: int, shell: Callable[..., Any]) ->
     assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+@pytest.mark.slow
 def test_text_has_contrast_in_both_themes(shell: Callable[..., Any]) -> None:
     code = """() => {
       const light = (colour) => {

@@ -65,6 +65,7 @@ def test_javascript_and_python_agree(explore: Callable[..., Any]) -> None:
     assert np.abs(np.array(shown).reshape(300, 40) - table).max() < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_view_of_every_kind_draws(dark: bool, explore: Callable[..., Any]) -> None:
     for name in ("fixed", *TABLES):
@@ -87,6 +88,7 @@ def test_every_view_of_every_kind_draws(dark: bool, explore: Callable[..., Any])
             assert "learned" not in kinds, "it needs a run"
 
 
+@pytest.mark.slow
 def test_the_heat_map_has_the_colours_of_its_numbers(explore: Callable[..., Any]) -> None:
     opened = explore("view=heatmap&d_model=16&positions=20")
     table = sinusoidal_table(Settings(d_model=16), 20)
@@ -98,6 +100,7 @@ def test_the_heat_map_has_the_colours_of_its_numbers(explore: Callable[..., Any]
     assert opened.locator(".readout").text_content() == f"position 1, dimension 0: {math.sin(1):.4f}"
 
 
+@pytest.mark.slow
 def test_sliders_change_the_plot_and_the_url(explore: Callable[..., Any]) -> None:
     opened = explore("view=distance")
     path = "document.querySelector('[data-series]').getAttribute('d')"
@@ -116,6 +119,7 @@ def test_sliders_change_the_plot_and_the_url(explore: Callable[..., Any]) -> Non
     assert opened.locator("#view-title").text_content() == VIEWS["sinusoidal"]["distance"].title
 
 
+@pytest.mark.slow
 def test_traces_are_a_line_a_token(explore: Callable[..., Any]) -> None:
     opened = explore("positions=500")
     assert opened.locator("svg.lines").nth(0).locator("[data-series]").count() == 500
@@ -138,6 +142,7 @@ def test_views_and_kinds_switch_by_the_controls(explore: Callable[..., Any]) -> 
     assert pixel(opened, 0, 5)[3] == 0 and pixel(opened, 5, 5)[3] == 255
 
 
+@pytest.mark.slow
 def test_what_a_run_learned_is_shown_and_named(explore: Callable[..., Any]) -> None:
     opened = explore("view=heatmap", "learned")
     assert "random initialisation" in opened.locator("#status").text_content()
@@ -154,6 +159,7 @@ def test_what_a_run_learned_is_shown_and_named(explore: Callable[..., Any]) -> N
     assert found == 64 and abs(pixel(opened, 1, 60)[0] - colour_at("RdBu_r", expected)[0]) < 60
 
 
+@pytest.mark.slow
 def test_saved_files_and_the_table(explore: Callable[..., Any], tmp_path: Path) -> None:
     opened = explore("encoding=alibi")
     for suffix, magic in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"line,head,slope\n8 heads,1,0.5\n")):
@@ -166,6 +172,7 @@ def test_saved_files_and_the_table(explore: Callable[..., Any], tmp_path: Path) 
     until(opened, "document.querySelectorAll('#table tbody tr').length === 8")
 
 
+@pytest.mark.slow
 def test_wrong_dimensions_are_told(explore: Callable[..., Any]) -> None:
     opened = explore("view=waves&dims=3,9999,x")
     assert "Only whole numbers from 0 to 511" in opened.locator("#status").text_content()

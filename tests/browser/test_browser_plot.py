@@ -65,6 +65,7 @@ def test_choosing_a_metric_an_axis_and_smoothing_changes_the_plot(opened: Callab
     until(page, "document.querySelector('#panels svg.lines').textContent.includes('training time (minutes)')")
 
 
+@pytest.mark.slow
 def test_runs_and_splits_are_switched(opened: Callable[..., Any]) -> None:
     page = opened()
     page.uncheck("#run-0")
@@ -77,6 +78,7 @@ def test_runs_and_splits_are_switched(opened: Callable[..., Any]) -> None:
     until(page, "location.hash === '#split-train=false'")
 
 
+@pytest.mark.slow
 def test_keys_read_the_values_of_all_lines(opened: Callable[..., Any]) -> None:
     page = opened()
     plot, readout = page.locator("#panels svg.lines"), page.locator("#panels .readout")
@@ -99,12 +101,14 @@ def test_what_was_asked_for_is_shown_first(opened: Callable[..., Any]) -> None:
     assert page.locator(LINES).count() == 3, "a validation loss and two rates, none of them smoothed"
 
 
+@pytest.mark.slow
 def test_a_single_run_has_no_switches_for_runs(opened: Callable[..., Any]) -> None:
     page = opened(only=1)
     assert page.locator("#run-0").count() == 0 and page.locator("#split-valid").count() == 1
     assert page.locator("#panels .legend button").all_text_contents() == ["train", "valid"]
 
 
+@pytest.mark.slow
 def test_the_url_restores_the_view(opened: Callable[..., Any]) -> None:
     page = opened("metric=all&x=tokens&smooth=0.5&log-x=true&run-1=false&theme=dark")
     assert page.locator("#panels h2").count() == 5
@@ -116,6 +120,7 @@ def test_the_url_restores_the_view(opened: Callable[..., Any]) -> None:
     assert page.is_checked("#run-1")
 
 
+@pytest.mark.slow
 def test_downloads_and_smoothing_equal_to_that_of_the_command(opened: Callable[..., Any], runs: list[Run]) -> None:
     page = opened("smooth=0.7")
 
@@ -136,6 +141,7 @@ def test_downloads_and_smoothing_equal_to_that_of_the_command(opened: Callable[.
     assert Path(found.value.path()).read_text().startswith("run,metric,last,last_step,best,best_step\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_narrow_page_does_not_scroll_sideways(dark: bool, opened: Callable[..., Any]) -> None:
     page = opened("metric=all", width=360, height=800, dark=dark)

@@ -15,10 +15,7 @@ from tformer.decoding.lines import WINDOW_BATCHES, prompt_window, prompt_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import translation_document, translation_lines
 from tformer.decoding.sentences import SentenceReader
-from tformer.decoding.translate import (
-    EMPTY,
-    Translation,
-)
+from tformer.decoding.translate import EMPTY, Translation
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 

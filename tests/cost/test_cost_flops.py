@@ -26,7 +26,7 @@ from tformer.cost.flops import (
     training_flops_per_token,
 )
 from tformer.data.batching.mixture import MixedPairs
-from tformer.data.shards.pair_tokens import PairTokens, Ragged
+from tformer.data.shards.pair_tokens import PairTokens, Ragged, SideTokens
 from tformer.nn.attention import ATTENTION, FullAttentionOptions
 from tformer.nn.heads import VocabularyHead
 from tformer.recipe.model import Model
@@ -103,9 +103,8 @@ def ragged(lengths: list[int]) -> Ragged:
 
 
 def test_mean_lengths_of_pairs_are_separate_also_in_a_mixture() -> None:
-    pairs = PairTokens(
-        "pairs", "f", 8, 8, ("",), (), ragged([2, 4]), ragged([5, 7]), ragged([1, 1]), ragged([1, 1]), np.zeros(2, int)
-    )
+    sources, targets = (SideTokens(ragged(lengths), ragged([1, 1])) for lengths in ([2, 4], [5, 7]))
+    pairs = PairTokens("pairs", "f", 8, 8, ("",), (), sources, targets, np.zeros(2, int))
     for samples in (pairs, MixedPairs([pairs, pairs], [1.0, 1.0])):
         assert mean_lengths(samples, 16) == (3.0, 6.0)
     assert mean_lengths(SimpleNamespace(lengths=None), 16) == (16, 16)

@@ -1,49 +1,119 @@
-"""`tformer bench attention` as a user runs it: real processes, and an interrupt in the middle of one."""
+"""`tformer bench` as a user runs it, on tiny models: real processes, reports, and interrupts in the middle of one."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.interrupting import interrupt_with_its_child
+
 Start = Callable[..., "subprocess.Popen[str]"]
+SHARED = ("--repeats", 1, "--threads", 1, "--max-seconds", 600, "--out", "report.md", "--json")
+FP32 = ("--device", "cpu", "--precision", "fp32")
+TRANSLATE = ("--set", "model.vocab_size=60", "--set", "model.d_model=128", "--new-tokens", 3, "--beam", 2)
+TINY = (
+    *("--set", "model.d_model=16", "--set", "model.decoder.num_heads=2", "--set", "model.decoder.num_layers=1"),
+    *("--set", "training.max_steps=4", "--set", "training.eval_every=2", "--set", "training.batch_size=2"),
+)
+BERT = """\
+arch: bert
+model: {d_model: 16, max_seq_len: 16, vocab_size: 40, encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}},
+        heads: [{kind: classifier, num_labels: 2}]}
+objectives: [{kind: classification}]
+"""
+in_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for the process in /proc")
 
 
-def children(process: int) -> list[int]:
-    listing = Path(f"/proc/{process}/task/{process}/children")
-    return [int(word) for word in listing.read_text().split()]
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("generate", ("--prompt-length", 3, "--new-tokens", 4, *FP32)),
+        pytest.param("train", ("--batch-size", 2, "--length", 8, *FP32), marks=pytest.mark.slow),
+        pytest.param("classify", ("--texts", 10, "--batch-size", 4, *FP32), marks=pytest.mark.slow),
+        pytest.param("translate", (*TRANSLATE, "--sentences", 2, "--batch-size", 2, *FP32), marks=pytest.mark.slow),
+    ],
+)
+def test_a_short_bench(
+    cli_process: Start, tmp_path: Path, tiny_recipe: Path, work: str, words: tuple[object, ...]
+) -> None:
+    if work == "classify":
+        tiny_recipe.write_text(BERT)
+    model = ("--preset", "tiny") if work == "translate" else ("--config", tiny_recipe)
+    has_peer = work == "train" and importlib.util.find_spec("transformers") is not None
+    peers = ("--peer", "transformers", "--peer-precision", "fp32") if has_peer else ()
+    process = cli_process("bench", work, *model, *words, *peers, *SHARED, cwd=tmp_path)
+    out, err = process.communicate(timeout=1800)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    names = ["tformer", *(["transformers"] if has_peer else [])]
+    assert [(row["name"], row["precision"]) for row in found["rows"]] == [(name, "fp32") for name in names]
+    for row in found["rows"]:
+        assert row["tokens_per_second"] > 0 and row["step_ms"] > 0 and row["peak_rss_bytes"] > 0
+        assert row["share_of_peak"] > 0 and row["bound"] in ("arithmetic", "memory", "overhead")
+    assert found["ceilings"][0]["flops_per_second"]["fp32"] > 0
+    assert "tokens/s" in err and "tformer fp32" in (tmp_path / "report.md").read_text()
 
 
-def test_a_short_bench(cli_process: Start, tmp_path: Path) -> None:
-    command = ("bench", "attention", "--kinds", "dense-masked", "--lengths", "32,64", "--heads", 2, "--head-dim", 8,
+def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
+    words = ("--data", text_file, "--set", "tokenizer.train.vocab_size=300", "--megabytes", 0.01)
+    out, err = cli_process("bench", "tokenize", *words, *SHARED, cwd=tmp_path).communicate(timeout=1800)
+    [row] = json.loads(out)["rows"]
+    assert row["name"] == "tformer" and row["tokens_per_second"] > 0 and row["peak_rss_bytes"] > 0
+    assert {"step_ms", "share_of_peak", "spread"} <= row.keys() and "tokens/s" in err
+
+
+def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
+    command = ("bench", "attention", "--kinds", "full", "--lengths", "32", "--heads", 2, "--head-dim", 8,
                "--repeats", 1, "--max-seconds", 600, "--device", "cpu", "--out", "report", "--json")  # fmt: skip
     out, err = cli_process(*command, cwd=tmp_path).communicate(timeout=1800)
     found = json.loads(out)
     assert [(cell["kind"], cell["length"], cell["failed"]) for cell in found["cells"]] == [
-        ("full", 32, None), ("dense-masked", 32, None), ("full", 64, None), ("dense-masked", 64, None),
+        ("full", 32, None)
     ]  # fmt: skip
-    assert all(cell["median"] > 0 for cell in found["cells"])
-    assert "4 of 4  dense-masked at 64" in err
-    assert (tmp_path / "report" / "table.md").is_file()
+    assert all(cell["median"] > 0 and cell["peak_rss_bytes"] > 0 for cell in found["cells"])
+    assert "1 of 1  full at 32" in err and (tmp_path / "report" / "table.md").is_file()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for the process in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+def test_time_to_quality_of_two_seeds(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
+    words = ("--data", text_file, "--valid", text_file, "--seeds", "5,6", "--threads", 1, "--device", "cpu")
+    process = cli_process("bench", "quality", "--preset", "char-12s", *TINY, *words, "--json", cwd=tmp_path)
+    out, err = process.communicate(timeout=1800)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert [(row["seed"], row["steps"], row["failed"]) for row in found["rows"]] == [(5, 4, None), (6, 4, None)]
+    for row in found["rows"]:
+        assert 0 < row["training_seconds"] < row["seconds"] and 0 < row["loss"] < 20 and row["reached"] is None
+        assert row["tokens_per_second"] > 0 and row["step_ms"] > 0 and row["share_of_peak"] > 0
+    assert found["rows"][0]["loss"] != found["rows"][1]["loss"]
+    assert found["spread"]["loss"]["std"] > 0 and not list(tmp_path.glob("runs*"))
+
+
+def test_a_target_ends_the_training(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
+    words = ("--data", text_file, "--valid", text_file, "--seeds", "5", "--threads", 1, "--device", "cpu")
+    command = ("bench", "quality", "--preset", "char-12s", *TINY, *words, "--target", 19)
+    out, err = cli_process(*command, cwd=tmp_path).communicate(timeout=1800)
+    assert "| 5 |" in out and "seed 5: loss" in err and "not reached" not in out
+
+
+@in_proc
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--arch", "gpt", "--preset", "small", "--out", "report"),
+        pytest.param(("attention", "--kinds", "full", "--lengths", 65536, "--out", "report"), marks=pytest.mark.slow),
+        pytest.param(("quality", "--preset", "char"), marks=pytest.mark.slow),
+    ],
+    ids=lambda words: words[0],
+)
 def test_an_interrupt_ends_the_measuring_process_and_writes_nothing(
-    cli_process: Start, tmp_path: Path, number: signal.Signals
+    cli_process: Start, tmp_path: Path, text_file: Path, words: tuple[object, ...]
 ) -> None:
-    command = ("bench", "attention", "--kinds", "full", "--lengths", 65536, "--device", "cpu", "--out", "report")
-    process = cli_process(*command, cwd=tmp_path)
-    deadline = time.monotonic() + 600
-    while not (found := children(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 128 + number and out == "" and "interrupted" in err
-    assert found and not any(Path(f"/proc/{child}").exists() for child in found)
+    data = ("--data", text_file, "--valid", text_file) if words[0] == "quality" else ()
+    interrupt_with_its_child(cli_process("bench", *words, *data, "--device", "cpu", cwd=tmp_path))
     assert not (tmp_path / "report").exists()

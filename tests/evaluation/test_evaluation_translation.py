@@ -9,10 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tformer.build import build_model
-from tformer.data.shards.pair_tokens import (
-    join_pairs,
-    tokenise_pairs,
-)
+from tformer.data.shards.pair_tokens import join_pairs, tokenise_pairs
 from tformer.data.sources.tables import PairRow
 from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translation, Translator

@@ -235,7 +235,7 @@ def test_a_layer_that_is_frozen_twice_is_a_mistake_that_shows(quantize: Quantize
     layer.freeze(quantize)
     x = torch.randn(2, 8)
     before = layer(x)
-    with pytest.raises(AssertionError, match="frozen already"):
+    with pytest.raises(AssertionError, match="already frozen"):
         layer.freeze(quantize)
     assert torch.equal(layer(x), before) and before.isfinite().all()
 

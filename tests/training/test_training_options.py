@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.device import (
-    has_bf16_instructions,
-    resolve_precision,
-)
+from tformer.device import has_bf16_instructions, resolve_precision
 from tformer.training.parallel import SingleProcess
 from tformer.training.state import LossScaler
 

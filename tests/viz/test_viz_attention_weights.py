@@ -352,7 +352,7 @@ def test_hidden_tokens_leave_rows_that_are_divided_by_what_is_left() -> None:
     weights = softmax(1, 6, 6)
     hidden = changed_matrix(weights, side(WORDS), side(WORDS), Changes(hide_special=True))
     np.testing.assert_allclose(hidden, weights[1:5, 1:5] / weights[1:5, 1:5].sum(-1, keepdims=True), rtol=1e-5)
-    assert "divided by what is left" in Changes(hide_special=True).notes()[0]
+    assert "divided by the sum of the rest" in Changes(hide_special=True).notes()[0]
 
 
 # --- rollout ---------------------------------------------------------------------------------------------------------

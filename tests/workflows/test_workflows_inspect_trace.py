@@ -10,8 +10,7 @@ import torch
 from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.symbols import check_shape, value_of
-from tformer.workflows.inspect.trace import Trace, trace_shapes
+from tformer.workflows.inspect.trace import Trace, check_shape, trace_shapes, value_of
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,10 @@ def silent(made: Pruned, before: Path) -> dict[str, list[int]]:
     return gone
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize(("heads", "per_layer"), [(0.5, "even"), (0.34, "free"), (4, "free")])
+@pytest.mark.parametrize(
+    ("name", "heads", "per_layer"),
+    [(name, *way) for name, way in zip(MODELS, cycle([(0.5, "even"), (0.34, "free"), (4, "free")]))],
+)
 def test_the_pruned_model_is_the_full_one_with_those_heads_silent(
     name: str, heads: float, per_layer: str, tmp_path: Path
 ) -> None:

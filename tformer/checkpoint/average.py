@@ -22,6 +22,7 @@ from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, make_folders
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
+from tformer.formatting import short_hash
 from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_from_yaml, recipe_to_data
 
@@ -72,7 +73,7 @@ def _compare_tokenizers(first: Checkpoint, other: Checkpoint) -> None:
 
 
 def _short(sha256: str | None) -> str:
-    return "missing" if sha256 is None else f"{sha256[:16]}..."
+    return "missing" if sha256 is None else short_hash(sha256)
 
 
 def _recipe(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from tformer.checkpoint.tensor_files import (
     read_tensors,
 )
 from tformer.errors import InputError
+from tformer.formatting import short_hash
 
 MAX_LISTED = 8  # names of each kind in an error
 
@@ -292,7 +293,9 @@ def _read_checked(path: Path, record: FileRecord, *, max_bytes: int, verify: boo
     found = hashlib.sha256(data).hexdigest()
     if verify and found != record.sha256:
         what = "is not the tokenizer this model was trained with" if record.role in ROLES else "is damaged"
-        raise InputError(f"{path} {what}: its sha256 is {found[:16]}..., the manifest says {record.sha256[:16]}...")
+        raise InputError(
+            f"{path} {what}: its sha256 is {short_hash(found)}, the manifest says {short_hash(record.sha256)}"
+        )
     return data
 
 

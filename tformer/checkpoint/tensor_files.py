@@ -29,6 +29,7 @@ from tformer.checkpoint.files import (
     parse_object,
 )
 from tformer.errors import InputError
+from tformer.formatting import short_hash
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 LFS_POINTER = b"version "  # first bytes of a Git LFS pointer file
@@ -208,7 +209,7 @@ def read_tensors(path: Path, *, sha256: str | None) -> dict[str, Tensor]:
             tensors[spec.name] = tensor
     if sha256 is not None and digest.hexdigest() != sha256:
         raise InputError(
-            f"{path} is damaged: its sha256 is {digest.hexdigest()[:16]}..., the manifest says {sha256[:16]}..."
+            f"{path} is damaged: its sha256 is {short_hash(digest.hexdigest())}, the manifest says {short_hash(sha256)}"
         )
     return tensors
 

@@ -17,11 +17,7 @@ import numpy as np
 
 from tformer.data.shards.labelled_tokens import tokenise_labelled
 from tformer.data.sources.image_files import read_image
-from tformer.data.sources.images import (
-    ImageExample,
-    ImageSet,
-    open_images,
-)
+from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples, predict_scores

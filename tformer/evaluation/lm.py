@@ -208,7 +208,7 @@ def pseudo_perplexity(
 ) -> dict[str, float]:
     """{"pseudo_perplexity", "loss" (nats per token), "tokens"} of sequences of ids, their special tokens included.
 
-    `max_tokens`: count at most so many, evenly spread over all; `batch_tokens`: of a batch, with padding; None: what
+    `max_tokens`: maximum number of tokens, evenly spread; `batch_tokens`: of a batch, with padding; None: what
     suits the device. `should_stop` is polled before every batch; once it is True, the metrics are those of the
     tokens so far (NaN for none), the longest sequences first.
 

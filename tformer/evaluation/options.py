@@ -104,7 +104,7 @@ class EvaluationOptions(DataOptions):
         PAIRS(
             "--max-new-tokens",
             metavar="N",
-            help="Maximum number of output tokens; default: as the recipe says, and no fewer than --seq-len.",
+            help="Maximum number of output tokens; default: as in the recipe, and no fewer than --seq-len.",
         ),
     ] = None
     length_penalty: Annotated[

@@ -31,12 +31,7 @@ from tformer.metrics import (
     spearman,
     subset_accuracy,
 )
-from tformer.metrics.statistics import (
-    f1_macro_rows,
-    mean_rows,
-    pearson_rows,
-    spearman_rows,
-)
+from tformer.metrics.statistics import f1_macro_rows, mean_rows, pearson_rows, spearman_rows
 from tformer.nn.classification_heads import LabelKind
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe

@@ -18,17 +18,8 @@ from tformer.data.shards.pair_tokens import PairTokens
 from tformer.decoding.score import TargetScore, score_targets
 from tformer.decoding.translate import Translation, Translator
 from tformer.evaluation.mistakes import write_examples
-from tformer.evaluation.predict import (
-    Tally,
-    metrics_of,
-    tally_objective,
-)
-from tformer.metrics.text import (
-    bleu,
-    chrf,
-    same_text,
-    sequence_accuracy,
-)
+from tformer.evaluation.predict import Tally, metrics_of, tally_objective
+from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 
@@ -141,7 +132,7 @@ def translation_metrics(
 
 
 def wrong_outputs(outputs: Outputs, *, lowercase: bool = False) -> list[int]:
-    """Indices of the pairs whose output differs from the reference, sorted by decreasing score of the output."""
+    """Indices of the pairs with an output that differs from the reference, sorted by decreasing score of the output."""
     pairs = zip(outputs.texts, outputs.references, strict=True)
     wrong = [
         index for index, (text, reference) in enumerate(pairs) if not same_text(text, reference, lowercase=lowercase)

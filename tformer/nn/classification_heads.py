@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.feedforward import ACTIVATIONS
 from tformer.nn.linear import Linear
@@ -79,11 +80,11 @@ class PooledHead(nn.Module):
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = Linear(d_model, num_labels, bias=True)
 
-    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 scores [B, L] of hidden states [B, T, D]; `mask_BT` is False on padding."""
-        x_BD = pool(hidden, mask_BT, self.pooling)
+        x_BD = tap(taps, "pooled", pool(hidden, mask_BT, self.pooling))
         if self.pooler is not None:
-            x_BD = self.activation(self.pooler(x_BD))
+            x_BD = self.activation(tap(taps, "pooler", self.pooler(x_BD)))
         return self.project(dropout(x_BD, self.dropout, self.training)).float()
 
 
@@ -96,7 +97,7 @@ class ReplacedTokenHead(nn.Module):
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = Linear(d_model, 1, bias=True)
 
-    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 logits [B, T] of hidden states [B, T, D]."""
         return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
 

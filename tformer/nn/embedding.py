@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions, build_norm
@@ -34,13 +35,30 @@ class _Embedding(nn.Module):
         self.dropout = dropout
         self.project = Linear(size, d_model, bias=True) if size != d_model else None
 
-    def finish(self, x_BTE: Tensor, positions: Positions, pos_BT: Tensor) -> Tensor:
+    def finish(self, x_BTE: Tensor, positions: Positions, pos_BT: Tensor, taps: TapSink | None) -> Tensor:
         x_BTE = positions.embed(x_BTE, pos_BT)
+        if taps is not None and positions.has_embed:
+            taps.put("position_ids", pos_BT)
+            taps.put("positions", positions.embed(torch.zeros_like(x_BTE[:1]), pos_BT[:1]))
+            taps.put("sum", x_BTE)
         if self.norm is not None:
-            x_BTE = self.norm(x_BTE)
+            x_BTE = tap(taps, "normalised", self.norm(x_BTE))
         if self.dropout:
             x_BTE = dropout(x_BTE, self.dropout, self.training)
-        return x_BTE if self.project is None else self.project(x_BTE)
+        return x_BTE if self.project is None else tap(taps, "projected", self.project(x_BTE))
+
+    def tap_names(self, positions: Positions) -> list[str]:
+        """Names of the inner tensors, in the order of their computation."""
+        return [
+            *self.own_taps(),
+            *(("position_ids", "positions", "sum") if positions.has_embed else ()),
+            *(("normalised",) if self.norm is not None else ()),
+            *(("projected",) if self.project is not None else ()),
+        ]
+
+    def own_taps(self) -> list[str]:
+        """Names of the inner tensors before positions are added."""
+        raise NotImplementedError
 
 
 class TokenEmbedding(_Embedding):
@@ -84,19 +102,24 @@ class TokenEmbedding(_Embedding):
         pos_BT: Tensor,
         token_type_ids: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
+        taps: TapSink | None = None,
     ) -> Tensor:
         """The input of a stack, [B, T, D] in `dtype`; `token_type_ids` default to segment 0."""
-        x_BTE = F.embedding(ids_BT, self.weight)
+        tap(taps, "ids", ids_BT)
+        x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
         if self.fixnorm:
             x_BTE = F.normalize(x_BTE, dim=-1)
         if self.factor != 1.0:
             x_BTE = x_BTE * self.factor
         if self.token_types is not None:
             segment = self.token_types[0] if token_type_ids is None else F.embedding(token_type_ids, self.token_types)
-            x_BTE = x_BTE + segment
+            x_BTE = x_BTE + tap(taps, "segments", segment)
         elif token_type_ids is not None:
             raise ValueError("token_type_ids were given, but the model has no token types (embedding.token_types: 0)")
-        return self.finish(x_BTE.to(dtype), positions, pos_BT)
+        return self.finish(x_BTE.to(dtype), positions, pos_BT, taps)
+
+    def own_taps(self) -> list[str]:
+        return ["ids", "tokens", *(("segments",) if self.token_types is not None else ())]
 
 
 class PatchEmbedding(_Embedding):
@@ -132,19 +155,28 @@ class PatchEmbedding(_Embedding):
         return (self.image_size // self.size) ** 2 + (self.cls is not None)
 
     def forward(
-        self, pixels_BCHW: Tensor, *, positions: Positions, pos_BT: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        pixels_BCHW: Tensor,
+        *,
+        positions: Positions,
+        pos_BT: Tensor,
+        dtype: torch.dtype = torch.float32,
+        taps: TapSink | None = None,
     ) -> Tensor:
         """[B, C, height, width] → [B, T, D] in `dtype`, row by row."""
         expected = (self.channels, self.image_size, self.image_size)
         if tuple(pixels_BCHW.shape[1:]) != expected:
             raise ValueError(f"pixel_values must have the shape [batch, {', '.join(map(str, expected))}], "
                              f"found {list(pixels_BCHW.shape)}")  # fmt: skip
-        x_BTD = F.linear(
-            cut_patches(pixels_BCHW.to(dtype), self.size), self.weight.flatten(1).to(dtype), self.bias.to(dtype)
-        )
+        patches = tap(taps, "patches", cut_patches(tap(taps, "pixels", pixels_BCHW).to(dtype), self.size))
+        x_BTD = F.linear(patches, self.weight.flatten(1).to(dtype), self.bias.to(dtype))
+        tap(taps, "patch_vectors", x_BTD)
         if self.cls is not None:
             x_BTD = torch.cat([self.cls.to(dtype).expand(x_BTD.shape[0], 1, -1), x_BTD], dim=1)
-        return self.finish(x_BTD, positions, pos_BT)
+        return self.finish(x_BTD, positions, pos_BT, taps)
+
+    def own_taps(self) -> list[str]:
+        return ["pixels", "patches", "patch_vectors"]
 
 
 def cut_patches(pixels_BCHW: Tensor, size: int) -> Tensor:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.dropout import dropout
 from tformer.nn.linear import Linear, eager_on_cpu
 from tformer.nn.options import require_positive
@@ -109,8 +110,8 @@ class FeedForward(nn.Module):
         self.up = Linear(d_model, 2 * d_ff if options.gated else d_ff, bias=options.bias)
         self.down = Linear(d_ff, d_model, bias=options.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.up(x)
+    def forward(self, x: Tensor, *, taps: TapSink | None = None) -> Tensor:
+        hidden = tap(taps, "up", self.up(x))
         if self.gated:
             gate, value = hidden.chunk(2, dim=-1)
             hidden = self.activation(gate) * value
@@ -118,4 +119,8 @@ class FeedForward(nn.Module):
             hidden = self.activation(hidden)
         if self.dropout:
             hidden = dropout(hidden, self.dropout, self.training)
-        return self.down(hidden)
+        return tap(taps, "down", self.down(tap(taps, "active", hidden)))
+
+    def tap_names(self) -> list[str]:
+        """Names of the inner tensors."""
+        return ["up", "active", "down"]

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tformer.nn.attention.context import TapSink, tap
 from tformer.nn.classification_heads import (
     HEAD_ACTIVATIONS,
     ClassifierHeadOptions,
@@ -72,21 +73,22 @@ class VocabularyHead(nn.Module):
         self.project = Linear(d_model, size, bias=False) if size != d_model and not transform else None
         self.product: Product | None = None  # replaces the matrix once it no longer changes
 
-    def features(self, hidden: Tensor) -> Tensor:
+    def features(self, hidden: Tensor, taps: TapSink | None = None) -> Tensor:
         """[..., D] → [..., E]: everything before the product with the vocabulary."""
         if self.dense is not None and self.activation is not None and self.norm is not None:
-            hidden = self.norm(self.activation(self.dense(hidden)))
+            hidden = self.norm(self.activation(tap(taps, "features", self.dense(hidden))))
+            tap(taps, "normalised", hidden)
         elif self.project is not None:
-            hidden = self.project(hidden)
+            hidden = tap(taps, "features", self.project(hidden))
         return hidden if self.scale == 1.0 else hidden * self.scale
 
     def matrix(self) -> Tensor:
         """The [V, E] matrix of the product: FixNorm uses its rows at length 1."""
         return F.normalize(self.weight, dim=-1) if self.fixnorm else self.weight
 
-    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D]."""
-        features = self.features(hidden)
+        features = self.features(hidden, taps)
         if self.product is not None:
             logits = self.product(features)
         else:

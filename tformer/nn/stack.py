@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, scoped
+from tformer.nn.attention.context import AttentionContext, TapSink, scoped, tap
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.cache import CrossCache, LayerState
 from tformer.nn.dropout import dropout, outside_graphs
@@ -94,15 +94,31 @@ class Block(nn.Module):
                 cache=cross_cache,
                 taps=scoped(taps, "cross_attention"),
             )
-        return self._residual(x, self.feedforward_norm, self.feedforward)
+        return self._residual(x, self.feedforward_norm, self.feedforward, taps=scoped(taps, "feedforward"))
 
     def _residual(
-        self, x: Tensor, norm: nn.Module, function: Callable[..., Tensor], *arguments: Any, **named: Any
+        self,
+        x: Tensor,
+        norm: nn.Module,
+        function: Callable[..., Tensor],
+        *arguments: Any,
+        taps: TapSink | None,
+        **named: Any,
     ) -> Tensor:
-        update = function(norm(x) if self.place == "pre" else x, *arguments, **named)
+        before = tap(taps, "normalised", norm(x)) if self.place == "pre" else x
+        update = function(before, *arguments, taps=taps, **named)
         if self.dropout:
             update = dropout(update, self.dropout, self.training)
-        return x + update if self.place == "pre" else norm(x + update)
+        x = tap(taps, "residual", x + update)
+        return x if self.place == "pre" else tap(taps, "normalised", norm(x))
+
+    def tap_names(self, positions: Positions) -> list[str]:
+        """Names of the inner tensors: of each function, before and after it."""
+        inner = {"self_attention": self.self_attention.tap_names(positions)}
+        if self.cross_attention is not None:
+            inner["cross_attention"] = self.cross_attention.tap_names(positions)
+        inner["feedforward"] = self.feedforward.tap_names()
+        return [f"{part}.{name}" for part, names in inner.items() for name in ("normalised", *names, "residual")]
 
 
 class Stack(nn.Module):
@@ -171,7 +187,7 @@ class Stack(nn.Module):
         draw = self.layerdrop() if self.layerdrop is not None else None
         run_layers = self._run_layers if draw is None else self._run_drawn_layers
         x_BTD = run_layers(x_BTD, context, cache, taps, draw)
-        return x_BTD if self.final_norm is None else self.final_norm(x_BTD)
+        return x_BTD if self.final_norm is None else tap(taps, "final_norm", self.final_norm(x_BTD))
 
     def _shared_by_layers(self, x_BTD: Tensor, context: AttentionContext) -> AttentionContext:
         """The context with what is computed once for all layers: the dense mask, if one reads it, and the rotation."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tformer.errors import InputError
+from tformer.formatting import fitted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -103,7 +104,7 @@ def describe(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
     if isinstance(value, str):
-        shown = value if len(value) <= 60 else value[:57] + "..."
+        shown = fitted(value, 60)
         return f"the text {shown!r}"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 

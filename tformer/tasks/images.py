@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.sources.images import (
-    ImageSet,
-    channel_statistics,
-    open_images,
-)
+from tformer.data.sources.images import ImageSet, channel_statistics, open_images
 from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.objectives import build_objective

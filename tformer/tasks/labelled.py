@@ -13,17 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.shards.labelled_tokens import (
-    LabelledTokens,
-    tokenise_labelled,
-)
+from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelled
 from tformer.data.sources.files import Errors
-from tformer.data.sources.labelled import (
-    LabelIndex,
-    LabelledSource,
-    collect_labels,
-    open_labelled,
-)
+from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
 from tformer.errors import InputError
 from tformer.evaluation.classifier import Classifier, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
@@ -32,11 +24,7 @@ from tformer.evaluation.reports import REPORTS, evaluate_labelled, label_kind_of
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import (
-    Columns,
-    Data,
-    SourceSpec,
-)
+from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
 from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context

@@ -11,26 +11,11 @@ from typing import Any
 import numpy as np
 
 from tformer.data.batching.mixture import MixedPairs
-from tformer.data.shards.pair_tokens import (
-    PairTokens,
-    RowSource,
-    join_pairs,
-    tokenise_pairs,
-)
-from tformer.data.sources.pairs import (
-    PairSource,
-    open_pairs,
-    shared_columns,
-)
+from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, tokenise_pairs
+from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
 from tformer.decoding.inference import prepare_inference
-from tformer.decoding.loaded import (
-    make_translator,
-    translator_of,
-)
-from tformer.decoding.settings import (
-    BeamSettings,
-    fitting_beam_settings,
-)
+from tformer.decoding.loaded import make_translator, translator_of
+from tformer.decoding.settings import BeamSettings, fitting_beam_settings
 from tformer.decoding.translate import Translator
 from tformer.device import resolve_device
 from tformer.errors import InputError
@@ -49,11 +34,18 @@ from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import (
-    Columns,
-    SourceSpec,
+from tformer.recipe.sections import Columns, SourceSpec
+from tformer.tasks.base import (
+    ChosenData,
+    HeldOut,
+    ShouldStop,
+    Task,
+    TrainingData,
+    TrainingStart,
+    Work,
+    hold_out,
+    require_finite,
 )
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
 from tformer.tasks.tokenizers import decoder_context, obtain_tokenizers
@@ -95,7 +87,7 @@ class Pairs(Task):
                 _tokenise(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources
             ]
         else:
-            parts, valid = hold_out(parts, recipe)
+            parts, valid = hold_out(parts, recipe.data)
         held_out = join_pairs(valid)
         if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
             parts = _translated(start, parts, tokenizers, work)
@@ -127,8 +119,8 @@ class Pairs(Task):
         if given is None:
             sources = open_pairs(data.specs, columns=data.columns, errors=data.errors)
         else:  # the run's columns only where a table has them
-            asked = Columns(source=given.source, target=given.target)
-            sources = open_pairs(data.specs, columns=asked, preferred=data.columns, errors=data.errors)
+            columns = Columns(source=given.source, target=given.target)
+            sources = open_pairs(data.specs, columns=columns, preferred=data.columns, errors=data.errors)
         tokenizers = (loaded.text_tokenizer, loaded.target_tokenizer)
         # What is held out depends on which pairs training kept.
         parts = [
@@ -137,7 +129,7 @@ class Pairs(Task):
         work.note_all(*sources, *parts)
         name = ", ".join(source.name for source in sources)
         if data.held_out:
-            _, parts = hold_out(parts, recipe)
+            _, parts = hold_out(parts, recipe.data)
             name = f"{recipe.data.valid_fraction:.0%} of {name}, held out"
         return join_pairs(parts), name
 
@@ -193,12 +185,6 @@ class Pairs(Task):
             for task in (key for key in report if key.startswith(f"{name}.")):  # of several tasks
                 yield f"{task} {report[task]:.4f}"
         yield f"examples {report['examples']}"
-
-
-def hold_out(parts: Sequence[PairTokens], recipe: Recipe) -> tuple[list[PairTokens], list[PairTokens]]:
-    """(training parts, held-out parts): a share of every set; equal sources are on one side."""
-    cuts = [part.split(fraction=recipe.data.valid_fraction) for part in parts]
-    return [train for train, _ in cuts], [valid for _, valid in cuts]
 
 
 @dataclass(frozen=True)
@@ -286,7 +272,7 @@ def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
 
 
 def _texts(sources: Sequence[PairSource], side: str) -> Callable[[], Iterator[str]]:
-    """The texts of one side, read anew by every call."""
+    """A function that reads the texts of one side."""
     return lambda: (getattr(row, side) for source in sources for row in source.rows())
 
 
@@ -300,7 +286,7 @@ def _tokenise(
     whole: bool = False,
     tasks: Sequence[str] = (),
 ) -> PairTokens:
-    """The pairs of one source, filtered and cut as the recipe says.
+    """The pairs of one source, filtered and cut by the recipe.
 
     Args:
         tokenizers: of source and target.
@@ -334,7 +320,7 @@ def _translated(
     teacher = start.teacher
     assert teacher is not None
     if start.dry_run:
-        work.note("dry run: the teacher translates nothing, the references stand in for it")
+        work.note("dry run: the teacher translates nothing, the references are used instead")
         return list(parts)
     device, weights = resolve_device(start.recipe.training.device), weights_digest(teacher.model)
     translated = [translate_sources(part, teacher, weights=weights, device=device, work=work) for part in parts]

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tformer.data.batching.sentences import (
-    SentenceCorpus,
-    SentencePairs,
-    prepare_sentences,
-)
-from tformer.data.sources.text import (
-    TextSource,
-    open_sources,
-)
+from tformer.data.batching.sentences import SentenceCorpus, SentencePairs, prepare_sentences
+from tformer.data.sources.text import TextSource, open_sources
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.recipe.recipe import Recipe

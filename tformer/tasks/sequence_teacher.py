@@ -21,10 +21,7 @@ import torch
 
 from tformer.data.shards.pair_tokens import PairTokens
 from tformer.data.sources.tables import PairRow
-from tformer.decoding.inference import (
-    cast_matrices,
-    inference_dtype,
-)
+from tformer.decoding.inference import cast_matrices, inference_dtype
 from tformer.decoding.loaded import translator_of
 from tformer.device import default_cache_dir
 from tformer.errors import InputError, Interrupted, cannot_write
@@ -67,12 +64,11 @@ def translate_sources(
 ) -> Translated:
     """The sources of `originals` with the teacher's translations, from the cache or translated now.
 
-    The teacher moves to the device and is cast to the number format of its inference; `weights` is the
-    `weights_digest` of what was loaded, before any set of pairs had it cast. Notes tell how many sentences there are
-    and how near to the references they came.
+    The teacher moves to the device and is cast to the number format of its inference; `weights` is its
+    `weights_digest` before any cast. Notes give the number of sentences and their BLEU against the references.
 
     Raises InputError for a model that does not translate, and for a cache file that another process is writing;
-    StorageError where it cannot be written; Interrupted when `should_stop` says so, with everything so far kept.
+    StorageError where it cannot be written; Interrupted after an interruption, with all translations so far saved.
     """
     model, recipe = teacher.model, teacher.recipe
     dtype = inference_dtype("auto", trained_in=recipe.training.precision, device=device)

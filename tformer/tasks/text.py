@@ -16,16 +16,9 @@ import numpy as np
 
 from tformer.data.batching.mixture import MixedWindows
 from tformer.data.batching.windows import LmWindows, document_ids
-from tformer.data.shards.corpus import (
-    Example,
-    TokenCorpus,
-    token_corpus,
-)
+from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
 from tformer.data.sources.files import total_bytes
-from tformer.data.sources.text import (
-    TextSource,
-    open_sources,
-)
+from tformer.data.sources.text import TextSource, open_sources
 from tformer.decoding.generate import generate
 from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import GenerationSettings
@@ -38,11 +31,18 @@ from tformer.model import Transformer
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import (
-    Data,
-    SourceSpec,
+from tformer.recipe.sections import Data, SourceSpec
+from tformer.tasks.base import (
+    ChosenData,
+    HeldOut,
+    ShouldStop,
+    Task,
+    TrainingData,
+    TrainingStart,
+    Work,
+    hold_out,
+    require_finite,
 )
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ def documents_of(sources: Sequence[TextSource]) -> Iterator[str]:
 
 
 class CorpusTask(Task):
-    """Running text as token corpora; a subclass says what the windows are and how they are measured."""
+    """Running text as token corpora; a subclass defines the windows and how a model is measured on them."""
 
     tokenizer_texts = "text"
 
@@ -159,12 +159,6 @@ def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCo
     """The tokens of a source, from the cache or made now."""
     with work.progress(f"tokenising {source.name}", total=source.size_bytes()) as report:
         return token_corpus(source, tokenizer, cache_dir=work.cache_dir, progress=report, should_stop=work.should_stop)
-
-
-def hold_out(corpora: Sequence[TokenCorpus], data: Data) -> tuple[list[TokenCorpus], list[TokenCorpus]]:
-    """(training parts, held-out parts): the last `data.valid_fraction` of every corpus is held out."""
-    parts = [corpus.split(fraction=data.valid_fraction) for corpus in corpora]
-    return [train for train, _ in parts], [valid for _, valid in parts]
 
 
 class Text(CorpusTask):

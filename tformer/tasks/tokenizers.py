@@ -13,11 +13,7 @@ from tformer.data.shards.template import single_template
 from tformer.errors import InputError
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import ObjectiveContext
-from tformer.recipe.recipe import (
-    Recipe,
-    with_own_roles,
-    with_roles,
-)
+from tformer.recipe.recipe import Recipe, with_own_roles, with_roles
 from tformer.tasks.base import TrainingStart, Work
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.decoding import word_starts

@@ -12,11 +12,7 @@ from torch import nn
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch, padded_lengths
-from tformer.data.batching.plan import (
-    BatchPlan,
-    Cursor,
-    Prefetcher,
-)
+from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples

@@ -23,16 +23,10 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.device import (
-    keep_freed_memory,
-    return_free_memory,
-)
+from tformer.device import keep_freed_memory, return_free_memory
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
 from tformer.metrics import HIGHER_IS_BETTER
-from tformer.nn.structured_dropout import (
-    Step,
-    step_listeners,
-)
+from tformer.nn.structured_dropout import Step, step_listeners
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
@@ -199,7 +193,7 @@ class Trainer:
         self._work_seconds += time.perf_counter() - began
 
     def _announce(self, number: int) -> None:
-        """Announce the step to modules whose behaviour depends on it."""
+        """Announce the step to modules that depend on it."""
         step = Step(
             number=number,
             max_steps=self.training.max_steps,
@@ -220,7 +214,7 @@ class Trainer:
         return {name: max(1, count) for name, count in totals.items()}
 
     def _update(self, loss: Tensor) -> Tensor:
-        """Clip gradients and step; skip and count a step whose gradient is not finite. Returns the gradient norm."""
+        """Clip gradients and step; skip and count steps without a finite gradient. Returns the gradient norm."""
         parts = self.parts
         parts.scaler.unscale_(parts.optimizer.gradients())
         norm = parts.optimizer.clip(self.recipe.optimizer.clip_grad_norm)

@@ -45,7 +45,7 @@ class TrainOptions:
         Path | None,
         MODEL(
             "--init-from",
-            help="Start from the weights, body and tokenizer of this run; heads whose shape differs are initialised "
+            help="Start from the weights, body and tokenizer of this run; heads of another shape are initialised "
             "from scratch.",
         ),
     ] = None

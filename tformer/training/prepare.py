@@ -13,12 +13,7 @@ from tformer.checkpoint.files import require_writable
 from tformer.checkpoint.run import LOCK_NAME
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import estimate_memory
-from tformer.device import (
-    Precision,
-    matmul_flops_per_second,
-    resolve_device,
-    resolve_precision,
-)
+from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
 from tformer.recipe import recipe_to_yaml

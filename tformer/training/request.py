@@ -77,8 +77,8 @@ def _with_teacher(start: Start, options: TrainOptions) -> Start:
     teacher = open_teacher(section, hint=resumed)
     check_teacher(recipe, teacher)
     if start.resumed is None and start.weights is None:
-        asked, own = options.recipe_values().get("tokenizer.separate"), teacher.own_target_tokenizer is not None
-        if uses_teacher_tokenizer(recipe) and asked not in (None, own):
+        given, own = options.recipe_values().get("tokenizer.separate"), teacher.own_target_tokenizer is not None
+        if uses_teacher_tokenizer(recipe) and given not in (None, own):
             raise InputError(
                 f"--vocabulary: the vocabularies of the teacher {teacher.path} are {'separate' if own else 'joint'}",
                 hint="leave it out",
@@ -169,8 +169,8 @@ def _init_from(options: TrainOptions) -> Start:
     if not (imported or any(_named(options)) or options.config) and _learns_labels_first(options, stored):
         options = replace(options, preset=FINE_TUNING)
         extra.append(f"training as in preset {FINE_TUNING}, as neither --preset nor --config was given")
-    asked = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)
-    if stored.model.encoder and stored.model.decoder and asked != stored.separate_vocabularies:
+    separate = options.recipe_values().get("tokenizer.separate", stored.separate_vocabularies)
+    if stored.model.encoder and stored.model.decoder and separate != stored.separate_vocabularies:
         own = "separate" if stored.separate_vocabularies else "joint"
         raise InputError(f"--vocabulary: the vocabularies of {checkpoint.path} are {own}", hint="leave it out")
     if any(_named(options)):
@@ -195,8 +195,8 @@ def _given_objectives(options: TrainOptions) -> list[str]:
 
 def _learns_labels_first(options: TrainOptions, stored: Recipe) -> bool:
     """Whether an encoder pre-trained on text is now trained on labels."""
-    asked = [OBJECTIVES[kind].data for kind in _given_objectives(options) if kind in OBJECTIVES]
-    return "labelled" in asked and stored.data_kind != "labelled" and stored.model.decoder is None
+    given = [OBJECTIVES[kind].data for kind in _given_objectives(options) if kind in OBJECTIVES]
+    return "labelled" in given and stored.data_kind != "labelled" and stored.model.decoder is None
 
 
 def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:

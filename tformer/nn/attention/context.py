@@ -40,6 +40,13 @@ class TapSink:
             self.values[self.prefix + name] = value
 
 
+def tap(taps: TapSink | None, name: str, value: Tensor) -> Tensor:
+    """`value`, kept under this name if it is wanted."""
+    if taps is not None:
+        taps.put(name, value)
+    return value
+
+
 def scoped(taps: TapSink | None, name: str | int) -> TapSink | None:
     """The sink for a submodule called `name`; None without taps."""
     return None if taps is None else taps.scope(name)
@@ -167,7 +174,8 @@ class AttentionInputs(NamedTuple):
         scale: factor of the scores.
         positions: adds its score to the products, its bias to the scaled scores, its mix to the output.
         dropout: the rate to apply now (0 in evaluation).
-        taps: `weights` are returned if they want them.
+        taps: the scores are formed and the weights returned if they want them.
+        tap_prefix: of the names of tapped tensors.
     """
 
     q_BHTh: Tensor
@@ -178,10 +186,16 @@ class AttentionInputs(NamedTuple):
     positions: Positions | None = None
     dropout: float = 0.0
     taps: TapSink | None = None
+    tap_prefix: str = ""
 
     @property
     def need_weights(self) -> bool:
         return self.taps is not None and self.taps.wants("weights")
+
+    def tap(self, name: str, value: Tensor) -> None:
+        """Keep `value` if it is wanted."""
+        if self.taps is not None:
+            self.taps.put(self.tap_prefix + name, value)
 
     @property
     def has_bias(self) -> bool:

@@ -4,7 +4,7 @@
 
 A shorter input uses the first T columns. Padding is set to zero before it is projected, so that it adds nothing; after
 that every query sees all `rank` keys. Each projected key mixes all positions: there is no causal mode, no score between
-two positions that a position kind could bias, and documents that share a row cannot be kept apart.
+two positions to which a bias could be added, and documents of one row cannot be hidden from each other.
 
 The effective weights on positions are softmax(...) F, which may be negative and need not sum to 1.
 
@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
+from tformer.nn.attention.context import AttentionContext, TapSink, Weighted, tap
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
@@ -41,13 +41,14 @@ class LinformerAttention(Mechanism):
     fixed_length: ClassVar[bool] = True
     signed_weights: ClassVar[bool] = True
     takes_position_scores: ClassVar[bool] = False
+    weights_meaning: ClassVar[str] = "effective share of each value in each output; computed only for this view"
 
     def __init__(self, options: LinformerOptions, sizes: AttentionSizes) -> None:
         super().__init__(options, sizes)
         if sizes.causal or sizes.is_cross:
             raise ValueError("kind: linformer has no causal mode and no cross-attention")
         if sizes.max_seq_len is None:
-            raise ValueError("kind: linformer needs to know max_seq_len")
+            raise ValueError("kind: linformer needs max_seq_len")
         if options.rank > sizes.max_seq_len:
             raise ValueError(f"rank: found {options.rank}, expected at most max_seq_len ({sizes.max_seq_len})")
         self.rank, self.max_seq_len, self.sharing = options.rank, sizes.max_seq_len, options.sharing
@@ -57,6 +58,14 @@ class LinformerAttention(Mechanism):
         separate = options.sharing in ("none", "headwise")
         self.values = nn.Parameter(torch.empty(shape)) if separate else self.keys
         self.reset_parameters(0.0)
+
+    def taps(self) -> dict[str, OwnTap]:
+        meaning = "positions mixed into fewer, by a learned matrix"
+        return {"projected_K": (("B", "K", "r", "h"), meaning), "projected_V": (("B", "K", "r", "v"), meaning)}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """r: projected keys."""
+        return {"r": self.rank}
 
     @torch.no_grad()
     def reset_parameters(self, std: float) -> None:
@@ -94,7 +103,8 @@ class LinformerAttention(Mechanism):
         if context.document_ids is not None:
             raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")
         padding = None if context.key_mask is None else ~context.key_mask.bool()[:, None, :, None]
-        keys, values = _project(self.keys, k_BKTh, padding), _project(self.values, v_BKTv, padding)
+        keys = tap(taps, "projected_K", _project(self.keys, k_BKTh, padding))
+        values = tap(taps, "projected_V", _project(self.values, v_BKTv, padding))
         unmasked = AttentionContext(context.q_pos, context.q_pos)  # queries see all projected keys
         out_BHTv, weights_BHTr = attend(self.inputs(q_BHTh, keys, values, unmasked, None, taps))
         if weights_BHTr is None:
@@ -102,7 +112,7 @@ class LinformerAttention(Mechanism):
         return out_BHTv, self._on_positions(weights_BHTr, length, padding)
 
     def _on_positions(self, weights_BHTr: Tensor, length: int, padding: Tensor | None) -> Tensor:
-        """softmax(...) F, [B, H, T, T]: how much of each position's value is in the output."""
+        """softmax(...) F, [B, H, T, T]: the effective weight of each position's value in the output."""
         matrix = self.values[..., :length].to(weights_BHTr.dtype)
         if matrix.ndim == 3:
             matrix = matrix.repeat_interleave(weights_BHTr.shape[1] // matrix.shape[0], dim=0)
@@ -125,6 +135,10 @@ class LinformerOptions(ProjectionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(rank=self.rank)
+
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """The projected keys and values."""
+        return self.rank * (keys + values) / max_seq_len
 
     def keys_per_query(self, length: float) -> float:
         """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""

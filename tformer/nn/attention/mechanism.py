@@ -45,6 +45,10 @@ class ProjectionOptions(ABC):
     def keys_per_query(self, length: float) -> float:
         """Cost of a query among `length` positions, in keys: each costs 2 (head_dim + value_dim) operations a head."""
 
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """Numbers a token saved for the backward pass beside Q, K, V, whose widths are given, and the output."""
+        return 0.0
+
     @property
     def fused_only(self) -> bool:
         """Whether the chosen implementation supports neither attention dropout nor positions that change scores."""
@@ -77,6 +81,10 @@ class StateBytes(NamedTuple):
     constant: int
 
 
+OwnTap = tuple[tuple[str, ...], str]
+"""Shape letters and meaning of a tensor."""
+
+
 class Mechanism(nn.Module):
     """Base class of attention kinds. The class attributes are the facts that other modules read about a kind.
 
@@ -100,12 +108,16 @@ class Mechanism(nn.Module):
     """Names of buffers that are drawn at random: a mean of several has no meaning."""
     reads_dense_mask: ClassVar[bool] = False
     """Whether the dense mask is needed; a stack makes none if no layer reads it."""
+    forms_scores: ClassVar[bool] = False
+    """Whether scores are always formed explicitly, from `head_dim` numbers for each query and key."""
     takes_position_scores: ClassVar[bool] = True
     """Whether there are scores to which positions can add a bias or terms."""
     drops_weights: ClassVar[bool] = True
     """Whether there are weights that attention dropout could drop."""
     score_formula: ClassVar[str] = "Q·Kᵀ"
     """The unscaled score of a query and a key."""
+    weights_meaning: ClassVar[str] = "softmax over keys: how much each query takes of each value"
+    """What the returned weights are."""
 
     def __init__(self, options: ProjectionOptions, sizes: AttentionSizes) -> None:
         super().__init__()
@@ -192,6 +204,14 @@ class Mechanism(nn.Module):
         """Size of `new_state`. A kind that overrides one overrides both."""
         sizes = self.sizes
         return StateBytes(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) * dtype.itemsize, 0)
+
+    def taps(self) -> dict[str, OwnTap]:
+        """Inner tensors of this kind by name: shape letters (see `workflows.inspect.trace`) and meaning."""
+        return {}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """Sizes of this kind by letter, for the shapes of its tensors."""
+        return {}
 
     def reset_parameters(self, std: float) -> None:
         """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tformer.nn.attention import AttentionSizes, FullAttentionOptions, ProjectionOptions
-from tformer.nn.attention.context import AttentionContext, TapSink
+from tformer.nn.attention.context import AttentionContext, TapSink, tap
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
 from tformer.nn.layer_norm import rms_norm
@@ -101,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         context: its memory [B, S, memory_dim] is read by cross-attention, until a CrossCache holds its keys and values.
             With fewer rows in a CrossCache than in x, its mask has the cache's rows and is the same for all queries.
         positions: of self-attention; cross-attention has none.
-        taps: this attention's scope; provides `weights` [B, H, T, S].
+        taps: this attention's scope, see `tap_names`.
         """
         beams = 1
         if self.is_cross:
@@ -109,12 +109,15 @@ class MultiHeadAttention(nn.Module):
             beams = _rows_per_sentence(x_BTD, cache)
             if beams > 1:
                 x_BTD = x_BTD.unflatten(0, (-1, beams)).flatten(1, 2)
-            q, k, v = self._project_cross(x_BTD, context.memory, cache)
+            q, k, v = self._project_cross(x_BTD, context.memory, cache, taps)
         else:
-            q, k, v = self._project_self(x_BTD, context, positions)
+            q, k, v = self._project_self(x_BTD, context, positions, taps)
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
                 q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
+        if taps is not None:
+            for name, tensor in (("queries", q), ("keys", k), ("values", v)):
+                taps.put(name, tensor)
         state = None if isinstance(cache, CrossCache | FixedLayer) else cache
         out_BHTv, weights = self.mechanism(q, k, v, context, x_BTD=x_BTD, positions=positions, state=state, taps=taps)
         if self.training and self.drophead.rate > 0.0:
@@ -123,8 +126,26 @@ class MultiHeadAttention(nn.Module):
             if beams > 1:
                 weights = weights.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1)
             taps.put("weights", weights)
-        out_BTD = self.out(out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
+        tap(taps, "heads", out_BHTv)
+        joined_BTx = tap(taps, "joined", out_BHTv.transpose(1, 2).flatten(2).to(x_BTD.dtype))
+        out_BTD = tap(taps, "projection", self.out(joined_BTx))
         return out_BTD if beams == 1 else out_BTD.unflatten(1, (beams, -1)).flatten(0, 1)
+
+    def tap_names(self, positions: Positions) -> list[str]:
+        """Names of the inner tensors; those of scores exist only beside `weights`."""
+        of_positions = {
+            "position_scores": positions.has_score,
+            "bias": positions.has_bias,
+            "position_values": positions.has_mix,
+        }
+        return [
+            *(("q", "kv") if self.is_cross else ("qkv",)),
+            *("queries", "keys", "values"),
+            *self.mechanism.taps(),
+            *(name for name, exists in of_positions.items() if exists and not self.is_cross),
+            *(("scores",) if self.mechanism.drops_weights else ()),
+            *("weights", "heads", "joined", "projection"),
+        ]
 
     def _split_heads(self, x_BTx: Tensor, heads: int) -> Tensor:
         """[B, T, heads * size] -> [B, heads, T, size], a view."""
@@ -132,9 +153,9 @@ class MultiHeadAttention(nn.Module):
         return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
     def _project_self(
-        self, x_BTD: Tensor, context: AttentionContext, positions: Positions | None
+        self, x_BTD: Tensor, context: AttentionContext, positions: Positions | None, taps: TapSink | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q_BTx, k_BTx, v_BTx = self.qkv(x_BTD).split_with_sizes(self._sizes, dim=-1)
+        q_BTx, k_BTx, v_BTx = tap(taps, "qkv", self.qkv(x_BTD)).split_with_sizes(self._sizes, dim=-1)
         q = self._normalise(self._split_heads(q_BTx, self.num_heads))
         k = self._normalise(self._split_heads(k_BTx, self.num_kv_heads))
         if positions is not None and positions.has_rotate:
@@ -142,13 +163,13 @@ class MultiHeadAttention(nn.Module):
         return q, k, self._split_heads(v_BTx, self.num_kv_heads)
 
     def _project_cross(
-        self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None
+        self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None, taps: TapSink | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q = self._normalise(self._split_heads(self.q(x_BTD), self.num_heads))
+        q = self._normalise(self._split_heads(tap(taps, "q", self.q(x_BTD)), self.num_heads))
         if cache is not None and cache.filled:
             return (q, *cache.read())
         assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
-        k_BSx, v_BSx = self.kv(memory).split_with_sizes(self._sizes[1:], dim=-1)
+        k_BSx, v_BSx = tap(taps, "kv", self.kv(memory)).split_with_sizes(self._sizes[1:], dim=-1)
         k = self._normalise(self._split_heads(k_BSx, self.num_kv_heads))
         v = self._split_heads(v_BSx, self.num_kv_heads)
         if cache is not None:

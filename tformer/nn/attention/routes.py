@@ -61,6 +61,8 @@ def attend_chunked(
     num_keys = inputs.k_BKSh.shape[2]
     need_weights = inputs.need_weights
     size = max(1, CHUNK_ELEMENTS // max(1, batch * heads * num_keys * numbers_per_pair))
+    if inputs.taps is not None and inputs.taps.wants(inputs.tap_prefix + "scores"):
+        size = num_queries
     chunks = [slice(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
     recompute = len(chunks) > 1 and torch.is_grad_enabled() and not need_weights
     outs, all_weights = [], []
@@ -98,13 +100,18 @@ def _attend_chunk(
     scores = compute_scores(q, keys)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if positions is not None and positions.has_score:
-        scores.add_(positions.score(q, context.q_pos[:, rows], context.k_pos)[..., :end])
+        of_positions = positions.score(q, context.q_pos[:, rows], context.k_pos)
+        inputs.tap("position_scores", of_positions)
+        scores.add_(of_positions[..., :end])
     scores.mul_(inputs.scale)
     if inputs.has_bias:
-        scores.add_(inputs.bias(rows)[..., :end])
+        bias = inputs.bias(rows)
+        inputs.tap("bias", bias)
+        scores.add_(bias[..., :end])
     visible = _visible_keys(context, rows, end, q.device)
     if visible is not None:
         scores.masked_fill_(~visible, MASKED_SCORE)
+    inputs.tap("scores", scores)
     weights = scores.softmax(dim=-1)
     if context.mask is not None and visible is not None:
         weights = weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
@@ -115,7 +122,9 @@ def _attend_chunk(
     out_BKGtv = (mixed_BKGts.flatten(2, 3) @ values).view(*mixed_BKGts.shape[:4], values.shape[-1])
     out = out_BKGtv.flatten(1, 2)
     if positions is not None and positions.has_mix:
-        out = out + positions.mix(mixed, context.q_pos[:, rows], context.k_pos[:, :end])
+        of_positions = positions.mix(mixed, context.q_pos[:, rows], context.k_pos[:, :end])
+        inputs.tap("position_values", of_positions)
+        out = out + of_positions
     return out, weights
 
 

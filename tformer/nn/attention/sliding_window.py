@@ -37,7 +37,7 @@ from tformer.nn.attention.block_sparse.pattern import (
 )
 from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted
 from tformer.nn.attention.core import attend
-from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
+from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
@@ -96,8 +96,8 @@ class Fold:
         )
 
 
-BLOCK = 64  # queries handled together, where the options leave it open
-SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger one would read mostly keys out of sight
+BLOCK = 64  # queries computed together, if `block` is null
+SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger block would read mostly invisible keys
 
 
 def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor, *, causal: bool) -> Tensor:
@@ -108,7 +108,7 @@ def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor,
 
 
 def global_tokens(options: SlidingWindowOptions, context: AttentionContext) -> GlobalTokens | None:
-    """Those that the context names, else the first real tokens."""
+    """The global tokens of the context, else the first real tokens."""
     if context.global_mask is not None:
         return marked_tokens(context.global_mask, context.key_mask)
     return first_tokens(options.global_tokens, context.key_mask, context.k_pos.shape[1], context.k_pos.device)
@@ -187,6 +187,14 @@ class SlidingWindowAttention(Mechanism):
         if weights is not None and row_weights is not None:
             weights = put_rows(weights, row_weights, tokens)
         return put_rows(out, rows, tokens), weights
+
+    def taps(self) -> dict[str, OwnTap]:
+        meaning = "rows of the global tokens, which see all, by matrices of their own"
+        return {"global_scores": (("B", "H", "G", "S"), meaning)} if self.options.global_projections else {}
+
+    def shape_letters(self, num_keys: int) -> dict[str, int]:
+        """G: global tokens with matrices of their own."""
+        return {"G": min(self.options.global_tokens, num_keys)} if self.options.global_projections else {}
 
     def visible_mask(self, context: AttentionContext) -> Tensor:
         num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
@@ -275,7 +283,7 @@ class SlidingWindowAttention(Mechanism):
 
     def _global_rows(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> Weighted:
         """The rows of the global tokens, which see all keys, by matrices of their own if there are any."""
-        context = inputs.context
+        context, inputs = inputs.context, inputs._replace(tap_prefix="global_")
         rows = inputs._replace(q_BHTh=gather_slots(inputs.q_BHTh, tokens.index))
         if self.options.global_projections:
             q, k, v = self._projected(inputs, x_BTD, tokens)
@@ -304,14 +312,12 @@ class SlidingWindowOptions(ProjectionOptions):
     mechanism: ClassVar[type[Mechanism]] = SlidingWindowAttention
 
     kind: Literal["sliding_window"] = "sliding_window"
-    window: int = (
-        256  # keys in sight in all, the query's own not counted: half before, half after (causal: before only)
-    )
-    block: int | None = None  # queries handled together; null: chosen. Must divide window / 2
-    dilation: int = 1  # gap between the keys in sight
-    global_tokens: int = 0  # so many first tokens see all and are seen by all
+    window: int = 256  # visible keys without the query's own: half before, half after (causal: before only)
+    block: int | None = None  # queries computed together; null: chosen. Must divide window / 2
+    dilation: int = 1  # distance between visible keys
+    global_tokens: int = 0  # number of first tokens that see all and are seen by all
     global_projections: bool = False  # queries, keys and values of global tokens have matrices of their own
-    # blocks: also where dense is quicker; flex: FlexAttention on CUDA, elsewhere blocks
+    # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-// Attention's numbers: bytes to weights, special tokens hidden, words merged, weights to shares of the colour scale.
+// Attention weights: bytes to weights, special tokens hidden, words merged, weights to shares of the colour scale.
 // attention.matrix({kind, layer, head}) and attention.rollout(kind) give {rows, cols, values, mask, labels…}.
 "use strict";
 const attention = (() => {
@@ -53,7 +53,7 @@ const attention = (() => {
     return mask;
   }
 
-  // Whole, as the model made it: {values, mask (1 = can be seen) or null}.
+  // The unchanged matrix: {values, mask (1 = can be seen) or null}.
   async function whole(kind, layer, head) {
     const [rows, cols] = [data.sides[kind.queries].tokens.length, data.sides[kind.keys].tokens.length];
     const bytes = await tformer.blob(layer.blob);
@@ -66,7 +66,7 @@ const attention = (() => {
     return { values, mask: await maskOf(layer.mask, rows, cols), signed: layer.signed };
   }
 
-  // Hidden first, then merged: sums over keys, means over queries (as tformer/viz/attention/reshape.py).
+  // Hidden first, then merged: sums over keys, means over queries (as in viz/attention/weights.py).
   function reshaped({ values, mask, signed }, queries, keys, { hide, merge }) {
     const [rows, cols] = [queries.groups.length, keys.groups.length];
     const result = { rows, cols, values, mask, signed, queries, keys };
@@ -124,7 +124,7 @@ const attention = (() => {
     return { value, share: undefined, min: 0, max: most, colours, barLabel: "weight" };
   }
 
-  // The keys that a row looks at most: [[key, weight]], forbidden ones left out; negative weights by their size.
+  // The keys with the largest weights of a row: [[key, weight]], forbidden ones omitted; negative weights by their absolute value.
   function strongest({ values, mask, cols }, row, count) {
     const keys = Array.from({ length: cols }, (_, j) => j).filter((j) => !mask || mask[row * cols + j]);
     return keys.map((j) => [j, values[row * cols + j]]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, count);

@@ -1,4 +1,4 @@
-// The parts of attention's views: the links of one token, thumbnails of heads, a map laid over the image.
+// The parts of attention's views: the links of one token, thumbnails of heads, a map drawn on the image.
 "use strict";
 Object.assign(attention, (() => {
   const { element, state } = tformer;
@@ -36,7 +36,7 @@ Object.assign(attention, (() => {
     return result;
   }
 
-  // Lines from one query to the keys that it looks at most.
+  // Lines from one query to the keys with its largest weights.
   function links(svg, found, row, count) {
     const top = attention.strongest(found, row, count);
     const left = places(found.rows, [[row, AROUND]]);

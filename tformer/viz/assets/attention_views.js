@@ -121,7 +121,7 @@
     details.addEventListener("toggle", () => {
       if (!details.open || inner.childElementCount) return;
       tformer.table(inner, {
-        caption: "The keys that each token looks at most",
+        caption: "The keys with the largest weights of each token",
         columns: [{ label: "place", number: true }, "token", ...Array.from({ length: count }, (_, n) => [`key ${n + 1}`, { label: `weight ${n + 1}`, number: true }]).flat()],
         rows: found.queries.labels.map((text, row) => {
           const top = attention.strongest(found, row, count);
@@ -194,8 +194,8 @@
     const { kind } = now;
     const most = Math.max(...kind.layers.map((layer) => layer.heads.length));
     const names = [...new Set(kind.layers.flatMap((layer) => layer.heads))].sort((a, b) => a - b);
-    place.append(...heading(`All heads of the ${kind.name}`, data.image ? "Each picture: where the class token (else the mean of all patches) looks, brightest at its most. Enter or a click opens the head."
-      : "Each picture is one head: rows look, columns are looked at. Enter or a click opens it; arrows move between them."));
+    place.append(...heading(`All heads of the ${kind.name}`, data.image ? "Each picture: weights of the class token (else the mean over all patches) on the patches. Enter or a click opens the head."
+      : "Each picture is one head: rows are queries, columns are keys. Enter or a click opens it; arrows move between them."));
     const grid = element("div", { class: "grid", style: `grid-template-columns: max-content repeat(${most}, minmax(1.9rem, ${most > 6 ? "6rem" : "10rem"}))` });
     place.append(element("div", { class: "heads", role: "group", "aria-label": "heads" }, grid));
     const veiled = kind.layers.find((one) => one.mask !== null);
@@ -240,7 +240,7 @@
   async function summaryView(now, place) {
     const { kind } = now;
     const { columns, rows, divergenceQueries } = kind.summary;
-    place.append(...heading(`Summary of the ${kind.name}`, "Means over the tokens that look. Special tokens and pieces of words count here as they are."));
+    place.append(...heading(`Summary of the ${kind.name}`, "Means over the query tokens. Special tokens and pieces of words count as they are."));
     const measures = columns.slice(2).filter(([name], n) => typeof rows[0][n + 2] === "number" && name !== "nearest_divergence");
     const measure = measures.find(([name]) => name === state.get("measure", "entropy")) || measures[0];
     const choose = element("select", { id: "measure", onchange: (event) => state.set({ measure: event.target.value }) },
@@ -294,7 +294,7 @@
     follow = () => {};
     const height = host.offsetHeight;
     host.style.minHeight = `${height}px`; // the page does not jump while it is redrawn
-    const said = [now.changes.hide ? "Special tokens are hidden: each row is divided by what is left of it." : "",
+    const said = [now.changes.hide ? "Special tokens are hidden: each row is divided by the sum of the rest." : "",
       now.changes.merge ? "Tokens of one word are merged: sums over keys, means over queries." : ""].filter(Boolean);
     document.getElementById("notes").replaceChildren(...[...data.notes, ...said].map((note) => element("p", { class: "notes", dir: "auto" }, note)));
     host.replaceChildren(place);

@@ -1,6 +1,6 @@
 // Line plots: tformer.lines(svg, options) → {redraw(changes), cursor(series, index), svg(), rows(), element}.
-// options: series = [{label, x, y, colour, dash, width, opacity, points, faint}], where faint ones are seen behind the others and
-//   no more, xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
+// options: series = [{label, x, y, colour, dash, width, opacity, points, faint}], where faint ones are drawn behind the others and
+//   have no legend, xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
 //   height, square, label (for screen readers), legend: false, ramp = {colours, low, high, label}: a colour bar for many lines,
 //   describe(series, index), onCursor(series, index).
 "use strict";

@@ -158,7 +158,7 @@
   const { largest, rounded, count } = pe.check(data.reference);
   byId("agreement").textContent = `Checked on opening: this page's formulas agree with tformer's own modules at ${number(count)} values, ` +
     `largest difference ${largest.toExponential(1)} in double precision, ${rounded.toExponential(1)} from what training computes in fp32. ` +
-    `The fp32 table of ${number(data.fp32.rows)} positions is at most ${data.fp32.error.toExponential(1)} away: invisible in any plot.`;
+    `The fp32 table of ${number(data.fp32.rows)} positions is at most ${data.fp32.error.toExponential(1)} away: too little to see in a plot.`;
   Object.assign(byId("agreement").dataset, { largest, rounded, count });
   document.body.dataset.ready = "true";
 })();

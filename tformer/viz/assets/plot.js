@@ -59,7 +59,7 @@
   const isShown = (box) => !box || box.get();
   const shownRuns = () => data.runs.map((run, index) => ({ run, index })).filter(({ index }) => isShown(runShown[index]));
 
-  // The exponential average without its bias to zero; what is missing stays missing.
+  // The debiased exponential average; missing values stay missing.
   function smoothed(values, weight) {
     let [mean, left] = [0, 1];
     return values.map((value) => {
@@ -142,7 +142,7 @@
       const options = { series: [], height: single ? 460 : 300, label: `${label} of ${data.runs.length} runs` };
       const entry = { box, series: [] };
       entry.plot = tformer.lines(svg, { ...options, describe: (at, n) => describe(entry.series, at, n) });
-      // Saved, a plot has no heading above it: its axis has the name instead.
+      // A saved plot has no heading: its axis has the name instead.
       const svgNamed = () => {
         entry.plot.redraw({ yLabel: label });
         const text = entry.plot.svg();

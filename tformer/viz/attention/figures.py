@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tformer.errors import InputError, visible
+from tformer.formatting import fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind, Layer
@@ -125,7 +126,7 @@ def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -
 
 def _token_name(side: Side, place: int) -> str:
     text = visible(side.tokens[place].translate(GLYPHS))
-    return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…"
+    return fitted(text, NAME_LENGTH, "…")
 
 
 def head_name(layer: Layer, head: int) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tformer.formatting import fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import (
     CAUTION,
-    COLUMNS,
     MEASURES,
     Divergences,
     HeadSummary,
@@ -154,7 +154,7 @@ BODY = """\
 
 def _subtitle(scene: Scene) -> str:
     texts = scene.reading.texts
-    quoted = [text if len(text) <= 160 else f"{text[:157]}..." for text in texts.values()]
+    quoted = [fitted(text, 160) for text in texts.values()]
     return f"{short_name(scene)}: {' → '.join(quoted)}"
 
 
@@ -186,7 +186,7 @@ def _kind(
         "layers": layers,
         "largest": max(float(np.abs(layer.weights_HTS).max(initial=0.0)) for layer in attention.layers) or 1.0,
         "summary": {
-            "columns": [[name, MEASURES[name]] for name in COLUMNS],
+            "columns": [[name, label] for name, label in MEASURES.items()],
             "rows": [[_rounded(value) for value in asdict(row).values()] for row in rows],
             "divergenceQueries": [divergences.rows, divergences.of],
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +65,6 @@ class Divergences:
     of: int
 
 
-COLUMNS = ("layer", "head", "entropy", "distance", "previous", "itself", "first", "special", "max", "nearest",
-           "nearest_divergence")  # fmt: skip
-
-
 def summarise(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
     """Measures of each shown head, and the divergence between every two."""
     names = [f"{layer.number}.{head}" for layer in attention.layers for head in layer.heads]
@@ -80,7 +76,7 @@ def summarise(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
         others[place] = math.inf
         if len(others) > 1:
             near = int(others.argmin())
-            row = HeadSummary(**{**asdict(row), "nearest": names[near], "nearest_divergence": float(others[near])})
+            row = replace(row, nearest=names[near], nearest_divergence=float(others[near]))
         rows.append(row)
     return rows, divergences
 

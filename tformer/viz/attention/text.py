@@ -17,7 +17,6 @@ from tformer.errors import visible
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import (
     CAUTION,
-    COLUMNS,
     MEASURES,
     Scene,
     heading,
@@ -106,7 +105,7 @@ def as_csv(scene: Scene, view: View) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     if view == "summary":
-        writer.writerow(("attention", *COLUMNS))
+        writer.writerow(("attention", *MEASURES))
         for kind in scene.attentions:
             for head_row in summarise(scene.shown(kind))[0]:
                 writer.writerow((kind, *(_plain(value) for value in asdict(head_row).values())))

@@ -219,7 +219,7 @@ class Changes:
     def notes(self) -> list[str]:
         said = []
         if self.hide_special:
-            said.append("special tokens are hidden; each row is divided by what is left of it")
+            said.append("special tokens are hidden; each row is divided by the sum of the rest")
         if self.merge_subwords:
             said.append("tokens of one word are merged: sums over keys, means over queries")
         return said

@@ -46,11 +46,6 @@ def sine_dimensions(settings: Settings) -> Numbers:
     return np.arange(half, dtype=float) * (2 if settings.layout_used == "interleaved" else 1)
 
 
-def frequency_index(settings: Settings, dimension: int) -> int:
-    half = settings.d_model // 2
-    return dimension // 2 if settings.layout_used == "interleaved" else dimension % half
-
-
 def wavelengths(settings: Settings) -> Numbers:
     """Tokens in one period of each pair, [d_model / 2], from the sine's angle at position 1."""
     pair = sinusoidal_table(settings, 2)[1]

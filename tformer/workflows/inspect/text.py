@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tformer.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
-from tformer.workflows.inspect.symbols import NAMES, shown
+from tformer.workflows.inspect.trace import NAMES, shown
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it

@@ -24,6 +24,7 @@ from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import differences
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.errors import InputError, Interrupted
+from tformer.formatting import short_hash
 from tformer.interop.importing import is_foreign, open_checkpoint
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
@@ -116,7 +117,8 @@ def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> I
         yield f"{path.name} cannot be read: {error.strerror}"
         return
     if digest.hexdigest() != record.sha256:
-        yield f"{path.name} is damaged: sha256 {digest.hexdigest()[:16]}..., the manifest says {record.sha256[:16]}..."
+        found, recorded = short_hash(digest.hexdigest()), short_hash(record.sha256)
+        yield f"{path.name} is damaged: sha256 {found}, the manifest says {recorded}"
 
 
 def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: ShouldStop) -> Verdict:
@@ -158,7 +160,7 @@ def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]
             continue
         found.append(tokenizer)
         if recorded is not None and tokenizer.sha256 != recorded:
-            yield f"{name} is not the one that the model was trained with: its sha256 is {tokenizer.sha256[:16]}..."
+            yield f"{name} is not the one that the model was trained with: its sha256 is {short_hash(tokenizer.sha256)}"
         spec = checkpoint.weight_specs().get(table)
         most = spec.shape[0] if spec is not None else known_rows
         if most is not None and tokenizer.vocab_size > most:

@@ -1,4 +1,9 @@
-"""Remove layers and heads from a recipe and its weights, rebuild the smaller model, and write its checkpoint."""
+"""Remove layers and heads from a recipe and its weights, rebuild the smaller model, and write its checkpoint.
+
+Layers are renumbered, and overrides of single layers follow them. Heads are slices of the projections: rows of queries,
+keys and values, columns of the output; the head size is then written into the recipe, as it no longer follows from the
+number of heads.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +35,11 @@ PER_LAYER_NAMES = ("blocks", "layer_positions")
 """Lists of a stack that have an entry for each layer."""
 
 LEARNED_RATES = "layerdrop."
-"""How the names of LayerDrop's learned rates begin in a stack: what is left has the plain rate again."""
+"""Prefix of LayerDrop's learned rates in a stack; the pruned stack has the plain rate again."""
 
 
 def cut_layers(model: Model, kept: Mapping[str, Sequence[int]]) -> Model:
-    """The recipe's model with these layers of each stack alone."""
+    """The recipe's model with only these layers of each stack."""
     return model.model_copy(update={side: _with_layers(getattr(model, side), layers) for side, layers in kept.items()})
 
 
@@ -48,7 +53,7 @@ def _with_layers(section: Stack, kept: Sequence[int]) -> Stack:
 
 
 def redrawn_layers(section: Stack, kept: Sequence[int], *, path: str) -> list[int]:
-    """The layers that read other random blocks under their new number: BigBird draws them by it.
+    """The layers that read other random blocks under their new number, which seeds BigBird's draw.
 
     path: of the stack in the recipe.
     """
@@ -58,7 +63,7 @@ def redrawn_layers(section: Stack, kept: Sequence[int], *, path: str) -> list[in
 
 
 def cut_layer_weights(weights: Mapping[str, Tensor], kept: Mapping[str, Sequence[int]]) -> Weights:
-    """The weights with these layers of each stack alone, under their new names; tied ones stay one tensor."""
+    """The weights with only these layers of each stack, under their new names; tied ones stay one tensor."""
     pattern = re.compile(rf"({'|'.join(kept)})\.({'|'.join(PER_LAYER_NAMES)})\.(\d+)\.(.+)")
     left: Weights = {}
     for name, tensor in weights.items():
@@ -74,7 +79,7 @@ def cut_layer_weights(weights: Mapping[str, Tensor], kept: Mapping[str, Sequence
 
 
 def cut_heads(model: Model, kept: Mapping[str, Sequence[LayerHeads]]) -> Model:
-    """The recipe's model with as many heads as stay: for the stack where all layers have as many, else per layer."""
+    """The recipe's model with the numbers of heads that stay; layers that differ from the most common get overrides."""
     return model.model_copy(update={side: _with_heads(model, side, layers) for side, layers in kept.items()})
 
 
@@ -100,7 +105,7 @@ def _with_heads(model: Model, side: str, kept: Sequence[LayerHeads]) -> Stack:
 def cut_head_weights(
     weights: Mapping[str, Tensor], built: Transformer, kept: Mapping[str, Sequence[LayerHeads]]
 ) -> Weights:
-    """The weights with these heads alone; `built` knows the sizes of the heads."""
+    """The weights with only these heads. built: the model, which has the sizes of the heads."""
     left = dict(weights)
     for side, layers in kept.items():
         for number, (block, heads) in enumerate(zip(getattr(built, side).layers, layers, strict=True)):
@@ -113,7 +118,7 @@ def cut_head_weights(
 
 
 def _sliced(weights: Mapping[str, Tensor], prefix: str, module: MultiHeadAttention, heads: Sequence[int]) -> Weights:
-    """The projections of one attention with these heads alone."""
+    """The projections of one attention with only these heads."""
     count, queries, values = module.num_heads, _rows(heads, module.head_dim), _rows(heads, module.value_dim)
     after_keys = count * module.head_dim
     if module.is_cross:
@@ -131,22 +136,22 @@ def _sliced(weights: Mapping[str, Tensor], prefix: str, module: MultiHeadAttenti
 
 
 def _rows(heads: Sequence[int], size: int) -> Tensor:
-    """The rows of some heads in a projection that has `size` for each."""
+    """The rows of some heads in a projection with `size` rows a head."""
     return (torch.tensor(heads).unsqueeze(1) * size + torch.arange(size)).flatten()
 
 
 def stored_weights(checkpoint: Checkpoint) -> Weights:
-    """The averaged weights where there are any, the plain ones for the rest, as stored; tied ones are one tensor."""
+    """The stored weights, averaged (EMA) where there are averages; tied ones are one tensor."""
     return checkpoint.weights() | (checkpoint.ema() or {})
 
 
 def with_model(recipe: Recipe, model: Model) -> Recipe:
-    """The recipe of another model: written down and read again, so that it is one that loads."""
+    """The recipe with another model section, validated by writing and reading it."""
     return recipe_from_yaml(recipe_to_yaml(recipe.model_copy(update={"model": model})), name="the pruned recipe")
 
 
 def rebuilt(loaded: Loaded, recipe: Recipe, weights: Mapping[str, Tensor]) -> Transformer:
-    """The pruned model, on the device and in the precision of the one that was loaded, ready for evaluation."""
+    """The pruned model in evaluation mode, on the device and in the precision of the loaded one."""
     tokenizer, target = loaded.tokenizer, loaded.own_target_tokenizer
     model = build_model(
         recipe.model,
@@ -168,7 +173,7 @@ def rebuilt(loaded: Loaded, recipe: Recipe, weights: Mapping[str, Tensor]) -> Tr
 def write_pruned(
     out: Path, checkpoint: Checkpoint, recipe: Recipe, weights: Weights, *, pruned: Mapping[str, Any]
 ) -> None:
-    """Writes the smaller model with everything else of the checkpoint, but without optimizer, averages and score.
+    """Write the smaller model with the rest of the checkpoint, without optimizer, averages and score.
 
     Raises:
         InputError: `out` exists.
@@ -180,8 +185,8 @@ def write_pruned(
     files.require_room(out, file_bytes(stored) + file_bytes(generator or {}))
     with files.storage_errors(out):
         make_folders(out.absolute().parent)
-    require_new(out)  # measuring took its time
-    # Of a model that came from elsewhere later commands must know that its recipe names no data.
+    require_new(out)  # it may have been made while measuring
+    # Later commands must see that an imported model's recipe names no data.
     imported = {key: value for key, value in checkpoint.trainer.items() if key == "imported"}
     write_checkpoint(
         out,

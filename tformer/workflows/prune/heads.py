@@ -42,9 +42,9 @@ def head_importance(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[..., None] | None = None,
 ) -> dict[str, Tensor]:
-    """{name of an attention module: fp64 [H]}, each of Euclidean length 1 (or 0), over every sample once.
+    """Importance of heads: {name of an attention module: fp64 [H]}, each of Euclidean length 1 (or 0).
 
-    The model runs without dropout. `should_stop` is polled before every batch; the figures are then those so far.
+    Every sample is read once, without dropout. After `should_stop` the result is incomplete.
     """
     if not len(samples):
         raise InputError("there is nothing to measure the importance of heads on: 0 examples")
@@ -73,12 +73,12 @@ def head_importance(
 
 
 def attention_modules(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    """The attentions of a model, self and cross, by name."""
+    """Self- and cross-attention modules of a model by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
 
 
 def gate_gradients(model: Transformer, objective: Objective, batch: Any) -> dict[str, Tensor]:
-    """{name: fp32 [B, H]}: dL(x)/d xi_h of every example x of a batch on the model's device."""
+    """{name of an attention module: fp32 [B, H]}: dL(x)/d xi_h of every example x of a batch."""
     attentions = attention_modules(model)
     with _entrances(attentions) as entered:
         loss = total_loss(objective.loss(model, batch).terms)
@@ -95,7 +95,7 @@ def gate_gradients(model: Transformer, objective: Objective, batch: Any) -> dict
 
 @contextmanager
 def _entrances(attentions: dict[str, MultiHeadAttention]) -> Iterator[dict[str, Tensor]]:
-    """Catches what enters the output projections, [B, T, H v], in the next forward pass."""
+    """The inputs of the output projections, [B, T, H v], of the next forward pass."""
     entered: dict[str, Tensor] = {}
 
     def catch(name: str) -> Callable[..., None]:
@@ -119,20 +119,20 @@ PROJECTIONS = frozenset({"qkv", "q", "kv", "out"})
 
 @dataclass(frozen=True)
 class LayerHeads:
-    """The heads of one layer that stay, ascending; as many of the cross-attention, where there is one."""
+    """The heads of one layer that stay, ascending; the same number of its cross-attention, if any."""
 
     self_attention: tuple[int, ...]
     cross_attention: tuple[int, ...] | None = None
 
     def of(self, attention: str) -> tuple[int, ...]:
-        """Those of `self_attention` or `cross_attention`."""
+        """The heads of `self_attention` or `cross_attention`."""
         kept: tuple[int, ...] = getattr(self, attention)
         return kept
 
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """{stack: [heads that stay, of each layer]}, how many there were and are, and what a person should know."""
+    """{stack: [heads that stay, of each layer]}, their numbers before and after, and a remark for the user."""
 
     layers: Mapping[str, list[LayerHeads]]
     before: int
@@ -142,7 +142,7 @@ class HeadChoice:
 
 
 def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str]) -> None:
-    """Raises InputError, naming the field, for stacks whose heads cannot be taken out one by one."""
+    """Raise InputError, naming the field, for stacks with heads that cannot be removed one by one."""
     for side in sides:
         section, stack = getattr(model, side), getattr(built, side)
         if section.positions.module.per_head:
@@ -159,8 +159,8 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
                     "heads, which cannot leave one by one",
                     hint="prune layers instead",
                 )
-            for one in (attention, block.cross_attention):
-                if one is not None and not _is_bare(one):
+            for module in (attention, block.cross_attention):
+                if module is not None and not _is_bare(module):
                     raise InputError(
                         f"--heads: model.{side}.attention.kind is {section.attention.kind}, which has more to its "
                         "heads than projections",
@@ -169,7 +169,7 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
 
 
 def _is_bare(attention: MultiHeadAttention) -> bool:
-    """Whether queries, keys, values and the output are all that is stored of an attention."""
+    """Whether an attention stores the projections of queries, keys, values and output only."""
     return {name.split(".")[0] for name in attention.state_dict()} <= PROJECTIONS
 
 
@@ -178,13 +178,16 @@ def choose_heads(
 ) -> HeadChoice:
     """The heads that stay.
 
+    Self- and cross-attention of a decoder layer have one number of heads, so they lose as many: the k-th best head of
+    the one and the k-th best of the other are ranked together, by the mean of their importance.
+
     Args:
         importance: {stack: [{"self_attention": [H], perhaps "cross_attention": [H]} of each layer]}.
-        amount: below 1 a share of all heads to take out, else how many.
-        per_layer: `even`, the same share of every layer; `free`, the least important of all, but the last of no layer.
+        amount: below 1 the share of all heads to remove, else their number.
+        per_layer: `even`, the same share of every layer; `free`, the least important of all layers, but one stays.
 
     Raises:
-        InputError: nothing would go, or more than can.
+        InputError: no head would be removed, or more than possible.
     """
     slots = {side: [_slots(layer) for layer in layers] for side, layers in importance.items()}
     total = sum(len(layer) for layers in slots.values() for layer in layers)
@@ -213,7 +216,7 @@ def choose_heads(
 
 
 def _slots(layer: Mapping[str, Tensor]) -> list[float]:
-    """[H] importances, falling: the k-th best of each attention of the layer, averaged."""
+    """[H] importances in falling order: the k-th best of each attention of the layer, averaged."""
     ranked = [sorted(scores.tolist(), reverse=True) for scores in layer.values()]
     return [sum(column) / len(column) for column in zip(*ranked, strict=True)]
 
@@ -226,7 +229,7 @@ def _even(slots: Mapping[str, list[list[float]]], share: float) -> dict[str, lis
 
 
 def _free(slots: Mapping[str, list[list[float]]], wanted: int) -> dict[str, list[int]]:
-    """How many stay in each layer when the `wanted` least important go; of equal ones the deepest first."""
+    """Number of heads that stay in each layer when the `wanted` least important are removed, deepest first if equal."""
     removable = sorted(
         (score, -number, -layer, side)
         for side, layers in slots.items()

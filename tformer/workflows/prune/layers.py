@@ -56,7 +56,7 @@ class LayerChoice:
 
 
 def num_kept(num_layers: int, *, keep: int | None, rate: float | None, side: str) -> int:
-    """How many of `num_layers` stay: `keep`, or what a share `rate` leaves (rounded, one at least)."""
+    """Number of layers that stay: `keep`, or what is left after removing the share `rate` (rounded, at least one)."""
     if keep is None:
         assert rate is not None
         return max(1, num_layers - math.floor(num_layers * rate + 0.5))
@@ -71,10 +71,10 @@ def num_kept(num_layers: int, *, keep: int | None, rate: float | None, side: str
 def named_layers(
     num_layers: int, *, keep: Sequence[int] | None = None, drop: Sequence[int] | None = None, side: str
 ) -> LayerChoice:
-    """The layers that are named to stay, or those that are not named to go.
+    """The layers in `keep`, or those not in `drop`.
 
     Raises:
-        InputError: a layer that the stack does not have, one named twice, or none left.
+        InputError: a layer that the stack does not have, a layer named twice, or no layer left.
     """
     option, named = ("--keep-layers", keep) if keep is not None else ("--drop-layers", drop)
     assert named is not None
@@ -91,11 +91,11 @@ def named_layers(
 
 
 def every_other(num_layers: int, num_kept: int) -> LayerChoice:
-    """The formula's layers where it leaves as many as asked for, else evenly spaced ones, with a note."""
+    """The layers of the formula where it leaves `num_kept`, else evenly spaced ones, with a note."""
     removed = num_layers - num_kept
     if not removed:
         return LayerChoice(num_layers, tuple(range(num_layers)), "every-other")
-    step = num_layers // removed  # floor(1/p), in whole numbers
+    step = num_layers // removed  # floor(1/p)
     kept = tuple(layer for layer in range(num_layers) if layer % step)
     if len(kept) == num_kept:
         return LayerChoice(num_layers, kept, "every-other")
@@ -112,20 +112,20 @@ def evenly_spaced(num_layers: int, num_kept: int) -> tuple[int, ...]:
 
 
 def lowest_rates(rates: Sequence[float], num_kept: int) -> LayerChoice:
-    """The layers that learned to be dropped least; of equal ones the earlier."""
+    """The layers with the lowest learned drop rates; of equal ones the earlier."""
     order = sorted(range(len(rates)), key=lambda layer: (rates[layer], layer))
     return LayerChoice(len(rates), tuple(sorted(order[:num_kept])), "learned")
 
 
 Score = tuple[float, ...]
-"""What is compared: lower is better, in order."""
+"""Compared in order; lower is better."""
 
 Measure = Callable[[tuple[int, ...]], Score]
-"""The score of a stack that has these of its layers alone."""
+"""The score of a stack with only these layers."""
 
 
 def search_layers(num_layers: int, num_kept: int, measure: Measure, *, max_trials: int) -> LayerChoice:
-    """The best subset found; of equal ones the first, which keeps the earlier layers."""
+    """The best subset of layers; of equal ones the first, which keeps the earlier layers."""
     everything = tuple(range(num_layers))
     if num_kept == num_layers:
         return LayerChoice(num_layers, everything, "search")
@@ -142,7 +142,7 @@ def search_layers(num_layers: int, num_kept: int, measure: Measure, *, max_trial
 
 
 def num_trials(num_layers: int, num_kept: int, *, max_trials: int) -> int:
-    """How many measurements `search_layers` will make."""
+    """Number of measurements that `search_layers` makes."""
     subsets = math.comb(num_layers, num_kept) if num_kept < num_layers else 0
     return subsets if subsets <= max_trials else sum(range(num_kept + 1, num_layers + 1))
 

@@ -25,6 +25,7 @@ from tformer.checkpoint.run import (
     make_folders,
 )
 from tformer.errors import InputError, Interrupted, TformerError
+from tformer.formatting import fitted
 from tformer.recipe import recipe_to_data
 from tformer.workflows.sweep.cells import (
     CELLS,
@@ -211,7 +212,7 @@ def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | No
 
 def _brief(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return fitted(text, 100)
 
 
 def _of_task(plan: Plan, name: str) -> str:

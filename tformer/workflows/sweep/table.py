@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint.files import write_text
-from tformer.formatting import amount, finite_or_none
+from tformer.formatting import amount, finite_or_none, mebibytes
 from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import (
@@ -121,8 +121,8 @@ COSTS = (
     Column("flops_per_token", "FLOPs/token", lambda value, _: amount(value)),
     Column("seconds", "time s", lambda value, _: f"{value:,.1f}" if value < 100 else f"{value:,.0f}"),
     Column("tokens_per_second", "tokens/s", lambda value, _: f"{value:,.0f}"),
-    Column("peak_memory_bytes", "peak MiB", lambda value, _: f"{value / 2**20:,.0f}"),
-    Column("peak_device_bytes", "GPU MiB", lambda value, _: f"{value / 2**20:,.0f}"),
+    Column("peak_memory_bytes", "peak MiB", lambda value, _: mebibytes(value)),
+    Column("peak_device_bytes", "GPU MiB", lambda value, _: mebibytes(value)),
 )
 
 
