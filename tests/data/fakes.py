@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from tformer.data.shards.corpus import TokenCorpus
-from tformer.data.sources.text import (
-    TextSource,
-    open_sources,
-)
+from tformer.data.sources.text import TextSource, open_sources
 from tformer.errors import InputError
 
 Tokenised = Callable[..., TokenCorpus]

@@ -10,10 +10,7 @@ from typing import Any
 
 from tests.data.fakes import Columns, Spec
 from tformer.data.shards.pair_tokens import PairTokens, tokenise_pairs
-from tformer.data.sources.pairs import (
-    PairSource,
-    open_pairs,
-)
+from tformer.data.sources.pairs import PairSource, open_pairs
 from tformer.data.sources.tables import PairRow
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 

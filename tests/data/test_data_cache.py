@@ -20,23 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import (
-    ByteTokenizer,
-    FakeSpecial,
-    Tokenised,
-    entries,
-    ids_of,
-    leftovers,
-    open_one,
-)
+from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
-from tformer.data.shards.token_files import (
-    HEADER_BYTES,
-    DamagedShardError,
-    ShardHeader,
-    token_dtype,
-)
+from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import TextSource
 from tformer.device import default_cache_dir

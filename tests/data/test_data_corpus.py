@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, open_one
 from tformer.data.shards import token_files
-from tformer.data.shards.corpus import (
-    TokenCorpus,
-    token_corpus,
-)
+from tformer.data.shards.corpus import TokenCorpus, token_corpus
 from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.errors import InputError

@@ -15,12 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import Columns, Spec, refusal, write
-from tformer.data.sources.labelled import (
-    LabelIndex,
-    LabelledSource,
-    collect_labels,
-    open_labelled,
-)
+from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 

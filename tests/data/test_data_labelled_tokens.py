@@ -12,16 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.data.shards import token_files
-from tformer.data.shards.labelled_tokens import (
-    LabelledTokens,
-    tokenise_labelled,
-)
-from tformer.data.shards.template import (
-    TextTemplate,
-    assemble,
-    pair_template,
-    single_template,
-)
+from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelled
+from tformer.data.shards.template import TextTemplate, assemble, pair_template, single_template
 from tformer.data.sources.labelled import FEW_CLASSES, LabelIndex, stratified_split
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError, Interrupted

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.pair_makers import rows_of, tokenise
-from tformer.data.batching.mixture import (
-    MixedPairs,
-    MixedWindows,
-    Mixture,
-)
-from tformer.data.batching.plan import (
-    BatchPlan,
-    Cursor,
-)
+from tformer.data.batching.mixture import MixedPairs, MixedWindows, Mixture
+from tformer.data.batching.plan import BatchPlan, Cursor
 from tformer.data.batching.windows import LmWindows
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.data.shards.pair_tokens import PairTokens

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
 from tformer.data.shards import token_files
-from tformer.data.shards.pair_tokens import (
-    PairTokens,
-    join_pairs,
-    tokenise_pairs,
-)
+from tformer.data.shards.pair_tokens import PairTokens, join_pairs, tokenise_pairs
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 

@@ -16,10 +16,7 @@ from hypothesis import strategies as st
 
 from tests.data.fakes import Columns, Spec, refusal, write
 from tests.data.pair_makers import open_one, read
-from tformer.data.sources.pairs import (
-    open_pairs,
-    shared_columns,
-)
+from tformer.data.sources.pairs import open_pairs, shared_columns
 from tformer.data.sources.tables import PairRow
 
 PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]

@@ -14,11 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.batching.plan import (
-    BatchPlan,
-    Cursor,
-    Prefetcher,
-)
+from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.data.permutation import derive_key, permute
 from tformer.errors import InputError
 

@@ -15,20 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.fakes import (
-    Documents,
-    Spec,
-    open_one,
-    read_documents,
-    refusal,
-    write,
-)
+from tests.data.fakes import Documents, Spec, open_one, read_documents, refusal, write
 from tformer.data.sources import files as text_module
-from tformer.data.sources.files import (
-    PIECE_BYTES,
-    decode_text,
-    end_last,
-)
+from tformer.data.sources.files import PIECE_BYTES, decode_text, end_last
 from tformer.data.sources.text import open_sources
 from tformer.errors import InputError
 

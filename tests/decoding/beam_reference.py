@@ -10,11 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.decoding.settings import (
-    BeamSettings,
-    Hypothesis,
-    length_penalty,
-)
+from tformer.decoding.settings import BeamSettings, Hypothesis, length_penalty
 
 NEVER = float("-inf")
 Rule = Callable[[tuple[int, ...]], Sequence[float]]  # new tokens so far -> log-probabilities [V]

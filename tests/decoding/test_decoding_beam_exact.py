@@ -9,21 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.decoding.beam_reference import (
-    ScriptedStepper,
-    enumerate_all,
-    penalty,
-    random_rule,
-    slow_beam_search,
-)
+from tests.decoding.beam_reference import ScriptedStepper, enumerate_all, penalty, random_rule, slow_beam_search
 from tformer.build import build_model
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
-from tformer.decoding.settings import (
-    BeamSettings,
-    GenerationSettings,
-    Hypothesis,
-)
+from tformer.decoding.settings import BeamSettings, GenerationSettings, Hypothesis
 from tformer.decoding.stepper import EnsembleStepper, ModelStepper
 from tformer.model import Transformer
 from tformer.recipe.model import Model

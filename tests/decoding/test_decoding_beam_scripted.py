@@ -10,10 +10,7 @@ import pytest
 
 from tests.decoding.beam_reference import NEVER, Rule, ScriptedStepper, logs, random_rule, table
 from tformer.decoding.beam_search import beam_search
-from tformer.decoding.settings import (
-    BeamSettings,
-    Hypothesis,
-)
+from tformer.decoding.settings import BeamSettings, Hypothesis
 from tformer.errors import InputError, TformerError
 
 A, EOS, B = 0, 1, 2

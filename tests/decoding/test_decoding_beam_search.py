@@ -13,19 +13,8 @@ from hypothesis import strategies as st
 from tests.decoding.beam_reference import slow_repeated_ngrams
 from tformer.decoding.beam_candidates import CHUNK, top_candidates
 from tformer.decoding.beam_search import FinishedHypotheses
-from tformer.decoding.sampling import (
-    NO_TOKEN,
-    block_repeated_ngrams,
-    pad_left,
-    penalise_repetition,
-    repeated_ngrams,
-)
-from tformer.decoding.settings import (
-    BeamSettings,
-    Hypothesis,
-    fitting_beam_settings,
-    length_penalty,
-)
+from tformer.decoding.sampling import NO_TOKEN, block_repeated_ngrams, pad_left, penalise_repetition, repeated_ngrams
+from tformer.decoding.settings import BeamSettings, Hypothesis, fitting_beam_settings, length_penalty
 from tformer.errors import InputError
 from tformer.recipe.sections import Generation
 

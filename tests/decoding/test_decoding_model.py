@@ -13,13 +13,7 @@ from tests.decoding.uncached import uncached_generate
 from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding.generate import generate
-from tformer.decoding.inference import (
-    QUANTIZE,
-    cast_matrices,
-    inference,
-    inference_dtype,
-    prepare_inference,
-)
+from tformer.decoding.inference import QUANTIZE, cast_matrices, inference, inference_dtype, prepare_inference
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError
 from tformer.model import Transformer

@@ -16,12 +16,7 @@ from tests.decoding.random_models import random_model
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import inference
 from tformer.decoding.settings import GenerationSettings
-from tformer.decoding.stepper import (
-    EnsembleStepper,
-    ModelStepper,
-    Stepper,
-    mean_log_probabilities,
-)
+from tformer.decoding.stepper import EnsembleStepper, ModelStepper, Stepper, mean_log_probabilities
 from tformer.errors import InputError, TformerError
 from tformer.model import Transformer
 

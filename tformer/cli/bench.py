@@ -106,8 +106,8 @@ def translate(options: TranslateOptions) -> None:
 def classify(options: ClassifyOptions) -> None:
     """Time the classification of short texts of varied lengths, as token ids in memory.
 
-    tformer sorts them by length and cuts batches by their tokens, as `tformer classify` does; --batch-size is that of
-    the other libraries, which take texts in the given order and pad each batch to its longest.
+    As in `tformer classify`, they are sorted by length and batches are cut by their tokens; --batch-size is that of the
+    other libraries, which take texts in the given order and pad each batch to its longest.
     """
     _measure_speed(options)
 

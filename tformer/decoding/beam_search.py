@@ -26,17 +26,8 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, top_candidates
-from tformer.decoding.sampling import (
-    block_repeated_ngrams,
-    force_token,
-    pad_left,
-    penalise_repetition,
-)
-from tformer.decoding.settings import (
-    BeamSettings,
-    FinishReason,
-    Hypothesis,
-)
+from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_left, penalise_repetition
+from tformer.decoding.settings import BeamSettings, FinishReason, Hypothesis
 from tformer.decoding.stepper import Stepper
 from tformer.errors import InputError, TformerError
 

@@ -18,21 +18,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from tformer.data.sources.files import (
-    MAX_ROW_CHARACTERS,
-    Errors,
-    decode_text,
-    read_bytes,
-)
+from tformer.data.sources.files import MAX_ROW_CHARACTERS, Errors, decode_text, read_bytes
 from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import with_prefix
 from tformer.data.sources.tables import table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.errors import InputError
-from tformer.recipe.sections import (
-    Columns,
-    SourceSpec,
-)
+from tformer.recipe.sections import Columns, SourceSpec
 
 BLOCK_LINES = 4096
 CHECKED_LINES = 1024  # lines that are checked at a time

@@ -22,14 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from tformer.data.permutation import derive_key
-from tformer.data.shards.template import (
-    Ragged,
-    TextTemplate,
-    assemble,
-    single_template,
-    text_room,
-    texts_as_bytes,
-)
+from tformer.data.shards.template import Ragged, TextTemplate, assemble, single_template, text_room, texts_as_bytes
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop, total_bytes
 from tformer.data.sources.tables import PairRow

@@ -30,15 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.sources.files import STANDARD_INPUT, Progress, ShouldStop, expanded, raise_if_stopped
-from tformer.data.sources.image_files import (
-    LAYOUT_HINT,
-    MODES,
-    Decoded,
-    find_images,
-    is_idx,
-    open_idx,
-    pillow_warnings,
-)
+from tformer.data.sources.image_files import LAYOUT_HINT, MODES, Decoded, find_images, is_idx, open_idx, pillow_warnings
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.errors import InputError
 
