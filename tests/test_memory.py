@@ -8,10 +8,7 @@ import sys
 import pytest
 
 from tformer import device as memory
-from tformer.device import (
-    keep_freed_memory,
-    return_free_memory,
-)
+from tformer.device import keep_freed_memory, return_free_memory
 
 PROBE = """
 import resource, sys

@@ -25,11 +25,7 @@ from tformer.model import Transformer
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
 from tformer.recipe.load import recipe_from_yaml
-from tformer.recipe.recipe import (
-    Recipe,
-    check_special_ids,
-    with_roles,
-)
+from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 

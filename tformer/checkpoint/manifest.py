@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import (
-    MANIFEST,
-    PICKLE_HINT,
-    PICKLE_SUFFIXES,
-    parse_object,
-    read_bounded,
-)
+from tformer.checkpoint.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.errors import InputError
 
 SOURCE_NAME = "tokenizer.source.json"

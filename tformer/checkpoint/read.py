@@ -13,12 +13,7 @@ import torch
 from torch import Tensor
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.files import (
-    PICKLE_HINT,
-    PICKLE_SUFFIXES,
-    parse_object,
-    read_bounded,
-)
+from tformer.checkpoint.files import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.checkpoint.manifest import (
     MAX_TOKENIZER_BYTES,
     ROLES,
@@ -30,12 +25,7 @@ from tformer.checkpoint.manifest import (
     read_manifest,
 )
 from tformer.checkpoint.run import CHECKPOINTS
-from tformer.checkpoint.tensor_files import (
-    MAX_HEADER_BYTES,
-    TensorSpec,
-    read_specs,
-    read_tensors,
-)
+from tformer.checkpoint.tensor_files import MAX_HEADER_BYTES, TensorSpec, read_specs, read_tensors
 from tformer.errors import InputError
 from tformer.formatting import short_hash
 

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.files import (
-    MANIFEST,
-    PICKLE_HINT,
-    PICKLE_SUFFIXES,
-)
+from tformer.checkpoint.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import read_manifest
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs

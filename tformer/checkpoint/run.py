@@ -13,10 +13,7 @@ from typing import Any
 
 from tformer.checkpoint import catalog, files, logs
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.files import (
-    parse_object,
-    read_bounded,
-)
+from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.logs import describe_environment
 from tformer.checkpoint.manifest import file_names
 from tformer.errors import InputError, RunInUseError, StorageError

@@ -22,12 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.files import (
-    PICKLE_HINT,
-    looks_like_pickle,
-    open_regular,
-    parse_object,
-)
+from tformer.checkpoint.files import PICKLE_HINT, looks_like_pickle, open_regular, parse_object
 from tformer.errors import InputError
 from tformer.formatting import short_hash
 

@@ -27,11 +27,7 @@ import torch
 
 from tformer.build import Sizes, layer_sizes, resolve_sizes
 from tformer.model import Transformer
-from tformer.nn.attention.routes import (
-    CHUNK_ELEMENTS,
-    KEPT_ELEMENTS,
-    QUERY_BLOCK,
-)
+from tformer.nn.attention.routes import CHUNK_ELEMENTS, KEPT_ELEMENTS, QUERY_BLOCK
 from tformer.nn.layer_norm import FP32_BYTES
 from tformer.nn.losses import LOGIT_ELEMENTS
 from tformer.nn.norm import NORMS
