@@ -136,6 +136,10 @@ class LinformerOptions(ProjectionOptions):
         super().__post_init__()
         require_positive(rank=self.rank)
 
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """The projected keys and values."""
+        return self.rank * (keys + values) / max_seq_len
+
     def keys_per_query(self, length: float) -> float:
         """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""
         return 2.0 * self.rank

@@ -404,6 +404,11 @@ class PerformerOptions(ProjectionOptions):
         require_positive(features=self.features)
         require(self.redraw_steps >= 0, f"redraw_steps must be at least 0, found {self.redraw_steps}")
 
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """Q, K and V in fp32 beside those of a narrower dtype."""
+        fp32_bytes = torch.float32.itemsize
+        return (queries + keys + values) * fp32_bytes / itemsize if itemsize < fp32_bytes else 0.0
+
     def keys_per_query(self, length: float) -> float:
         """2 m: W x of query and key (2 m h each), adding a key to the sums and reading them (2 m v each)."""
         return 2.0 * (default_features(USUAL_HEAD_DIM) if self.features is None else self.features)
