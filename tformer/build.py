@@ -215,7 +215,7 @@ def _stack(model: Model, side: str, *, patches: PatchEmbedding | None) -> Stack:
 
 
 def _fit_mechanisms(blocks: list[Block], layers: list[StackSection], positions: Positions, *, path: str) -> None:
-    """Refuse what an attention kind has no place for, and make one what its layers have in common."""
+    """Check positions and dropout against each attention kind, and share parameters that its layers have in common."""
     first_of_kind: dict[type[Mechanism], Mechanism] = {}
     for block, layer in zip(blocks, layers, strict=True):
         mechanism, kind = block.self_attention.mechanism, layer.attention.kind

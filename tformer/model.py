@@ -1,10 +1,10 @@
-"""The one model of every family: embed → encoder? → decoder? → heads.
+"""The Transformer of every family: embed → encoder? → decoder? → heads.
 
     encoder only        input_ids or pixel_values → encoder          BERT, RoBERTa, ELECTRA, ViT
     decoder only        input_ids → causal decoder                   GPT, Llama
-    encoder-decoder     input_ids → encoder; decoder_input_ids → decoder, whose queries read the encoder's output
+    encoder-decoder     input_ids → encoder; decoder_input_ids → decoder, with cross-attention to the encoder's output
 
-A forward pass returns hidden states; logits are formed on demand, by `Output`, for the positions that are asked for.
+A forward pass returns hidden states; `Output` computes logits on demand, for the requested positions.
 """
 
 # Shapes: B batch, T queries, S keys, D d_model, V vocabulary.
@@ -32,13 +32,12 @@ class Transformer(nn.Module):
         embedding: of the encoder, or of the only stack.
         decoder_embedding: of the decoder beside an encoder (its table may be the encoder's); else None.
         encoder, decoder: at least one.
-        heads: by name; the first is the one that `Output.logits` speaks of.
+        heads: by name; `Output.logits` are those of the first.
         max_seq_len: positions the model was made for.
 
     Attributes:
-        compute_dtype: dtype of the residual stream; parameters may stay in fp32 beside it.
-        compiled_decoder: takes the steps of decoding in the place of `forward`, once there is one
-            (`decoding.compiled`).
+        compute_dtype: dtype of the residual stream; parameters may stay in fp32.
+        compiled_decoder: if set, takes the steps of decoding instead of `forward`.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class Transformer(nn.Module):
         self.compiled_decoder: Any = None
         self._tied = self.tied_names()
 
-    # --- what the model is -------------------------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------------------------------
 
     def num_parameters(self, *, trainable: bool | None = None, embeddings: bool = True) -> int:
-        """Number of distinct parameters: tied ones count once.
+        """Number of distinct parameters; tied ones count once.
 
         `trainable` keeps those with (or without) a gradient; `embeddings=False` leaves out token, type and position
         tables, and with them an output tied to them.
@@ -84,7 +83,7 @@ class Transformer(nn.Module):
         )
 
     def tied_names(self) -> dict[str, str]:
-        """Each further name of a shared parameter → the name that owns it (the first one)."""
+        """Each further name of a shared parameter → its first name."""
         owners: dict[int, str] = {}
         tied: dict[str, str] = {}
         for name, parameter in self.named_parameters(remove_duplicate=False):
@@ -100,7 +99,7 @@ class Transformer(nn.Module):
             setattr(self.get_submodule(module), name, self.get_parameter(owner))
 
     def tap_names(self) -> list[str]:
-        """Every name that `forward(taps=...)` understands."""
+        """All names that `forward(taps=...)` accepts."""
         names = []
         for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is None:
@@ -123,7 +122,7 @@ class Transformer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> ModelCache:
-        """Room for `capacity` positions of the decoder's keys and values, for `batch_size` rows."""
+        """Empty decoding cache for `capacity` positions and `batch_size` rows."""
         if self.decoder is None:
             raise ValueError("a model without a decoder has no cache")
         device = next(self.parameters()).device if device is None else device
@@ -137,7 +136,7 @@ class Transformer(nn.Module):
         cross = [CrossCache() for _ in layers] if self.encoder is not None else None
         return ModelCache(layers, cross, batch_size=batch_size, capacity=capacity, device=device)
 
-    # --- what it computes --------------------------------------------------------------------------------------------
+    # --- forward pass ------------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -166,17 +165,17 @@ class Transformer(nn.Module):
             token_type_ids: segments [B, T]; default 0.
             document_ids: [B, T]; positions of different documents do not see each other.
             global_attention_mask: 1 or True where a token of `input_ids` sees all and is seen by all [B, T]; for
-                attention kinds that know global tokens, in place of their own. Other kinds ignore it.
+                attention kinds with global tokens, in place of their own. Other kinds ignore it.
             pixel_values: an image instead of tokens [B, C, height, width].
             decoder_input_ids, decoder_attention_mask, decoder_position_ids: the same for the decoder beside an encoder.
-            encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask` tells its padding
+            encoder_hidden: the encoder's output if it was computed before [B, S, D]; `encoder_mask`: its padding
                 (default: `attention_mask`).
-            cache: keys and values of the positions before these ones; it grows by T. With one that knows the encoder's
-                output, the encoder does not run. A `FixedCache` takes one position, which has to be given.
+            cache: keys and values of the positions before these ones; it grows by T. With one that has the encoder's
+                keys and values, the encoder does not run. A `FixedCache` takes one position per row, in `position_ids`.
             taps: names of inner tensors to return (`tap_names()` lists them).
 
         Raises:
-            ValueError: unknown taps, or inputs the model has no use for.
+            ValueError: unknown taps, or missing inputs.
         """
         sink = self._sink(taps)
         of_input: dict[str, Any] = {
@@ -196,7 +195,7 @@ class Transformer(nn.Module):
         else:
             if decoder_input_ids is None:
                 raise ValueError("a model with an encoder and a decoder needs decoder_input_ids")
-            if encoder_hidden is None and not (cache is not None and cache.knows_encoder):
+            if encoder_hidden is None and not (cache is not None and cache.has_encoder):
                 encoder_hidden = self._encode(input_ids, pixel_values, **of_input)
             mask = decoder_attention_mask
             hidden = self._decode(
@@ -328,11 +327,11 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Positions [B or 1, T]: those given, or the count of real tokens before each one; padding may have its own."""
         if isinstance(cache, FixedCache):
-            assert position_ids is not None, "a cache that counts nothing on the host is told the positions"
+            assert position_ids is not None, "a FixedCache needs position_ids"
             return position_ids
         positions = stack.positions_of(0)
         length, past = input_ids.shape[1], cache.length if cache is not None else 0
-        # With a cache, positions that are given were counted by the caller: slots may be padding.
+        # With a cache, given positions were counted by the caller: slots may be padding.
         counted_here = position_ids is None or cache is None
         if positions.max_positions is not None and counted_here and past + length > self.max_seq_len:
             raise ValueError(f"the model has {self.max_seq_len} learned positions, the input needs {past + length}")

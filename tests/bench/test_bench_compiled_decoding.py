@@ -9,16 +9,10 @@ import pytest
 import torch
 
 from tformer.bench.options import GenerateOptions, ModelOptions, ProductOptions
-from tformer.bench.speed import (
-    WORKS,
-    resolve,
-)
+from tformer.bench.speed import WORKS, resolve
 from tformer.bench.workloads import Task
 from tformer.bench.workloads import decoding as inference
-from tformer.decoding.inference import (
-    CompiledDecoder,
-    compile_decoding,
-)
+from tformer.decoding.inference import CompiledDecoder, compile_decoding
 from tformer.errors import InputError
 from tformer.recipe import recipe_from_yaml
 

@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from tformer.bench.report import (
-    FAIRNESS,
-    Table,
-    best_rows,
-    document,
-    lines,
-    markdown,
-    report,
-    tables,
-)
+from tformer.bench.report import FAIRNESS, Table, best_rows, document, lines, markdown, report, tables
 from tformer.bench.speed import Entry, Row, SpeedBench
 
 

@@ -15,15 +15,7 @@ from tformer.bench.options import ModelOptions, ProductOptions, TrainOptions
 from tformer.bench.peers import PEERS
 from tformer.bench.quality import QualityBench, QualityRow
 from tformer.bench.speed import Row, SpeedBench, resolve
-from tformer.bench.suite import (
-    CPU_CASES,
-    GPU_CASES,
-    Case,
-    Progress,
-    cases_for,
-    quality_for,
-    run_all,
-)
+from tformer.bench.suite import CPU_CASES, GPU_CASES, Case, Progress, cases_for, quality_for, run_all
 
 FP32 = ProductOptions(precision="fp32", device="cpu")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -10,13 +10,7 @@ import torch
 
 from tformer.bench.peers import PEERS
 from tformer.bench.workloads import Task
-from tformer.bench.workloads.tokenize import (
-    TOKENIZE,
-    check,
-    cost,
-    texts_of,
-    tokenizer_of,
-)
+from tformer.bench.workloads.tokenize import TOKENIZE, check, cost, texts_of, tokenizer_of
 from tformer.errors import InputError
 from tformer.recipe import load_recipe
 

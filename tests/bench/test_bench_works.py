@@ -11,15 +11,9 @@ import torch
 
 from tformer.bench.peers import PEERS
 from tformer.bench.speed import WORKS
-from tformer.bench.workloads import (
-    SEED,
-    Task,
-)
+from tformer.bench.workloads import SEED, Task
 from tformer.bench.workloads import train as work_train
-from tformer.bench.workloads.classify import (
-    SHORTEST,
-    Texts,
-)
+from tformer.bench.workloads.classify import SHORTEST, Texts
 from tformer.build import count_parameters
 from tformer.decoding.generate import generate
 from tformer.errors import InputError

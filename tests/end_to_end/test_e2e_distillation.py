@@ -96,7 +96,7 @@ def test_other_labels_and_another_vocabulary_are_refused(
     table = write_table(tmp_path / "other.tsv", ("label", "text"), [tuple(row) for row in rows])
     message = refusal(cli(*labelled("single", "--valid", table)[:3], "--data", table, "--teacher",
                           encoder_run("single"), "--out", tmp_path / "student"))  # fmt: skip
-    assert "tells 2 labels apart, the student 2: only the student has 'stone'" in message
+    assert "has 2 labels, the student 2: only the student has 'stone'" in message
     other = encoder_run("masked") / "tokenizer.json"
     message = refusal(cli(*labelled("single", "--tokenizer", other)))
     assert "has another vocabulary than the student" in message and "sha256" in message
@@ -107,7 +107,7 @@ def test_another_kind_of_model_cannot_teach(encoder_run: Callable[[str], Path], 
     teacher, out = encoder_run("single"), tmp_path / "student"
     message = refusal(cli("train", "--arch", "gpt", "--teacher", teacher, "--out", out))
     assert "is another kind of model (bert) than its student (gpt)" in message
-    assert "no teacher" in refusal(cli("train", "--arch", "gpt", "--distil", "soft", "--out", out))
+    assert "--distil needs a teacher" in refusal(cli("train", "--arch", "gpt", "--distil", "soft", "--out", out))
     assert "teacher.path: " in refusal(cli("train", "--teacher", tmp_path / "nothing", "--out", out))
     image = IMAGES.replace("image_size: 8", "image_size: 16")
     (tmp_path / "big.yaml").write_text(image)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.nn.attention_cases import attend, context_of, naive, positions_for, self_attention, tensors
+from tests.pairwise import pairwise
 from tformer.nn.attention import ATTENTION, AttentionContext, AttentionSizes, Mechanism, ProjectionOptions, core, routes
 from tformer.nn.attention.additive import AdditiveOptions
 from tformer.nn.attention.bigbird import BigBirdOptions
@@ -42,9 +43,12 @@ def padded(batch: int, queries: int, keys: int) -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize("masking", ["none", "causal", "mask", "causal mask", "key mask"])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("biased", [False, True])
+MASKINGS = ["none", "causal", "mask", "causal mask", "key mask"]
+
+
+@pytest.mark.parametrize(
+    ("masking", "kv_heads", "biased"), pairwise(masking=MASKINGS, kv_heads=[4, 2, 1], biased=[False, True])
+)
 @pytest.mark.usefixtures("chunks")
 def test_fused_explicit_and_chunked_equal_the_formula(masking: str, kv_heads: int, biased: bool) -> None:
     q, k, v = tensors(k=kv_heads)
@@ -116,13 +120,14 @@ def test_learned_bias_and_shaw_terms_get_the_gradient_of_the_formula() -> None:
     torch.testing.assert_close(torch.autograd.grad(out, inputs, up), torch.autograd.grad(expected, inputs, up))
 
 
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("kv_heads,value_dim", [(4, 5), (2, 3)])
-@pytest.mark.parametrize("masking", ["none", "causal", "mask", "causal mask", "key mask"])
+@pytest.mark.parametrize(
+    ("masking", "heads", "kept"), pairwise(masking=MASKINGS, heads=[(4, 5), (2, 3)], kept=[True, False])
+)
 def test_blocked_attention_equals_the_formula(
-    monkeypatch: pytest.MonkeyPatch, masking: str, kv_heads: int, value_dim: int, kept: bool
+    monkeypatch: pytest.MonkeyPatch, masking: str, heads: tuple[int, int], kept: bool
 ) -> None:
-    """Run in fp64, where the blocks' bookkeeping must be exact."""
+    """Run in fp64, where sums over blocks must be exact."""
+    kv_heads, value_dim = heads
     monkeypatch.setattr(routes, "QUERY_BLOCK", 4)
     monkeypatch.setattr(routes, "BLOCK_ELEMENTS", 4 * 4 * 6)
     monkeypatch.setattr(routes, "KEPT_ELEMENTS", 2**20 if kept else 0)

@@ -22,6 +22,7 @@ from tests.nn.sparse_cases import (
     padding,
     tensors,
 )
+from tests.pairwise import pairwise
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, layout_of, random_blocks
 from tformer.nn.attention.block_sparse import explicit, kernel
 from tformer.nn.attention.block_sparse.kernel import attend_flex
@@ -92,10 +93,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("causal", "side"), REACHES)
-@pytest.mark.parametrize("length", [3, 32, 53])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_the_mask_in_plain_loops(causal: bool, side: str, length: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("limits", "options", "length"), pairwise(limits=REACHES, options=OPTIONS, length=[53, 32, 3]))
+def test_equals_the_mask_in_plain_loops(limits: Any, options: dict[str, Any], length: int) -> None:
+    causal, side = limits
     mechanism = make(causal=causal, layer=3, **options)
     reach = context_of(length, causal, padding(length, side))
     inputs = tensors(length)
@@ -155,14 +155,19 @@ def test_bf16_is_close_to_fp32() -> None:
     assert_same(found.float(), expected, inputs, tolerance=0.06)
 
 
-@pytest.mark.parametrize("kind", [AlibiOptions(), T5BiasOptions(buckets=8, max_distance=16), ShawOptions(clip=3)],
-                         ids=lambda kind: kind.kind)  # fmt: skip
-@pytest.mark.parametrize(("causal", "side"), REACHES)
-@pytest.mark.parametrize("chunk", [3000, 10**6])
+@pytest.mark.parametrize(
+    ("limits", "kind", "chunk"),
+    pairwise(
+        limits=REACHES,
+        kind=[AlibiOptions(), T5BiasOptions(buckets=8, max_distance=16), ShawOptions(clip=3)],
+        chunk=[3000, 10**6],
+    ),
+)
 def test_position_kinds_with_terms_of_their_own(
-    kind: Any, causal: bool, side: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+    limits: Any, kind: Any, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dense way, tested elsewhere, is the oracle: outputs and gradients, of the tables too."""
+    causal, side = limits
     monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
     mechanism, hooks, mask = make(causal=causal), hooks_of(kind, causal=causal), padding(53, side)
     inputs, positions = [*tensors(53), *hooks.parameters()], arange(53) if mask is None else mask.cumsum(1)
@@ -181,11 +186,16 @@ def test_dropout_is_the_same_in_the_backward_pass() -> None:
     assert not torch.allclose(out, mechanism.eval()(*inputs, **call_of(context_of(53)))[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("side", ["none", "left"])
-@pytest.mark.parametrize("sizes", [[1] * 60, [33] + [1] * 27, [20, 3, 1, 36], [9, 4, 2, 30, 15]], ids=str)
+@pytest.mark.parametrize(
+    ("options", "sizes", "side"),
+    pairwise(
+        options=OPTIONS,
+        sizes=[[1] * 60, [33] + [1] * 27, [20, 3, 1, 36], [9, 4, 2, 30, 15]],
+        side=["none", "left"],
+    ),
+)
 def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
-    options: dict[str, Any], side: str, sizes: list[int]
+    options: dict[str, Any], sizes: list[int], side: str
 ) -> None:
     mechanism = make(causal=True, **options)
     mask = padding(60, side)

@@ -235,9 +235,9 @@ def test_positions_are_one_row_while_all_rows_agree() -> None:
 
 def test_a_cache_takes_over_what_another_knows_of_the_encoder() -> None:
     old, new = filled(), model_cache(cross=1)
-    assert old.knows_encoder and not new.knows_encoder and not model_cache().knows_encoder
+    assert old.has_encoder and not new.has_encoder and not model_cache().has_encoder
     new.take_encoder(old)
-    assert new.knows_encoder and new.encoder_mask is old.encoder_mask and new.length == 0
+    assert new.has_encoder and new.encoder_mask is old.encoder_mask and new.length == 0
 
 
 CPU = torch.device("cpu")
@@ -378,7 +378,7 @@ def test_what_is_known_of_the_encoder_serves_prefixes_that_are_read_again(model:
     cache = fixed(read, beams=1)
     cache.keep_sentences(torch.tensor([2, 0]), length=3)
     again = model.new_cache(2, 3)
-    again.cross, again.encoder_mask = cache.known_of_encoder(2)
+    again.cross, again.encoder_mask = cache.encoder_views(2)
     ids, mask = IDS[[2, 0]], MASK[[2, 0]]
     with torch.no_grad():
         found = model(decoder_input_ids=ids, decoder_attention_mask=mask, cache=again).logits_at(-1)

@@ -160,7 +160,7 @@ def test_cost_is_twice_the_rank() -> None:
     ("options", "sizes", "message"),
     [
         ({"rank": 13}, {}, r"rank: found 13, expected at most max_seq_len \(12\)"),
-        ({"rank": 3}, {"max_seq_len": None}, "kind: linformer needs to know max_seq_len"),
+        ({"rank": 3}, {"max_seq_len": None}, "kind: linformer needs max_seq_len"),
         ({"rank": 3}, {"causal": True}, "kind: linformer has no causal mode"),
         ({"rank": 3}, {"is_cross": True}, "kind: linformer .* no cross-attention"),
     ],

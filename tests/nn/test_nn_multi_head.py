@@ -20,6 +20,7 @@ from tests.nn.attention_cases import (
     tensors,
     weights_tap,
 )
+from tests.pairwise import pairwise
 from tformer.nn.attention import AttentionContext, FullAttentionOptions, core
 from tformer.nn.attention.context import TapSink, check_taps
 from tformer.nn.attention.core import few_are_faster
@@ -231,13 +232,17 @@ def test_cross_attention_asks_with_one_side_and_answers_with_the_other() -> None
     assert (layer(memory, context_of(4, memory=x)) - out).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("masked", [None, "rows", "queries"])
-@pytest.mark.parametrize(("kv_heads", "value_dim"), [(4, 5), (2, 5), (1, 7)])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 6), (1, 16), (2, 15), (3, 32), (8, 17), (8, 1)])
-def test_few_queries_equal_the_formula(
-    kv_heads: int, value_dim: int, queries: int, keys: int, masked: str | None
-) -> None:
-    """Lengths on both sides of the padding of scores, and rows that may look nowhere."""
+@pytest.mark.parametrize(
+    ("lengths", "heads", "masked"),
+    pairwise(
+        lengths=[(1, 6), (1, 16), (2, 15), (3, 32), (8, 17), (8, 1)],
+        heads=[(4, 5), (2, 5), (1, 7)],
+        masked=[None, "rows", "queries"],
+    ),
+)
+def test_few_queries_equal_the_formula(lengths: tuple[int, int], heads: tuple[int, int], masked: str | None) -> None:
+    """Lengths on both sides of the padding of scores, and rows without visible keys."""
+    (queries, keys), (kv_heads, value_dim) = lengths, heads
     q, k, v = (x.detach() for x in tensors(b=3, k=kv_heads, t=queries, s=keys, v=value_dim))
     torch.manual_seed(3)
     mask = None if masked is None else torch.rand(3, 1, queries if masked == "queries" else 1, keys) < 0.6

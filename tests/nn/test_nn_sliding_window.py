@@ -23,6 +23,7 @@ from tests.nn.sparse_cases import (
     padding,
     tensors,
 )
+from tests.pairwise import pairwise
 from tformer.nn.attention.block_sparse import explicit, kernel
 from tformer.nn.attention.block_sparse.kernel import attend_flex
 from tformer.nn.attention.context import AttentionContext, AttentionInputs
@@ -68,16 +69,18 @@ def plain_mask(options: SlidingWindowOptions, reach: AttentionContext, batch: in
     return mask
 
 
-@pytest.mark.parametrize(("causal", "side"), REACHES)
-@pytest.mark.parametrize("length", [3, 16, 37])
-@pytest.mark.parametrize("options", [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"block": 2},
     {"window": 10, "global_tokens": 3},
     {"window": 4, "block": 2, "dilation": 3, "global_tokens": 1},
     {"window": 6, "dilation": 2},
-], ids=str)  # fmt: skip
-def test_equals_the_mask_in_plain_loops(causal: bool, side: str, length: int, options: dict[str, Any]) -> None:
+]
+
+
+@pytest.mark.parametrize(("reach", "options", "length"), pairwise(reach=REACHES, options=OPTIONS, length=[37, 16, 3]))
+def test_equals_the_mask_in_plain_loops(reach: Any, options: dict[str, Any], length: int) -> None:
+    causal, side = reach
     mechanism = make(causal=causal, **options)
     reach = context_of(length, causal, padding(length, side))
     inputs = tensors(length)
@@ -157,10 +160,15 @@ def test_bf16_is_close_to_fp32() -> None:
 HOOKS = [AlibiOptions(), T5BiasOptions(buckets=8, max_distance=16), ShawOptions(clip=3)]
 
 
-@pytest.mark.parametrize("kind", HOOKS, ids=lambda kind: kind.kind)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", [{}, {"global_tokens": 2}, {"dilation": 2, "global_tokens": 1}], ids=str)
-@pytest.mark.parametrize("chunk", [3000, 10**6])
+@pytest.mark.parametrize(
+    ("kind", "causal", "options", "chunk"),
+    pairwise(
+        kind=HOOKS,
+        causal=[False, True],
+        options=[{}, {"global_tokens": 2}, {"dilation": 2, "global_tokens": 1}],
+        chunk=[3000, 10**6],
+    ),
+)
 def test_position_kinds_with_terms_of_their_own(
     kind: Any, causal: bool, options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,15 +185,19 @@ def test_position_kinds_with_terms_of_their_own(
     assert_same(found, expected, inputs)
 
 
-def test_dropout_keeps_the_mean_and_is_the_same_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    mechanism = make(global_tokens=1)
-    inputs = tensors(30)
-    call = call_of(context_of(30))
+@pytest.mark.slow
+def test_dropout_keeps_the_mean() -> None:
+    mechanism, inputs, call = make(global_tokens=1), tensors(30), call_of(context_of(30))
     with torch.no_grad():
         expected = mechanism(*inputs, **call)[0]
         mechanism.dropout = 0.5
         many = torch.stack([mechanism(*inputs, **call)[0] for _ in range(600)]).mean(0)
     assert (many - expected).abs().max() < 0.5 and (many - expected).abs().mean() < 0.05
+
+
+def test_dropout_is_the_same_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, inputs, call = make(global_tokens=1), tensors(30), call_of(context_of(30))
+    mechanism.dropout = 0.5
     gradients = []
     for chunk in (3000, 10**6):  # recomputed in chunks, and kept
         monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
@@ -234,13 +246,16 @@ def test_global_projections_are_for_encoders() -> None:
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"global_tokens": 3}, {"dilation": 3}, {"window": 4, "dilation": 2, "global_tokens": 2}
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("side", ["none", "left"])
-@pytest.mark.parametrize("sizes", [[1] * 80, [50] + [1] * 30, [37, 1, 42], [20, 3, 1, 56]], ids=str)
+@pytest.mark.parametrize(
+    ("options", "sizes", "side"),
+    pairwise(
+        options=[{}, {"global_tokens": 3}, {"dilation": 3}, {"window": 4, "dilation": 2, "global_tokens": 2}],
+        sizes=[[1] * 80, [50] + [1] * 30, [37, 1, 42], [20, 3, 1, 56]],
+        side=["none", "left"],
+    ),
+)
 def test_new_queries_behind_a_cache_get_what_the_whole_sequence_gets(
-    options: dict[str, Any], side: str, sizes: list[int]
+    options: dict[str, Any], sizes: list[int], side: str
 ) -> None:
     mechanism = make(causal=True, **options)
     length, mask = sum(sizes), padding(sum(sizes), side)

@@ -362,7 +362,7 @@ def test_images_have_classes_alone(cli: Cli, tmp_path: Path) -> None:
     data = write_images(tmp_path / "images", 4)
     for kind in ("regression", "multi_label"):
         outcome = cli("train", "--config", path, "--data", data, "--objective", kind, "--out", tmp_path / "run")
-        assert outcome.code == 2 and "expected classification" in outcome.err
+        assert outcome.code == 2 and "--objective classification" in outcome.err
 
 
 def test_init_from_under_a_preset_keeps_body_and_tokenizer(

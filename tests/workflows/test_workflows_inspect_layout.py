@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.layout import (
-    Layout,
-    lay_out,
-    to_dot,
-    to_mermaid,
-    to_tree,
-)
+from tformer.workflows.inspect.layout import Layout, lay_out, to_dot, to_mermaid, to_tree
 
 STACK: dict[str, Any] = {"num_layers": 3, "num_heads": 4}
 

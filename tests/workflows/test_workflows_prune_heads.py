@@ -20,11 +20,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, total_loss
 from tformer.tasks.base import HeldOut
 from tformer.tasks.tokenizers import decoder_context, text_context
-from tformer.workflows.prune.heads import (
-    attention_modules,
-    gate_gradients,
-    head_importance,
-)
+from tformer.workflows.prune.heads import attention_modules, gate_gradients, head_importance
 from tformer.workflows.prune.plan import Plan
 from tformer.workflows.prune.pruning import Pruned, prune
 

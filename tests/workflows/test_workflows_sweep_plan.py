@@ -25,14 +25,7 @@ from tformer.workflows.sweep.grid import (
     train_options,
     variants_of,
 )
-from tformer.workflows.sweep.plan import (
-    Plan,
-    Task,
-    list_plans,
-    parse_vary,
-    plan_of_flags,
-    read_plan,
-)
+from tformer.workflows.sweep.plan import Plan, Task, list_plans, parse_vary, plan_of_flags, read_plan
 from tformer.workflows.sweep.run import resolve_plan
 
 BOTH: dict[str, Any] = {"model": {"encoder": {"norm": {}}, "decoder": {"norm": {}}}}

@@ -14,18 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.workflows.sweep.cells import (
-    Result,
-    read_run,
-)
+from tformer.workflows.sweep.cells import Result, read_run
 from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import (
-    Stat,
-    draw,
-    make_table,
-    markdown,
-    write_tables,
-)
+from tformer.workflows.sweep.table import Stat, draw, make_table, markdown, write_tables
 
 LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
 PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})

@@ -14,14 +14,7 @@ from typing import Any
 from tformer.bench.attention import NOT_TRIED, succeeded
 from tformer.bench.machine import roofline_line
 from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG
-from tformer.bench.report import (
-    UNSTEADY,
-    Table,
-    bullets,
-    ceilings_line,
-    figures,
-    markdown,
-)
+from tformer.bench.report import UNSTEADY, Table, bullets, ceilings_line, figures, markdown
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
 from tformer.checkpoint.files import write_text

@@ -23,10 +23,7 @@ from typing import Any
 
 from tformer.bench.options import QualityOptions
 from tformer.bench.processes import over_limit
-from tformer.bench.report import (
-    Table,
-    markdown,
-)
+from tformer.bench.report import Table, markdown
 from tformer.checkpoint.logs import read_metrics
 from tformer.data.sources.files import STANDARD_INPUT
 from tformer.data.sources.text import open_sources

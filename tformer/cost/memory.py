@@ -10,8 +10,8 @@ Activations are the tensors that autograd saves until the backward pass, in the 
     feed-forward    the inputs of the activation and of the last product: 2 d_ff, for relu d_ff, gated 4 d_ff
     dropout         one number for each that it may drop
 
-Larger calls of attention recompute their scores in the backward pass. Beyond Q, K, V and the output Linformer saves the
-projected keys and values, Performer Q, K and V in fp32 where the compute dtype is narrower. The workspace is temporary:
+Larger calls of attention recompute their scores in the backward pass. A kind of attention states what it saves beside
+Q, K, V and the output (`saved_values`), a norm the size of its input (`saved_bytes`). The workspace is temporary:
 the largest step of a layer, or the loss. On a CPU the C library keeps freed memory between blocks in use (`held`): a
 measured share of the activations. Gradients fill up while activations are freed, so the sum is an upper bound.
 """
@@ -27,8 +27,6 @@ import torch
 
 from tformer.build import Sizes, layer_sizes, resolve_sizes
 from tformer.model import Transformer
-from tformer.nn.attention.linformer import LinformerOptions
-from tformer.nn.attention.performer import PerformerOptions
 from tformer.nn.attention.routes import (
     CHUNK_ELEMENTS,
     KEPT_ELEMENTS,
@@ -210,11 +208,9 @@ def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: in
     v, heads = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
     values: float = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
     values += (q + k) * (layer.attention.qk_norm + layer.positions.module.has_rotate)
-    if isinstance(layer.attention, LinformerOptions):
-        values += layer.attention.rank * (k + v) / max_seq_len
-    elif isinstance(layer.attention, PerformerOptions) and shape.itemsize < FP32_BYTES:
-        values += (q + k + v) * FP32_BYTES / shape.itemsize
-    return values
+    return values + layer.attention.saved_values(
+        queries=q, keys=k, values=v, itemsize=shape.itemsize, max_seq_len=max_seq_len
+    )
 
 
 def _feedforward_values(layer: Stack, sizes: Sizes) -> int:
@@ -236,7 +232,7 @@ def _forms_scores(layer: Stack, shape: _Shape) -> bool:
         or positions.has_score
         or positions.has_mix
         or (positions.has_bias and (shape.itemsize < FP32_BYTES or _is_learned(layer.positions)))
-        or layer.attention.kind == "additive"
+        or layer.attention.mechanism.forms_scores
     )
 
 
@@ -252,7 +248,7 @@ def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, caus
         return 0
     scores = shape.rows * sizes.num_heads * shape.length * num_keys
     if _forms_scores(layer, shape):
-        size = sizes.head_dim if layer.attention.kind == "additive" else 1
+        size = sizes.head_dim if layer.attention.mechanism.forms_scores else 1
         if shape.length > max(1, CHUNK_ELEMENTS // max(1, shape.rows * sizes.num_heads * num_keys * size)):
             return 0
         narrow = shape.itemsize if shape.itemsize < FP32_BYTES else 0

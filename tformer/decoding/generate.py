@@ -264,7 +264,7 @@ def _prefill(
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
     if sources is not None and full is not None:
         if isinstance(full, BucketedCache):
-            cache.cross, cache.encoder_mask = full.known_of_encoder()
+            cache.cross, cache.encoder_mask = full.encoder_views()
         else:
             cache.take_encoder(full)
     logits_BV, _ = read_prompts(model, windows, cache, sources=sources if full is None else None)

@@ -380,10 +380,10 @@ class BucketedCache:
         assert self.fixed is not None
         self.fixed.move_rows(index, length=self.length)
 
-    def known_of_encoder(self) -> tuple[Any, Tensor | None]:
+    def encoder_views(self) -> tuple[Any, Tensor | None]:
         """Cross-attention's caches and the encoder's mask, of the sentences in use."""
         assert self.fixed is not None
-        return self.fixed.known_of_encoder(self.sentences)
+        return self.fixed.encoder_views(self.sentences)
 
     def _with_room(self) -> FixedCache:
         """The bucket, or the next one when it is full."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated
 
+from tformer import options
 from tformer.errors import InputError
 from tformer.options import (
     DATA,
@@ -14,7 +15,6 @@ from tformer.options import (
     Device,
     Errors,
     LabelColumn,
-    Option,
     Precision,
     Quantize,
     Text2Column,
@@ -226,10 +226,8 @@ DECODING = frozenset(
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option on the command line."""
-    declared = get_type_hints(EvaluationOptions, include_extras=True)[name].__metadata__
-    [option] = [fact for fact in declared if isinstance(fact, Option)]
-    return option.flags[0]
+    """The flag of an option of `tformer evaluate`."""
+    return options.flag_of(EvaluationOptions, name)
 
 
 def _require_positive(flag: str, value: int | None) -> None:

@@ -1,4 +1,15 @@
-"""Decoding cache: keys and values of each layer, and the position and validity of each slot."""
+"""Decoding cache: keys and values of each layer, and the position and validity of each slot.
+
+Slots are filled in order of arrival, the same slot in every row, and lengths are Python integers: no synchronisation
+with the device. The position of a slot may differ between rows (left padding), so each is stored, and whether the slot
+holds a token.
+
+Beam search has several rows for every sentence, side by side (`fan_out`). The keys and values of cross-attention and
+the encoder's mask then stay one per sentence, and only those of self-attention move when rows are reordered.
+
+Shape legend: B batch (rows), K kv heads, C capacity in slots, S slots in use, T new slots, h head_dim, v value_dim;
+b beams, so that B / b sentences.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +24,13 @@ from torch import Tensor
 from tformer.nn.products import get_kernels
 
 FEW_SLOTS = 1024
-"""Of all rows together: up to so many, a CPU's attention is bound by its overhead, not by reading the cache."""
+"""Slots of all rows together, up to which attention on a CPU is bound by overhead, not by reading the cache."""
 SLACK = 8
-"""The number of slots for which a row's room grows."""
+"""Slots by which the storage of a row grows."""
 
 
 def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
-    """In which format to keep keys and values of `slots` positions, computed in `dtype`, that single queries read.
+    """The faster dtype for cached keys and values of `slots` positions, computed in `dtype` and read by single queries.
 
     PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.
     """
@@ -30,13 +41,13 @@ def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> t
 
 
 class LayerState(Protocol):
-    """What a layer of any attention kind remembers between steps of decoding."""
+    """Decoding state of one layer of any attention kind."""
 
     def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
         """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
 
     def truncate(self, length: int) -> None:
-        """Forget every slot from `length` on. ValueError where a kind cannot."""
+        """Remove the slots from `length` on. ValueError if the kind cannot."""
 
 
 class LayerCache:
@@ -53,7 +64,7 @@ class LayerCache:
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        # Nothing beyond `length` is ever read, and memory that is not written costs nothing on a CPU.
+        # Slots beyond `length` are never read, and memory that is not written costs nothing on a CPU.
         rows = (batch_size, num_kv_heads, capacity)
         self._keys = _Kept(torch.empty(*rows, head_dim, device=device, dtype=dtype))
         self._values = _Kept(torch.empty(*rows, value_dim, device=device, dtype=dtype))
@@ -95,24 +106,24 @@ class LayerCache:
 
 
 class _Kept(NamedTuple):
-    """Slots [B, K, C, x], and the memory they begin in if that is larger."""
+    """Slots [B, K, C, x], and the storage at whose start they are, if that is larger."""
 
     slots: Tensor
     memory: Tensor | None = None
 
 
 class Spares:
-    """Memory for moving rows: a tensor is gathered into a free one, and is then itself the free one of its size.
+    """Spare storage for moving rows: a tensor is gathered into the spare one, and becomes the spare one of its size.
 
-    Layers of one shape share a single free tensor, so that a reorder allocates nothing and clears nothing. What is
-    gathered has room for few more slots: with gaps between heads, memory is read several times more slowly.
+    Layers of one shape share a single spare tensor, so that a reorder allocates nothing. Gathered tensors have room for
+    few more slots: memory with gaps between heads is read several times more slowly.
     """
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, ...], Tensor] = {}
 
     def gather(self, kept: _Kept, index: Tensor, *, length: int, capacity: int) -> _Kept:
-        """Rows `index` of the first `length` slots, with room for more, up to `capacity`; `kept` is given up."""
+        """Rows `index` of the first `length` slots, with room for a few more; `kept` is invalid afterwards."""
         _, num_kv_heads, _, size = kept.slots.shape
         shape = (index.shape[0], num_kv_heads, _room(length + 1, capacity), size)
         memory = self._free.pop((num_kv_heads, size), None)
@@ -126,12 +137,12 @@ class Spares:
 
 
 def _room(slots: int, capacity: int) -> int:
-    """So many slots lie together for `slots` to fit, and a few after them."""
+    """Slots of the storage for `slots` in use."""
     return min(capacity, -(-slots // SLACK) * SLACK)
 
 
 class CrossCache:
-    """Keys and values of one cross-attention layer: computed from the encoder's output once, then only read."""
+    """Keys and values of one cross-attention layer, computed once from the encoder's output."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -146,7 +157,7 @@ class CrossCache:
         return self.read()[0].shape[0]
 
     def fill(self, k_BKSh: Tensor, v_BKSv: Tensor) -> None:
-        # They come as views of one product: laid out here once instead of in every step's products.
+        # Views of one product: made contiguous once instead of in every step's products.
         self.keys, self.values = k_BKSh.contiguous(), v_BKSv.contiguous()
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -164,10 +175,10 @@ def check_fit(end: int, capacity: int) -> None:
 
 
 class ModelCache:
-    """The caches of all layers of a decoder, and what each slot holds.
+    """Caches of all layers of a decoder, and the content of each slot.
 
     key_positions: long [B, C]; key_valid: bool [B, C], False for padding; length: slots in use.
-    encoder_mask: bool [B / b, S_source] or None, kept here so that it follows the rows.
+    encoder_mask: bool [B / b, S_source] or None, kept here because it is reordered with the rows.
     beams: rows per sentence, 1 before `fan_out`. padded: whether any slot may be padding.
     """
 
@@ -189,7 +200,7 @@ class ModelCache:
         self.length = 0
         self.beams = 1
         self.padded = False
-        self._alike = True  # the slots of all rows have the same positions
+        self._same_positions = True  # in all rows
         self._spares = Spares()
 
     @property
@@ -197,18 +208,18 @@ class ModelCache:
         return self.key_positions.shape[0]
 
     @property
-    def knows_encoder(self) -> bool:
-        """Whether cross-attention's keys and values are here: the encoder need not run again."""
+    def has_encoder(self) -> bool:
+        """Whether cross-attention's keys and values are cached: the encoder need not run again."""
         return bool(self.cross) and all(cross.filled for cross in self.cross)
 
     def take_encoder(self, other: ModelCache) -> None:
-        """Read on from what `other`, of the same rows, knows of the encoder."""
+        """Use the cross-attention cache of `other`, which has the same rows."""
         self.cross, self.encoder_mask = other.cross, other.encoder_mask
 
     def advance(self, positions_BT: Tensor, valid_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Announce T new slots; positions [B or 1, T], valid None when all hold tokens.
+        """Add T new slots with positions [B or 1, T]; valid: None if all hold tokens.
 
-        Returns (key_positions [B, S], or [1, S] when all rows have always had the same; key_valid [B, S]) of all slots
+        Returns (key_positions [B, S], or [1, S] if they are the same in all rows; key_valid [B, S]) of all slots
         in use, the new ones included. Called once per forward pass, before the layers append theirs. ValueError when
         the slots do not fit.
         """
@@ -218,8 +229,8 @@ class ModelCache:
         self.key_valid[:, start:end] = True if valid_BT is None else valid_BT
         self.length = end
         self.padded = self.padded or valid_BT is not None
-        self._alike = self._alike and positions_BT.shape[0] == 1
-        return self.key_positions[: 1 if self._alike else None, :end], self.key_valid[:, :end]
+        self._same_positions = self._same_positions and positions_BT.shape[0] == 1
+        return self.key_positions[: 1 if self._same_positions else None, :end], self.key_valid[:, :end]
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was; `index` long [B'] may repeat or drop rows. Not after `fan_out`."""
@@ -239,7 +250,7 @@ class ModelCache:
     def fan_out(self, beams: int, *, capacity: int) -> None:
         """Give each row, now a sentence, `beams` rows side by side, with room for `capacity` slots: a, b -> a, a, b, b.
 
-        What belongs to the encoder stays once per sentence.
+        Keys and values of cross-attention stay one per sentence.
         """
         assert self.beams == 1, "a cache is fanned out once"
         check_fit(self.length, capacity)
@@ -249,7 +260,7 @@ class ModelCache:
         self.capacity = capacity
         self._select_rows(self._repeated(beams))
         self.beams = beams
-        self._spares = Spares()  # those of before are too small
+        self._spares = Spares()  # the earlier ones are too small
 
     def reorder_beams(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was, long [B], of the same sentence: its positions and padding are equal."""
@@ -263,7 +274,7 @@ class ModelCache:
         self._select_sentences(sentences)
 
     def truncate(self, length: int) -> None:
-        """Forget every slot from `length` on."""
+        """Remove the slots from `length` on."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} slots to {length}")
         self.length = length

@@ -1,11 +1,11 @@
-"""A cache of fixed shape, for compiled decoding: neither a shape nor a Python number changes from step to step.
+"""Decoding cache of fixed shape, for compiled decoding: no shape and no Python number changes between steps.
 
 A compiled step, and a CUDA graph that replays it, is made for tensors of given shapes at given addresses. So all slots
 of a bucket are returned every time, with a mask of those that hold a token; the next slot is a number on the device;
-new keys and values, and rows that move, are written into the same memory. `ModelCache`, which decoding begins with, is
-copied into it after the prompts were read. Lengths are the caller's to keep.
+new keys and values, and rows that move, are written into the same memory. The `ModelCache`
+of the prompts is copied into it. The caller counts the length.
 
-Rows beyond those in use are computed like the others, and nobody reads what comes of them.
+Rows beyond those in use are computed like the others, and their results are ignored.
 
 Shape legend: R rows, S sentences (R / S beams each), K kv heads, C slots, T source slots, h head_dim, v value_dim.
 """
@@ -26,13 +26,13 @@ class FixedLayer:
     """Keys and values of one self-attention layer, [R, K, C, h] and [R, K, C, v]; `slot` [1] belongs to the cache."""
 
     def __init__(self, like: LayerCache | FixedLayer, *, rows: int, slots: int, slot: Tensor) -> None:
-        # Zeros, not just any memory: what is masked has the weight 0, but 0 times NaN is NaN.
+        # Zeros, not uninitialised memory: masked slots have the weight 0, but 0 times NaN is NaN.
         self.keys: Tensor = like.keys.new_zeros(rows, like.keys.shape[1], slots, like.keys.shape[3])
         self.values: Tensor = like.values.new_zeros(rows, like.values.shape[1], slots, like.values.shape[3])
         self.slot = slot
 
     def append(self, k_RK1h: Tensor, v_RK1v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the newest slot; returns all of them."""
+        """Write the newest slot and return all slots."""
         self.keys.index_copy_(2, self.slot, k_RK1h.to(self.keys.dtype))
         self.values.index_copy_(2, self.slot, v_RK1v.to(self.values.dtype))
         return self.keys, self.values
@@ -43,7 +43,7 @@ class FixedCache:
 
     Attributes:
         ids, positions: long [R, 1], the newest token of each row and where it stands: set before a step.
-        slot: long [1], where the step writes; `step_done` moves it on, on the device.
+        slot: long [1], where the step writes; `step_done` increments it on the device.
         key_positions, key_valid: long and bool [R, C], what the slots hold.
         cross: cross-attention's keys and values, [S, K, T, h] and [S, K, T, v]; none without an encoder.
         encoder_mask: bool [S, T], the real tokens of the sources; None without an encoder.
@@ -78,12 +78,12 @@ class FixedCache:
     # --- what the model calls, inside of a graph ---------------------------------------------------------------------
 
     @property
-    def knows_encoder(self) -> bool:
-        """Whether the encoder need not run: with one there is, it has run before."""
+    def has_encoder(self) -> bool:
+        """Whether cross-attention's keys and values are cached: the encoder has always run before."""
         return bool(self.cross)
 
     def advance(self, positions_R1: Tensor) -> tuple[Tensor, Tensor]:
-        """Announce the newest slot: (key_positions, key_valid) of all slots, before the layers append theirs."""
+        """Add the newest slot; (key_positions, key_valid) of all slots. Called before the layers append theirs."""
         self.key_positions.index_copy_(1, self.slot, positions_R1)
         self.key_valid.index_fill_(1, self.slot, True)
         return self.key_positions, self.key_valid
@@ -94,33 +94,33 @@ class FixedCache:
     # --- what is done between steps ----------------------------------------------------------------------------------
 
     def tensors(self) -> list[Tensor]:
-        """All of them, whose addresses stay for good."""
+        """All tensors of the cache; their addresses never change."""
         found = [self.slot, self.ids, self.positions, self.key_positions, self.key_valid]
         found += [part for layer in self.layers for part in (layer.keys, layer.values)]
         found += [part for cross in self.cross for part in cross.read()]
         return found if self.encoder_mask is None else [*found, self.encoder_mask]
 
     def fill(self, cache: ModelCache) -> None:
-        """Take over what a prefill left: its rows are the first sentences, of which every beam gets the same."""
+        """Copy the cache of a prefill: its rows are the first sentences, and all beams of a sentence are equal."""
         count, length = cache.batch_size, cache.length
         rows = slice(0, count * self.beams)
         for layer, old in zip(self.layers, map(_keys_and_values, cache.layers), strict=True):
             _put(layer.keys[rows], self._repeated(old.keys[:, :, :length]))
             _put(layer.values[rows], self._repeated(old.values[:, :, :length]))
         self.key_positions[rows, :length] = self._repeated(cache.key_positions[:, :length])
-        self._forget_masks(length)
+        self._clear_masks(length)
         self.key_valid[rows, :length] = self._repeated(cache.key_valid[:, :length])
         if self.encoder_mask is not None:
             self._fill_encoder(cache, self.encoder_mask)
 
     def copy_from(self, full: FixedCache, *, sentences: int, length: int) -> None:
-        """Take over the first sentences and slots of a smaller cache of as many beams and source slots."""
+        """Copy the first sentences and slots of a smaller cache with as many beams and source slots."""
         rows = slice(0, sentences * self.beams)
         for layer, old in zip(self.layers, full.layers, strict=True):
             _put(layer.keys[rows], old.keys[rows, :, :length])
             _put(layer.values[rows], old.values[rows, :, :length])
         self.key_positions[rows, :length] = full.key_positions[rows, :length]
-        self._forget_masks(length)
+        self._clear_masks(length)
         self.key_valid[rows, :length] = full.key_valid[rows, :length]
         for cross, known in zip(self.cross, full.cross, strict=True):
             for part, old_part in zip(cross.read(), known.read(), strict=True):
@@ -135,7 +135,7 @@ class FixedCache:
             _move(layer.values[:, :, :length], index)
 
     def keep_sentences(self, index: Tensor, *, length: int) -> None:
-        """Sentence i becomes what sentence index[i] was, with all its rows; what is left of others is not read."""
+        """Sentence i becomes what sentence index[i] was, with all its rows; other rows are ignored afterwards."""
         beams = torch.arange(self.beams, device=index.device)
         rows = (index.unsqueeze(1) * self.beams + beams).flatten()
         self.move_rows(rows, length=length)
@@ -147,8 +147,8 @@ class FixedCache:
         if self.encoder_mask is not None:
             _move(self.encoder_mask, index)
 
-    def known_of_encoder(self, sentences: int) -> tuple[list[CrossCache], Tensor | None]:
-        """Views of the first sentences, as a `ModelCache` keeps them: for reading their prefixes again."""
+    def encoder_views(self, sentences: int) -> tuple[list[CrossCache], Tensor | None]:
+        """Cross-attention caches and mask of the first sentences, as views, in the form of a `ModelCache`."""
         views = []
         for cross in self.cross:
             view = CrossCache()
@@ -159,7 +159,7 @@ class FixedCache:
     def _repeated(self, rows_first: Tensor) -> Tensor:
         return rows_first if self.beams == 1 else rows_first.repeat_interleave(self.beams, dim=0)
 
-    def _forget_masks(self, length: int) -> None:
+    def _clear_masks(self, length: int) -> None:
         self.key_valid.zero_()
         self.slot.fill_(length)
 
@@ -176,7 +176,7 @@ class FixedCache:
 
 
 AnyCache = ModelCache | FixedCache
-"""What the model writes into."""
+"""The caches that a model accepts."""
 
 
 def _keys_and_values(layer: object) -> LayerCache | FixedLayer:
@@ -186,12 +186,12 @@ def _keys_and_values(layer: object) -> LayerCache | FixedLayer:
 
 
 def _put(storage: Tensor, first: Tensor) -> None:
-    """The first slots; the others become zeros again, for a batch before may have left what is no number."""
+    """Write the first slots and clear the others, which an earlier batch may have left with NaN."""
     used = first.shape[2]
     storage[:, :, :used] = first
     storage[:, :, used:] = 0
 
 
 def _move(storage: Tensor, index: Tensor) -> None:
-    """The first rows become rows `index`, in the same memory."""
+    """The first rows become rows `index`, in the same storage."""
     storage[: len(index)] = storage.index_select(0, index)

@@ -1,4 +1,40 @@
-"""DropHead (arXiv 2004.13342), LayerDrop (arXiv 1909.11556), and the training step that schedules follow."""
+"""DropHead (arXiv 2004.13342), LayerDrop (arXiv 1909.11556), and the training step that schedules follow.
+
+DropHead drops whole attention heads while training, for each sample:
+
+    gate_h = keep_h · H / Σ keep,   keep_h ~ Bernoulli(1 − p), at least one kept
+
+The gates of a sample add up to H whatever was kept, so by symmetry E[gate_h] = 1: evaluation needs no correction. The
+paper's schedule is V-shaped in the step t, with w warm-up steps out of N: it breaks up dominating heads early, leaves
+the middle of training alone and regularises its end.
+
+    p(t) = p_start (1 − t / w)           t ≤ w
+    p(t) = p_end (t − w) / (N − w)       t > w
+
+LayerDrop skips whole layers while training, so that shallower models can be cut out afterwards:
+
+    keep_d = [u_d > p_d],   u_d ~ U(0, 1) anew in every forward;   a kept layer is not rescaled        (as fairseq)
+
+Data-driven rates (the paper's third pruning strategy) learn one logit a_d per layer under a fixed mean rate p:
+
+    p_d = σ(a_d + c(a)),   c(a) such that mean_d p_d = p;   q_d = 1 − p_d is the probability of keeping layer d
+
+c is found by bisection without a gradient; a Newton step from there adds dc/da_d = −σ'_d / Σ_e σ'_e, the implicit
+derivative, so that gradients are those of rates that keep their mean. A layer f has a gate z_d, 1 if kept and 0 if
+dropped, and the output x + z_d (f(x) − x). With L(z) the loss, the exact gradient is dE[L]/dq_d = E[L(z_d = 1) −
+L(z_d = 0)], the mean slope ∂L/∂z_d over z_d from 0 to 1. It is estimated by the trapezoidal rule, from the slope at the
+end that was drawn:
+
+    straight-through:  z_d + ½ (q_d − stop(q_d)) / stop(probability of the draw: q_d if kept, p_d if dropped)
+
+The expected gradient is ½ E[∂L/∂z_d at 1] + ½ E[∂L/∂z_d at 0]: exact, and the estimator unbiased, if L is at most
+quadratic in each gate alone; else its bias is the trapezoid's, third order in z_d. The slope at z_d = 1 alone is no
+substitute: the network has adapted to the layers that run, so it is near 0 there and often has the wrong sign. The
+slope of a dropped layer costs its forward pass, without a gradient and in evaluation mode, so it draws nothing. (The
+paper scores layers by their activations; here a rate belongs to the layer, which is what pruning needs.)
+
+Shapes: gates [B, H, 1, 1]; L layers.
+"""
 
 from __future__ import annotations
 
@@ -35,28 +71,29 @@ class Step:
 
 @runtime_checkable
 class StepAware(Protocol):
-    """A module that changes with the training step."""
+    """A module that changes with the training step (DropHead's schedule, Performer's redrawn features).
+
+    It draws from `step.seed`, which is equal on every process, and never from torch's global generator, so that adding
+    such a module does not change the dropout of others.
+    """
 
     def begin_step(self, step: Step) -> None: ...
 
 
 def step_listeners(model: nn.Module) -> list[StepAware]:
-    """The modules of `model` that want to hear of steps, in the order of `model.modules()`."""
+    """The modules of `model` that have a `begin_step`, in the order of `model.modules()`."""
     return [module for module in model.modules() if isinstance(module, StepAware)]
 
 
 def begin_step(model: nn.Module, step: Step) -> None:
-    """Tell every listener in `model` that `step` begins."""
+    """Call `begin_step` of every listener in `model`."""
     for listener in step_listeners(model):
         listener.begin_step(step)
 
 
-# Shapes: gates [B, H, 1, 1].
-
-
 @dataclass(frozen=True)
 class DropHeadSchedule:
-    """The V: from `start` down to 0 over the warm-up, then up to `rate` at the last step.
+    """V-shaped schedule: from `start` down to 0 over the warm-up, then up to `rate` at the last step.
 
     warmup_steps: null: those of the learning rate.
     """
@@ -89,10 +126,10 @@ def drop_heads(batch: int, heads: int, rate: float, device: torch.device) -> Ten
 
 
 class DropHead(nn.Module):
-    """Draws the gates of one attention.
+    """Multiplies the heads of one attention by random gates.
 
     Args:
-        rate: a constant probability, or a schedule; a schedule stands at its start until the first `begin_step`.
+        rate: a constant probability, or a schedule, which is at its start until the first `begin_step`.
 
     Attributes:
         rate: the probability now.
@@ -119,18 +156,15 @@ class DropHead(nn.Module):
         return f"rate={self.rate:g}" if self.schedule is None else repr(self.schedule)
 
 
-# Shapes: L layers.
-
-
-LEARNED = ".layerdrop.logits"  # how the names of learned rates end in a model's state
+LEARNED = ".layerdrop.logits"  # ending of the names of learned rates in a model's state
 BISECTIONS = 100
-LEAST_CHANCE = 1.0e-6  # a layer that is all but always dropped and was kept does not outweigh all others
-LEAST_SLOPE = 1.0e-12  # where every rate has come to rest at 0 or 1
+LEAST_CHANCE = 1.0e-6  # bounds the weight of a layer that was kept although it is dropped almost always
+LEAST_SLOPE = 1.0e-12  # for rates that are all close to 0 or 1
 
 
 @dataclass(frozen=True)
 class LayerDropOptions:
-    """`rate`: the probability of skipping a layer; the mean of all layers' where they are learned."""
+    """`rate`: the probability of skipping a layer, or the mean over layers of learned ones."""
 
     SHORTHAND: ClassVar[str] = "rate"  # what a bare number in a recipe means
 
@@ -163,7 +197,7 @@ def constrained_rates(logits_L: Tensor, mean: float) -> Tensor:
     rates_L = torch.sigmoid(logits_L + offset)
     slope = (rates_L * (1.0 - rates_L)).mean().detach().clamp_min(LEAST_SLOPE)
     share = rates_L.mean()
-    # Newton's step from a solution: of no length (the difference is 0 to the bit), but with its gradient.
+    # Newton's step from a solution: its length is exactly 0, but it carries the gradient.
     return torch.sigmoid(logits_L + offset - (share - share.detach()) / slope)
 
 
@@ -173,10 +207,10 @@ def _sigmoid(x: float) -> float:
 
 
 class Draw(NamedTuple):
-    """One forward's decisions.
+    """Which layers one forward pass keeps.
 
-    keep: of each layer.
-    slack_L: zeros whose gradient is that of the learned rates; None where the rates are fixed.
+    keep: for each layer.
+    slack_L: zeros with the gradient of the learned rates; None if the rates are fixed.
     """
 
     keep: list[bool]
@@ -184,20 +218,20 @@ class Draw(NamedTuple):
 
     @partial(outside_graphs, recursive=False)
     def gated(self, layer: int, x: Tensor, run: Callable[[], Tensor], block: nn.Module) -> Tensor:
-        """What a layer makes of `x`: the value of `run()`, or `x` itself when dropped, tied to the learned rate."""
+        """The output of a layer: `run()`, or `x` itself if dropped; connected to the learned rate."""
         if self.slack_L is None:
             return run() if self.keep[layer] else x
         if self.keep[layer]:
             y = run()
             return y + self.slack_L[layer] * (y - x).detach()
-        with torch.no_grad(), _evaluated(block):
+        with torch.no_grad(), _in_evaluation(block):
             update = run() - x
         return x + self.slack_L[layer] * update
 
 
 @contextmanager
-def _evaluated(block: nn.Module) -> Iterator[None]:
-    """Inside the `with`, a training `block` neither draws nor takes in statistics."""
+def _in_evaluation(block: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a training `block`: it draws nothing and updates no statistics."""
     block.eval()
     try:
         yield
@@ -206,7 +240,7 @@ def _evaluated(block: nn.Module) -> Iterator[None]:
 
 
 class LayerDrop(nn.Module):
-    """Decides at each forward which layers of a stack run.
+    """Decides in each forward pass which layers of a stack run.
 
     Args:
         rates: the probability of skipping, by layer.
@@ -241,11 +275,11 @@ class LayerDrop(nn.Module):
         """The decisions of one forward pass; None, and nothing drawn, in evaluation and where all rates are 0."""
         if not self.training or not any(self.fixed):
             return None
-        # On the host, whatever the device: which layers run must be known here.
+        # Drawn on the CPU for every device: Python has to know which layers run.
         return self.decide(torch.rand(len(self.fixed), device="cpu").tolist())
 
     def decide(self, uniform: Sequence[float]) -> Draw:
-        """The decisions that L numbers from U(0, 1) lead to."""
+        """The draw for L numbers from U(0, 1)."""
         rates = self.rates()
         keep = [u > rate or rate == 0.0 for u, rate in zip(uniform, rates, strict=True)]
         if self.logits is None or not torch.is_grad_enabled():

@@ -301,21 +301,15 @@ class Combined(Objective):
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """The number of predictions of every term of this host batch."""
-        return _merged([objective.label_count(batch) for objective in self.objectives])
+        return {name: count for each in self.objectives for name, count in each.label_count(batch).items()}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """The terms and metrics of all objectives."""
         results = [objective.terms(output, batch) for objective in self.objectives]
         return LossResult(
-            terms=_merged([result.terms for result in results]),
-            metrics=_merged([result.metrics for result in results]),
+            terms={name: term for result in results for name, term in result.terms.items()},
+            metrics={name: value for result in results for name, value in result.metrics.items()},
         )
-
-
-def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    merged = {name: value for part in parts for name, value in part.items()}
-    assert len(merged) == sum(len(part) for part in parts), "two objectives use one name"
-    return merged
 
 
 def require_special_tokens(options: Any, special_ids: SpecialIds) -> None:

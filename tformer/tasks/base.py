@@ -29,7 +29,7 @@ from tformer.metrics import HIGHER_IS_BETTER
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Columns, SourceSpec
+from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tokenizer import Tokenizer
 
 COLUMNS = ("text", "text2", "label", "source", "target")
@@ -297,6 +297,12 @@ class Task(ABC):
     @abstractmethod
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """The report as lines of text."""
+
+
+def hold_out(parts: Sequence[Any], data: Data) -> tuple[list[Any], list[Any]]:
+    """(training parts, held-out parts): every set of texts or pairs is split by `data.valid_fraction`."""
+    cuts = [part.split(fraction=data.valid_fraction) for part in parts]
+    return [train for train, _ in cuts], [valid for _, valid in cuts]
 
 
 def require_finite(loss: float) -> None:

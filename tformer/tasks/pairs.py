@@ -35,7 +35,17 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.base import (
+    ChosenData,
+    HeldOut,
+    ShouldStop,
+    Task,
+    TrainingData,
+    TrainingStart,
+    Work,
+    hold_out,
+    require_finite,
+)
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
 from tformer.tasks.tokenizers import decoder_context, obtain_tokenizers
@@ -77,7 +87,7 @@ class Pairs(Task):
                 _tokenise(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources
             ]
         else:
-            parts, valid = hold_out(parts, recipe)
+            parts, valid = hold_out(parts, recipe.data)
         held_out = join_pairs(valid)
         if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
             parts = _translated(start, parts, tokenizers, work)
@@ -119,7 +129,7 @@ class Pairs(Task):
         work.note_all(*sources, *parts)
         name = ", ".join(source.name for source in sources)
         if data.held_out:
-            _, parts = hold_out(parts, recipe)
+            _, parts = hold_out(parts, recipe.data)
             name = f"{recipe.data.valid_fraction:.0%} of {name}, held out"
         return join_pairs(parts), name
 
@@ -175,12 +185,6 @@ class Pairs(Task):
             for task in (key for key in report if key.startswith(f"{name}.")):  # of several tasks
                 yield f"{task} {report[task]:.4f}"
         yield f"examples {report['examples']}"
-
-
-def hold_out(parts: Sequence[PairTokens], recipe: Recipe) -> tuple[list[PairTokens], list[PairTokens]]:
-    """(training parts, held-out parts): a share of every set; equal sources are on one side."""
-    cuts = [part.split(fraction=recipe.data.valid_fraction) for part in parts]
-    return [train for train, _ in cuts], [valid for _, valid in cuts]
 
 
 @dataclass(frozen=True)

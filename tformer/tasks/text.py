@@ -32,7 +32,17 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.base import (
+    ChosenData,
+    HeldOut,
+    ShouldStop,
+    Task,
+    TrainingData,
+    TrainingStart,
+    Work,
+    hold_out,
+    require_finite,
+)
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
@@ -149,12 +159,6 @@ def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCo
     """The tokens of a source, from the cache or made now."""
     with work.progress(f"tokenising {source.name}", total=source.size_bytes()) as report:
         return token_corpus(source, tokenizer, cache_dir=work.cache_dir, progress=report, should_stop=work.should_stop)
-
-
-def hold_out(corpora: Sequence[TokenCorpus], data: Data) -> tuple[list[TokenCorpus], list[TokenCorpus]]:
-    """(training parts, held-out parts): the last `data.valid_fraction` of every corpus is held out."""
-    parts = [corpus.split(fraction=data.valid_fraction) for corpus in corpora]
-    return [train for train, _ in parts], [valid for _, valid in parts]
 
 
 class Text(CorpusTask):

@@ -40,40 +40,31 @@ WORD_PATTERN = r"\w{1,@}|[^\w]"
 def untrained(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
     """(tokenizer without a vocabulary, its trainer) for every kind but char."""
     specials = special_tokens(options)
-    common: dict[str, Any] = {"special_tokens": _as_special(specials), "show_progress": False}
-    room = _room(options, specials)
-    size = options.vocab_size - len(sentinel_tokens(options))
-    unk = TEMPLATES[options.template].unk
+    room, unk = _room(options, specials), TEMPLATES[options.template].unk
+    # A trainer takes byte tokens into its vocabulary only as special tokens; `finished` makes them text again.
+    byte_tokens = BYTE_TOKENS if options.byte_fallback else ()
+    common: dict[str, Any] = {
+        "vocab_size": options.vocab_size - len(sentinel_tokens(options)),
+        "special_tokens": _as_special((*specials, *byte_tokens)),
+        "show_progress": False,
+    }
+    counting = {"min_frequency": options.min_frequency, **common}
     trainer: Any
     model: Any
     match options.model:
         case "byte-bpe":
-            model = models.BPE()
-            alphabet = (
-                pre_tokenizers.ByteLevel.alphabet()
-            )  # without it, bytes that training did not contain would be lost
-            trainer = trainers.BpeTrainer(
-                vocab_size=size, min_frequency=options.min_frequency, initial_alphabet=alphabet, **common
-            )
+            alphabet = pre_tokenizers.ByteLevel.alphabet()  # without it, bytes that are not in the text would be lost
+            model, trainer = models.BPE(), trainers.BpeTrainer(initial_alphabet=alphabet, **counting)
         case "bpe":
-            model = models.BPE(unk_token=unk)
-            _add_byte_tokens(common, options)
-            trainer = trainers.BpeTrainer(
-                vocab_size=size, min_frequency=options.min_frequency, limit_alphabet=room, **common
-            )
+            model, trainer = models.BPE(unk_token=unk), trainers.BpeTrainer(limit_alphabet=room, **counting)
         case "unigram":
-            model = models.Unigram()
-            _add_byte_tokens(common, options)
-            trainer = trainers.UnigramTrainer(vocab_size=size, unk_token=unk, **common)
+            model, trainer = models.Unigram(), trainers.UnigramTrainer(unk_token=unk, **common)
         case "wordpiece":
             model = models.WordPiece(unk_token=unk)
             # Every character may have two entries: at the start of a word and inside one.
-            trainer = trainers.WordPieceTrainer(
-                vocab_size=size, min_frequency=options.min_frequency, limit_alphabet=max(1, room // 2), **common
-            )
+            trainer = trainers.WordPieceTrainer(limit_alphabet=max(1, room // 2), **counting)
         case "word":
-            model = models.WordLevel(unk_token=unk)
-            trainer = trainers.WordLevelTrainer(vocab_size=size, min_frequency=options.min_frequency, **common)
+            model, trainer = models.WordLevel(unk_token=unk), trainers.WordLevelTrainer(**counting)
         case _:
             raise AssertionError(f"{options.model} has no trainer")
     tokenizer = RustTokenizer(model)
@@ -176,12 +167,6 @@ def _decoder(options: TokenizerOptions) -> Any:
             )
         case _:
             return decoders.Fuse()
-
-
-def _add_byte_tokens(common: dict[str, Any], options: TokenizerOptions) -> None:
-    """Add the byte tokens to a trainer's special tokens, the only way into its vocabulary."""
-    if options.byte_fallback:
-        common["special_tokens"] += _as_special(BYTE_TOKENS)
 
 
 def _as_special(tokens: Iterable[str]) -> list[AddedToken]:

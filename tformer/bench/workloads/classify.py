@@ -12,23 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from tformer.bench.workloads import (
-    SEED,
-    Contender,
-    Cost,
-    Task,
-    Work,
-    synchronise,
-)
-from tformer.bench.workloads.decoding import (
-    WEIGHT_BYTES,
-    inference_model,
-    matrix_parameters,
-)
-from tformer.bench.workloads.train import (
-    objective_context,
-    random_ids,
-)
+from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
+from tformer.bench.workloads.decoding import WEIGHT_BYTES, inference_model, matrix_parameters
+from tformer.bench.workloads.train import objective_context, random_ids
 from tformer.cost.flops import attention_flops_per_token, product_shape
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError

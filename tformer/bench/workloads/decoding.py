@@ -6,18 +6,8 @@ from math import ceil
 
 import torch
 
-from tformer.bench.workloads import (
-    SEED,
-    Contender,
-    Cost,
-    Task,
-    Work,
-    synchronise,
-)
-from tformer.bench.workloads.train import (
-    SPECIAL,
-    random_ids,
-)
+from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
+from tformer.bench.workloads.train import SPECIAL, random_ids
 from tformer.build import build_model, layer_sizes, resolve_sizes
 from tformer.cost.flops import attention_flops_per_token, head_parameters, matmul_parameters, product_shape
 from tformer.decoding.beam_search import beam_search

@@ -14,12 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tformer.bench.workloads import (
-    Contender,
-    Cost,
-    Task,
-    Work,
-)
+from tformer.bench.workloads import Contender, Cost, Task, Work
 from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import open_sources

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.bench.workloads import (
-    SEED,
-    Contender,
-    Cost,
-    Task,
-    Work,
-    synchronise,
-)
+from tformer.bench.workloads import SEED, Contender, Cost, Task, Work, synchronise
 from tformer.build import build_model
 from tformer.cost.flops import BACKWARD_AND_FORWARD, attention_flops_per_token, parameters_per_token, product_shape
 from tformer.cost.memory import estimate_memory
@@ -57,13 +50,8 @@ def _pairs(rng: np.random.Generator, task: Task, vocab_size: int) -> list[PairEx
     return [PairExample(source, target) for source, target in ids]
 
 
-SAMPLES: dict[str, Draw] = {
-    "causal_lm": _windows,
-    "masked_lm": _texts,
-    "classification": _texts,
-    "seq2seq": _pairs,
-}
-"""What one batch is collated from, by objective."""
+SAMPLES: dict[str, Draw] = {"text": _windows, "masked_text": _texts, "labelled": _texts, "pairs": _pairs}
+"""What one batch is collated from, by the objective's kind of data."""
 
 
 def objective_context(task: Task) -> ObjectiveContext:
@@ -71,9 +59,9 @@ def objective_context(task: Task) -> ObjectiveContext:
     model = task.recipe.model
     assert model.vocab_size is not None
     both = model.encoder is not None and model.decoder is not None
-    causal = task.recipe.objectives[0].kind == "causal_lm"
+    special_ids = SPECIAL if _needs_special_ids(task) else SpecialIds()
     return ObjectiveContext(
-        special_ids=SpecialIds() if causal else SPECIAL,
+        special_ids=special_ids,
         seq_len=task.length,
         vocab_size=model.vocab_size,
         target=decoder_tokens(SPECIAL) if both else None,
@@ -83,22 +71,33 @@ def objective_context(task: Task) -> ObjectiveContext:
 
 def check_objectives(task: Task) -> None:
     """Raise InputError for an objective without random data here, or a vocabulary of special tokens alone."""
-    kinds = [options.kind for options in task.recipe.objectives]
-    unknown = [kind for kind in kinds if kind not in SAMPLES]
-    if unknown:
-        raise InputError(f"objectives: {unknown[0]} is not benched, only {', '.join(SAMPLES)}")
+    for options in task.recipe.objectives:
+        if not _has_random_data(options.objective):
+            raise InputError(f"objectives: {options.kind} is not benched")
     vocab_size = task.recipe.model.vocab_size
     assert vocab_size is not None
-    if kinds != ["causal_lm"] and vocab_size <= FIRST_WORD:
+    if _needs_special_ids(task) and vocab_size <= FIRST_WORD:
         raise InputError(f"model.vocab_size: found {vocab_size}, expected more than {FIRST_WORD}")
+
+
+def _has_random_data(objective: type[Objective]) -> bool:
+    """Whether its samples are made here, without padding; targets made of damaged text vary in length."""
+    makes_targets = objective.data == "masked_text" and "decoder" in objective.parts
+    has_labels = objective.head.label_kind in (None, "classes")
+    return objective.data in SAMPLES and has_labels and not makes_targets and not objective.needs_generator
+
+
+def _needs_special_ids(task: Task) -> bool:
+    """Whether an objective reads something else than windows of plain text."""
+    return any(options.objective.data != "text" for options in task.recipe.objectives)
 
 
 def random_batches(task: Task, objective: Objective) -> list[Batch]:
     """Batches as training makes them, for objectives that pass `check_objectives`."""
-    vocab_size, kind = task.recipe.model.vocab_size, task.recipe.objectives[0].kind
+    vocab_size, draw = task.recipe.model.vocab_size, SAMPLES[task.recipe.objectives[0].objective.data]
     assert vocab_size is not None
     rng = np.random.default_rng(SEED)
-    batches = [objective.collate(SAMPLES[kind](rng, task, vocab_size), rng=rng) for _ in range(NUM_BATCHES)]
+    batches = [objective.collate(draw(rng, task, vocab_size), rng=rng) for _ in range(NUM_BATCHES)]
     return [batch.pin_memory() for batch in batches] if task.device.type == "cuda" else batches
 
 

@@ -31,6 +31,7 @@ class AdditiveAttention(Mechanism):
     """softmax(w . tanh(q + k) scale + bias) v. weight: w of every head, [H, h]."""
 
     cross: ClassVar[bool] = True
+    forms_scores: ClassVar[bool] = True
     reads_dense_mask: ClassVar[bool] = True
     score_formula: ClassVar[str] = "w · tanh(Q + K)"
 

@@ -1,4 +1,13 @@
-"""BigBird's block-sparse attention (arXiv 2007.14062): a window of blocks, global blocks and random blocks."""
+"""BigBird's block-sparse attention (arXiv 2007.14062): a window of blocks, global blocks and random blocks.
+
+Blocks are counted from a row's first real token and end with its last one, so that padding changes nothing. A place is
+a slot counted from there. Random blocks are a pure function of (seed, layer, block, number of blocks): a hash of these
+numbers picks among the candidates, so that the pattern is the same on every device, at every length of a causal
+sequence and behind any padding.
+
+Shape legend: B batch, X heads, T queries, S keys, N blocks of queries, r random blocks of each, F slots of the frame,
+x head_dim or value_dim.
+"""
 
 from __future__ import annotations
 
@@ -380,11 +389,11 @@ class BigBirdOptions(ProjectionOptions):
 
     kind: Literal["bigbird"] = "bigbird"
     block: int = 64  # positions of a block
-    window_blocks: int = 3  # blocks in sight around a query's own; odd
-    global_blocks: int = 1  # so many first and so many last blocks see all and are seen by all (causal: first only)
+    window_blocks: int = 3  # visible blocks around and with a query's own; odd
+    global_blocks: int = 1  # number of first and of last blocks that see all and are seen by all (causal: first only)
     random_blocks: int = 3  # further blocks per block of queries, drawn once for every layer
-    seed: int = 0  # of that draw
-    # blocks: also where dense is quicker; flex: FlexAttention on CUDA, elsewhere blocks
+    seed: int = 0  # of the random blocks
+    # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 
     def __post_init__(self) -> None:

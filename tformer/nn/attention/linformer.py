@@ -4,7 +4,7 @@
 
 A shorter input uses the first T columns. Padding is set to zero before it is projected, so that it adds nothing; after
 that every query sees all `rank` keys. Each projected key mixes all positions: there is no causal mode, no score between
-two positions that a position kind could bias, and documents that share a row cannot be kept apart.
+two positions to which a bias could be added, and documents of one row cannot be hidden from each other.
 
 The effective weights on positions are softmax(...) F, which may be negative and need not sum to 1.
 
@@ -48,7 +48,7 @@ class LinformerAttention(Mechanism):
         if sizes.causal or sizes.is_cross:
             raise ValueError("kind: linformer has no causal mode and no cross-attention")
         if sizes.max_seq_len is None:
-            raise ValueError("kind: linformer needs to know max_seq_len")
+            raise ValueError("kind: linformer needs max_seq_len")
         if options.rank > sizes.max_seq_len:
             raise ValueError(f"rank: found {options.rank}, expected at most max_seq_len ({sizes.max_seq_len})")
         self.rank, self.max_seq_len, self.sharing = options.rank, sizes.max_seq_len, options.sharing
@@ -112,7 +112,7 @@ class LinformerAttention(Mechanism):
         return out_BHTv, self._on_positions(weights_BHTr, length, padding)
 
     def _on_positions(self, weights_BHTr: Tensor, length: int, padding: Tensor | None) -> Tensor:
-        """softmax(...) F, [B, H, T, T]: how much of each position's value is in the output."""
+        """softmax(...) F, [B, H, T, T]: the effective weight of each position's value in the output."""
         matrix = self.values[..., :length].to(weights_BHTr.dtype)
         if matrix.ndim == 3:
             matrix = matrix.repeat_interleave(weights_BHTr.shape[1] // matrix.shape[0], dim=0)
@@ -135,6 +135,10 @@ class LinformerOptions(ProjectionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(rank=self.rank)
+
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """The projected keys and values."""
+        return self.rank * (keys + values) / max_seq_len
 
     def keys_per_query(self, length: float) -> float:
         """2 rank: a position's share of E k and F v (2 rank h and 2 rank v), and attention over `rank` keys."""

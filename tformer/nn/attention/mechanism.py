@@ -45,6 +45,10 @@ class ProjectionOptions(ABC):
     def keys_per_query(self, length: float) -> float:
         """Cost of a query among `length` positions, in keys: each costs 2 (head_dim + value_dim) operations a head."""
 
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """Numbers a token saved for the backward pass beside Q, K, V, whose widths are given, and the output."""
+        return 0.0
+
     @property
     def fused_only(self) -> bool:
         """Whether the chosen implementation supports neither attention dropout nor positions that change scores."""
@@ -104,6 +108,8 @@ class Mechanism(nn.Module):
     """Names of buffers that are drawn at random: a mean of several has no meaning."""
     reads_dense_mask: ClassVar[bool] = False
     """Whether the dense mask is needed; a stack makes none if no layer reads it."""
+    forms_scores: ClassVar[bool] = False
+    """Whether scores are always formed explicitly, from `head_dim` numbers for each query and key."""
     takes_position_scores: ClassVar[bool] = True
     """Whether there are scores to which positions can add a bias or terms."""
     drops_weights: ClassVar[bool] = True

@@ -292,7 +292,7 @@ def dense_weights(q_BHTh: Tensor, keys: Keys, features: Features, *, causal: boo
     return shares / total.where(total > SMALLEST, 1.0)
 
 
-USUAL_HEAD_DIM = 64  # of what `features: null` is said to cost where the size of the heads is not known
+USUAL_HEAD_DIM = 64  # for the cost of `features: null` where the size of the heads is unknown
 
 
 class PerformerState:
@@ -303,16 +303,16 @@ class PerformerState:
         self.length = 0
 
     def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
-        """Row i becomes what row index[i] was; capacity means nothing here."""
+        """Row i becomes what row index[i] was; the capacity is ignored."""
         if self.sums is not None:
             self.sums = Sums(*(tensor.index_select(0, index) for tensor in self.sums))
 
     def truncate(self, length: int) -> None:
-        """To nothing, or to what is there. ValueError between: sums cannot forget."""
+        """To 0 or to the current length. ValueError in between: keys cannot be subtracted from sums."""
         if length == 0:
             self.sums, self.length = None, 0
         elif length != self.length:
-            raise ValueError(f"performer attention remembers sums of {self.length} positions, not the first {length}")
+            raise ValueError(f"performer attention keeps sums of {self.length} positions, not of the first {length}")
 
 
 class PerformerAttention(Mechanism):
@@ -339,7 +339,7 @@ class PerformerAttention(Mechanism):
         self._draw(torch.initial_seed())
 
     def begin_step(self, step: Step) -> None:
-        """Draw the table anew when its time has come: the same one on every process, and after a resume."""
+        """Draw the table anew every `redraw_steps` steps: the same one on every process, and after a resume."""
         if self.redraw_steps and step.number > 1 and (step.number - 1) % self.redraw_steps == 0:
             self._draw(step.seed)
 
@@ -370,7 +370,7 @@ class PerformerAttention(Mechanism):
         state: LayerState | None = None,
         taps: TapSink | None = None,
     ) -> Weighted:
-        """See `Mechanism`. The weights are those that the features stand for; ValueError where their keys are gone."""
+        """See `Mechanism`. The weights are those of the features; ValueError if earlier keys are in the sums only."""
         if context.document_ids is not None:
             raise ValueError("document_ids: performer attention cannot keep documents of one row apart")
         assert state is None or isinstance(state, PerformerState), "performer attention takes its own state"
@@ -406,6 +406,11 @@ class PerformerOptions(ProjectionOptions):
         super().__post_init__()
         require_positive(features=self.features)
         require(self.redraw_steps >= 0, f"redraw_steps must be at least 0, found {self.redraw_steps}")
+
+    def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
+        """Q, K and V in fp32 beside those of a narrower dtype."""
+        fp32_bytes = torch.float32.itemsize
+        return (queries + keys + values) * fp32_bytes / itemsize if itemsize < fp32_bytes else 0.0
 
     def keys_per_query(self, length: float) -> float:
         """2 m: W x of query and key (2 m h each), adding a key to the sums and reading them (2 m v each)."""

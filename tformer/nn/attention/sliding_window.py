@@ -96,8 +96,8 @@ class Fold:
         )
 
 
-BLOCK = 64  # queries handled together, where the options leave it open
-SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger one would read mostly keys out of sight
+BLOCK = 64  # queries computed together, if `block` is null
+SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger block would read mostly invisible keys
 
 
 def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor, *, causal: bool) -> Tensor:
@@ -108,7 +108,7 @@ def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor,
 
 
 def global_tokens(options: SlidingWindowOptions, context: AttentionContext) -> GlobalTokens | None:
-    """Those that the context names, else the first real tokens."""
+    """The global tokens of the context, else the first real tokens."""
     if context.global_mask is not None:
         return marked_tokens(context.global_mask, context.key_mask)
     return first_tokens(options.global_tokens, context.key_mask, context.k_pos.shape[1], context.k_pos.device)
@@ -312,14 +312,12 @@ class SlidingWindowOptions(ProjectionOptions):
     mechanism: ClassVar[type[Mechanism]] = SlidingWindowAttention
 
     kind: Literal["sliding_window"] = "sliding_window"
-    window: int = (
-        256  # keys in sight in all, the query's own not counted: half before, half after (causal: before only)
-    )
-    block: int | None = None  # queries handled together; null: chosen. Must divide window / 2
-    dilation: int = 1  # gap between the keys in sight
-    global_tokens: int = 0  # so many first tokens see all and are seen by all
+    window: int = 256  # visible keys without the query's own: half before, half after (causal: before only)
+    block: int | None = None  # queries computed together; null: chosen. Must divide window / 2
+    dilation: int = 1  # distance between visible keys
+    global_tokens: int = 0  # number of first tokens that see all and are seen by all
     global_projections: bool = False  # queries, keys and values of global tokens have matrices of their own
-    # blocks: also where dense is quicker; flex: FlexAttention on CUDA, elsewhere blocks
+    # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 
     def __post_init__(self) -> None:

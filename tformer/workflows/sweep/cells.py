@@ -22,22 +22,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tformer.checkpoint.files import (
-    parse_object,
-    read_bounded,
-    write_text,
-)
+from tformer.checkpoint.files import parse_object, read_bounded, write_text
 from tformer.checkpoint.run import RunDirectory
 from tformer.device import peak_resident_bytes
 from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.formatting import finite_or_none
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
-from tformer.workflows.sweep.grid import (
-    Cell,
-    all_sets,
-    base_words,
-)
+from tformer.workflows.sweep.grid import Cell, all_sets, base_words
 
 POLL_SECONDS = 0.1
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024

@@ -13,37 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer.checkpoint.files import (
-    parse_object,
-    read_bounded,
-    remove_tree,
-    write_text,
-)
-from tformer.checkpoint.run import (
-    LOCK_NAME,
-    RunLock,
-    make_folders,
-)
+from tformer.checkpoint.files import parse_object, read_bounded, remove_tree, write_text
+from tformer.checkpoint.run import LOCK_NAME, RunLock, make_folders
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.formatting import fitted
 from tformer.recipe import recipe_to_data
-from tformer.workflows.sweep.cells import (
-    CELLS,
-    INVALID,
-    REFUSED,
-    RUNS,
-    Result,
-    Stopped,
-    Sweeper,
-    Work,
-)
-from tformer.workflows.sweep.grid import (
-    Cell,
-    cells_of,
-    check_model,
-    start_of,
-    variants_of,
-)
+from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
+from tformer.workflows.sweep.grid import Cell, cells_of, check_model, start_of, variants_of
 from tformer.workflows.sweep.plan import Plan
 from tformer.workflows.sweep.table import Table, draw, make_table, write_tables
 

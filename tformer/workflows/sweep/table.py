@@ -17,11 +17,7 @@ from tformer.checkpoint.files import write_text
 from tformer.formatting import amount, finite_or_none, mebibytes
 from tformer.metrics import HIGHER_IS_BETTER
 from tformer.viz.curves import Curve, draw_curves
-from tformer.workflows.sweep.cells import (
-    DONE,
-    TRAINED,
-    Result,
-)
+from tformer.workflows.sweep.cells import DONE, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.plan import Plan
 

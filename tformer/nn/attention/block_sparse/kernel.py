@@ -1,4 +1,23 @@
-"""Block-sparse attention: blocks of queries read few keys under one softmax; also through FlexAttention on CUDA."""
+"""Block-sparse attention: blocks of queries read few keys under one softmax; also through FlexAttention on CUDA.
+
+A block of queries reads three groups of keys:
+
+    span     the slots around it, from `before` its first query to `after` its last one: overlapping slices, no copies
+    shared   keys that every block reads: global tokens
+    random   blocks of keys picked by index, different for every block of queries
+
+Which of them a query sees is decided per element (`band`, padding, documents, causality). Blocks are folded into the
+batch of few large products; a group of blocks has at most `GROUP_ELEMENTS` scores, recomputed in the backward pass, so
+memory beside inputs and outputs is constant and nothing is ever T x S. With W the weights and G the output's gradient:
+dV = W^T G, dS = W (G V^T - rowsum(W G V^T)) scale, dQ = dS K, dK = dS^T Q.
+
+FlexAttention (arXiv 2412.05496) turns a rule over (example, query, key) into a CUDA kernel that skips blocks where the
+rule holds nowhere. Its compiler runs at the first call for every new shape: a choice for long training runs.
+
+Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, N blocks of queries, h head_dim,
+v value_dim, w queries of a block, R shared keys, r random blocks of a block; of a group of blocks: b examples, c kv
+heads, n blocks, s keys of a span, M = b c n.
+"""
 
 from __future__ import annotations
 
