@@ -148,8 +148,8 @@ class GenerateOptions:
         BEAMS(
             "--stopping",
             help="When the search of a text stops. beam: when B hypotheses have finished. heuristic: when also no "
-            "unfinished hypothesis scores higher than the worst of the B best finished ones. exhaustive: when also none "
-            "can still reach a higher score.",
+            "unfinished hypothesis scores higher than the worst of the B best finished ones. exhaustive: when also "
+            "none can still reach a higher score.",
         ),
         Use.SEARCH,
     ] = None
@@ -327,8 +327,8 @@ class GenerateOptions:
         return self.greedy or self.temperature == 0
 
     def engine(self, generation: Generation, *, encoder_decoder: bool) -> Literal["sample", "beam"]:
-        """How the model is decoded: an encoder-decoder by beam search (a beam of 1 is greedy) unless options of sampling
-        are given, a decoder alone by sampling unless options of beam search are given or its recipe's beam is wider.
+        """How the model is decoded: an encoder-decoder by beam search (a beam of 1 is greedy) unless options of
+        sampling are given, a decoder alone by sampling unless its recipe or an option asks for a beam of more than 1.
 
         Raises InputError for a stop text in a beam of more than one.
         """
@@ -365,7 +365,7 @@ class GenerateOptions:
     def sampling_settings(
         self, generation: Generation, *, eos_id: int | None, encoder_decoder: bool, forced_eos: int | None = None
     ) -> GenerationSettings:
-        """The options over the recipe's defaults. An encoder-decoder is greedy unless options of sampling are given."""
+        """The options over the recipe's defaults. Encoder-decoders are greedy without options of sampling."""
         from tformer.decoding.settings import GenerationSettings
 
         chosen = self._values_for(GenerationSettings)
