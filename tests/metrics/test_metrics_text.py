@@ -11,18 +11,8 @@ import pytest
 import sacrebleu
 
 from tformer.errors import InputError
-from tformer.metrics import (
-    bits_per_byte,
-    perplexity,
-)
-from tformer.metrics.text import (
-    bleu,
-    chrf,
-    require_tokenizer,
-    same_text,
-    sequence_accuracy,
-    tokenised_note,
-)
+from tformer.metrics import bits_per_byte, perplexity
+from tformer.metrics.text import bleu, chrf, require_tokenizer, same_text, sequence_accuracy, tokenised_note
 
 
 def test_perplexity_of_a_uniform_guess_is_the_vocabulary_size() -> None:

@@ -16,14 +16,7 @@ from tformer.nn.attention import AttentionContext, ProjectionOptions
 from tformer.nn.attention.bigbird import BigBirdOptions, Frame
 from tformer.nn.attention.block_sparse import explicit, kernel
 from tformer.nn.attention.block_sparse.kernel import attend_blocks, dense_is_faster
-from tformer.nn.attention.block_sparse.pattern import (
-    Pattern,
-    band_of,
-    first_tokens,
-    marked_tokens,
-    put_rows,
-    runs,
-)
+from tformer.nn.attention.block_sparse.pattern import Pattern, band_of, first_tokens, marked_tokens, put_rows, runs
 from tformer.nn.attention.sliding_window import Fold, SlidingWindowOptions
 from tformer.nn.positions.shaw import ShawOptions
 

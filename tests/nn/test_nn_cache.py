@@ -12,13 +12,7 @@ from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.nn.attention import AttentionContext, FullAttentionOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import (
-    FEW_SLOTS,
-    CrossCache,
-    LayerCache,
-    ModelCache,
-    quickest_dtype,
-)
+from tformer.nn.cache import FEW_SLOTS, CrossCache, LayerCache, ModelCache, quickest_dtype
 from tformer.nn.fixed_cache import FixedCache
 from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.base import LearnedOptions, NoPositionsOptions

@@ -15,11 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer.nn import losses
 from tformer.nn.classification_heads import HeadContext
-from tformer.nn.heads import (
-    MaskedLmHeadOptions,
-    Output,
-    counted_places,
-)
+from tformer.nn.heads import MaskedLmHeadOptions, Output, counted_places
 from tformer.nn.losses import CrossEntropy, linear_cross_entropy
 from tformer.nn.norm import NormOptions
 

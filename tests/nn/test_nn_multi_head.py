@@ -29,10 +29,7 @@ from tformer.nn.attention.routes import attend_few
 from tformer.nn.cache import CrossCache
 from tformer.nn.init import block_matrices
 from tformer.nn.positions.rope import RopeOptions
-from tformer.nn.structured_dropout import (
-    DropHead,
-    drop_heads,
-)
+from tformer.nn.structured_dropout import DropHead, drop_heads
 
 
 @pytest.mark.parametrize("options", LAYER_KINDS, ids=lambda options: options.kind)

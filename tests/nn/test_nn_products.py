@@ -13,10 +13,7 @@ from torch import Tensor
 from tests.nn.attention_cases import attend
 from tformer.kernels.functions import Kernels, find
 from tformer.nn.attention.routes import attend_few
-from tformer.nn.cache import (
-    FEW_SLOTS,
-    quickest_dtype,
-)
+from tformer.nn.cache import FEW_SLOTS, quickest_dtype
 from tformer.nn.linear import Linear
 from tformer.nn.products import (
     FEW_ROWS,

@@ -16,9 +16,7 @@ from tformer.nn.feedforward import FeedForward, FeedForwardOptions
 from tformer.nn.init import block_matrices
 from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
-from tformer.nn.stack import (
-    Block,
-)
+from tformer.nn.stack import Block
 from tformer.optim.optimizers import build_optimizer
 from tformer.recipe.model import Model
 

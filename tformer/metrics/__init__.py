@@ -16,19 +16,8 @@ from tformer.metrics.classification import (
     per_label,
     subset_accuracy,
 )
-from tformer.metrics.statistics import (
-    bootstrap_interval,
-    paired_difference,
-    pearson,
-    spearman,
-)
-from tformer.metrics.text import (
-    CorpusScore,
-    bits_per_byte,
-    bleu,
-    chrf,
-    perplexity,
-)
+from tformer.metrics.statistics import bootstrap_interval, paired_difference, pearson, spearman
+from tformer.metrics.text import CorpusScore, bits_per_byte, bleu, chrf, perplexity
 
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"})
 """Metrics of a validation of which a higher value is better."""

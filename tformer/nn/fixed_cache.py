@@ -15,11 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tformer.nn.cache import (
-    CrossCache,
-    LayerCache,
-    ModelCache,
-)
+from tformer.nn.cache import CrossCache, LayerCache, ModelCache
 
 
 class FixedLayer:

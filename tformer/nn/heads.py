@@ -156,13 +156,13 @@ HEADS: dict[str, type] = {options.kind: options for options in get_args(HeadOpti
 
 @dataclass
 class Output:
-    """What a forward pass found.
+    """The result of a forward pass: hidden states, with predictions and losses of the heads on demand.
 
     Attributes:
         hidden: last hidden states of the decoder if there is one, else of the encoder [B, T, D].
         encoder_hidden: last hidden states of the encoder beside a decoder [B, S, D].
-        taps: the tensors that were asked for, by name.
-        compiled: a compiler made the forward pass: then the loss of a GPU is compiled too.
+        taps: the requested intermediate tensors by name.
+        compiled: the forward pass was compiled; then the loss is compiled too on a GPU.
     """
 
     hidden: Tensor
@@ -174,15 +174,15 @@ class Output:
 
     @property
     def logits(self) -> Tensor:
-        """The first head's predictions on all positions, fp32: [B, T, V] for a language model."""
+        """Predictions of the first head on all positions, fp32: [B, T, V] for a language model."""
         return self.head(next(iter(self.heads)))
 
     def head(self, name: str) -> Tensor:
-        """The predictions of the head called `name`, fp32."""
+        """Predictions of the head `name`, fp32."""
         return self._head(name)(self.hidden, self.mask)
 
     def logits_at(self, index: int | Tensor = -1) -> Tensor:
-        """The first head's logits [B, V] at one position: an int for all rows, or a tensor [B]."""
+        """Logits [B, V] of the first head at one position: an int for all rows, or a tensor [B]."""
         if isinstance(index, int):
             hidden_BD = self.hidden[:, index]
         else:
@@ -194,15 +194,15 @@ class Output:
     ) -> CrossEntropy:
         """(loss sum, unsmoothed loss sum, count, correct) of a vocabulary head against labels [B, T].
 
-        `options` go to `losses.linear_cross_entropy`. Where more than a few labels are ignored (masked LM, padding),
-        the head sees the other positions only. A frozen head's loss is that of its own product, without gradient.
-        `num_labels`: how many are not ignored, if that is known; else a GPU has to be asked, and waited for.
+        `options`: those of `losses.linear_cross_entropy`. Where many labels are ignored (masked LM, padding),
+        the head reads the other positions only. A frozen head uses its prepared product, without gradient.
+        `num_labels`: number of labels that are not ignored, if known; otherwise a GPU has to be synchronised.
         """
         head = self._vocabulary_head(name)
         hidden_ND, labels_N = self.hidden.flatten(0, 1), labels_BT.flatten()
-        kept_N = labels_N != IGNORED_LABEL
-        if options.get("reduction", "sum") == "sum" and _leaves_out(head, kept_N):
-            places_n = _places(kept_N, num_labels)
+        labelled_N = labels_N != IGNORED_LABEL
+        if options.get("reduction", "sum") == "sum" and _leaves_out(head, labelled_N):
+            places_n = _places(labelled_N, num_labels)
             hidden_ND, labels_N = hidden_ND.index_select(0, places_n), labels_N.index_select(0, places_n)
         if head.product is not None:
             return cross_entropy_of(head, hidden_ND, labels_N, classes=head.weight.shape[0], **options)
@@ -219,7 +219,7 @@ class Output:
     def logit_chunks(self, name: str, places_BT: Tensor, *, count: int | None = None) -> Iterator[Tensor]:
         """The fp32 logits of a vocabulary head where `places_BT` is True, in order: parts [n, V] of bounded size.
 
-        `count`: how many places that are, if it is known; else a GPU has to be waited for.
+        `count`: number of these places, if known; otherwise a GPU has to be synchronised.
         """
         head = self._vocabulary_head(name)
         hidden_ND = self.hidden.flatten(0, 1).index_select(0, _places(places_BT.flatten(), count))
@@ -239,22 +239,22 @@ class Output:
         return self.heads[name]
 
 
-def _leaves_out(head: VocabularyHead, kept_N: Tensor) -> bool:
-    """Whether ignored positions are dropped before the head. Counting them would stall any device but a CPU."""
-    if kept_N.device.type != "cpu":
+def _leaves_out(head: VocabularyHead, labelled_N: Tensor) -> bool:
+    """Whether positions without a label are left out before the head. Counting them would synchronise a GPU."""
+    if labelled_N.device.type != "cpu":
         return head.labels_are_few
-    return int(kept_N.sum()) < (1 - FEW) * len(kept_N)
+    return int(labelled_N.sum()) < (1 - FEW) * len(labelled_N)
 
 
-def _places(kept_N: Tensor, count: int | None) -> Tensor:
-    """Where `kept_N` is True, long [n]. With `count`, which must be right, no device is asked how many these are."""
-    if count is None or kept_N.device.type == "cpu":
-        return kept_N.nonzero().squeeze(1)
-    return counted_places(kept_N, count)
+def _places(chosen_N: Tensor, count: int | None) -> Tensor:
+    """Indices of the True elements, long [n]; with their exact `count` a GPU is not synchronised."""
+    if count is None or chosen_N.device.type == "cpu":
+        return chosen_N.nonzero().squeeze(1)
+    return counted_places(chosen_N, count)
 
 
-def counted_places(kept_N: Tensor, count: int) -> Tensor:
-    """The places [count] of the `count` True elements, in order, by operations whose sizes are known beforehand."""
-    numbers_N = torch.arange(len(kept_N), device=kept_N.device)
-    rank_N = torch.where(kept_N, kept_N.cumsum(0) - 1, count)  # one further cell takes those that are not kept
+def counted_places(chosen_N: Tensor, count: int) -> Tensor:
+    """Indices [count] of the `count` True elements, in order, by operations of known sizes."""
+    numbers_N = torch.arange(len(chosen_N), device=chosen_N.device)
+    rank_N = torch.where(chosen_N, chosen_N.cumsum(0) - 1, count)  # the last cell collects all other elements
     return numbers_N.new_zeros(count + 1).scatter_(0, rank_N, numbers_N)[:count]

@@ -46,10 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions, StateBytes
-from tformer.nn.cache import (
-    LayerState,
-    Spares,
-)
+from tformer.nn.cache import LayerState, Spares
 from tformer.nn.options import require, require_positive
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Step
