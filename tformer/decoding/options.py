@@ -46,14 +46,14 @@ class Use(Enum):
 
 
 class Neutral(NamedTuple):
-    """The value with which an option asks for nothing: the same as leaving it out."""
+    """The value of an option that means the same as leaving it out."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """The options of `tformer generate`; None where one was not given and the model's recipe has the default."""
+    """The options of `tformer generate`; None: not given, the model's recipe has the default."""
 
     arguments: Annotated[
         tuple[str, ...],
@@ -147,8 +147,9 @@ class GenerateOptions:
         Literal["beam", "heuristic", "exhaustive"] | None,
         BEAMS(
             "--stopping",
-            help="When a text is done. beam: B hypotheses have finished. heuristic: besides, no unfinished hypothesis "
-            "scores higher than the worst of the B best finished ones. exhaustive: besides, none can become better.",
+            help="When the search of a text stops. beam: when B hypotheses have finished. heuristic: when also no "
+            "unfinished hypothesis scores higher than the worst of the B best finished ones. exhaustive: when also "
+            "none can still reach a higher score.",
         ),
         Use.SEARCH,
     ] = None
@@ -305,7 +306,7 @@ class GenerateOptions:
             raise InputError(f"--stop and {search[0]} exclude each other", hint="a beam ends at the end token")
 
     def given(self, *uses: Use) -> list[str]:
-        """Flags of the options for one of these uses that were given and ask for something."""
+        """Flags of the options for one of these uses that were given and are not neutral."""
         values = [(option, getattr(self, option.name)) for option in _declared() if option.uses.intersection(uses)]
         return [
             option.flag
@@ -326,8 +327,8 @@ class GenerateOptions:
         return self.greedy or self.temperature == 0
 
     def engine(self, generation: Generation, *, encoder_decoder: bool) -> Literal["sample", "beam"]:
-        """How the model is decoded: an encoder-decoder by beam search (1 is greedy) unless sampling is asked for, a
-        decoder alone by sampling unless beam search is asked for or its recipe's beam is wider than 1.
+        """How the model is decoded: an encoder-decoder by beam search (a beam of 1 is greedy) unless options of
+        sampling are given, a decoder alone by sampling unless its recipe or an option asks for a beam of more than 1.
 
         Raises InputError for a stop text in a beam of more than one.
         """
@@ -338,7 +339,7 @@ class GenerateOptions:
             return "sample"
         if self.stop:
             raise InputError(
-                f"--stop is not for beam search, and the model's recipe asks for a beam of {width}", hint="add --greedy"
+                f"--stop is not for beam search, and the model's recipe has a beam of {width}", hint="add --greedy"
             )
         return "beam"
 
@@ -364,7 +365,7 @@ class GenerateOptions:
     def sampling_settings(
         self, generation: Generation, *, eos_id: int | None, encoder_decoder: bool, forced_eos: int | None = None
     ) -> GenerationSettings:
-        """The options over the recipe's defaults. An encoder-decoder is greedy unless sampling is asked for."""
+        """The options over the recipe's defaults. Encoder-decoders are greedy without options of sampling."""
         from tformer.decoding.settings import GenerationSettings
 
         chosen = self._values_for(GenerationSettings)
