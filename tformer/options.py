@@ -97,7 +97,9 @@ DATA, MACHINE = panel("Data"), panel("Model and machine")
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
-Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")]
+Checkpoint = Annotated[
+    str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Which checkpoint of the run to use.")
+]
 Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]")]
 Precision = Annotated[str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16")]
 Quantize = Annotated[
@@ -108,13 +110,18 @@ Quantize = Annotated[
     ),
 ]
 TextColumn = Annotated[
-    str | None, DATA("--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet: name or number.")
+    str | None,
+    DATA(
+        "--text-column", metavar="C", help="Column of the text in a csv, tsv, jsonl or parquet table: name or number."
+    ),
 ]
-Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="The second text.")]
-LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="The label.")]
+Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.")]
+LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label.")]
 
 
 def check_quantize(quantize: str, precision: str) -> None:
     """Raise InputError for a `--quantize` that contradicts `--precision`, before anything is loaded."""
     if quantize == "int8" and precision == "fp16":
-        raise InputError("--quantize int8 and --precision fp16 exclude each other", hint="beside 8 bits: bf16 or fp32")
+        raise InputError(
+            "--quantize int8 and --precision fp16 exclude each other", hint="int8 can be combined with bf16 or fp32"
+        )

@@ -22,14 +22,13 @@ EPILOG = examples(
 def generate(options: GenerateOptions) -> None:
     """Continue or translate a text, or each line of a file, with a trained model.
 
-    What is not given here comes from the model's recipe. A prompt is shown with its continuation, streamed on a
-    terminal; lines of --input give completions only, with line ends inside them written as \\\\n. An empty prompt
-    starts from the model's start token.
+    Options that are not given take their values from the model's recipe. A prompt is shown with its continuation,
+    streamed on a terminal; lines of --input give completions only, with line ends inside them written as \\\\n. An
+    empty prompt starts from the model's start token.
 
-    An encoder-decoder (transformer, T5, BART) turns each source into a target, by a beam search of the recipe's size;
-    --greedy and the options of sampling choose otherwise. An empty line gives an empty line; of standard input, the
-    lines that have arrived are answered before the next are waited for. A decoder alone (GPT) searches when an option
-    of beam search is given.
+    An encoder-decoder (transformer, T5, BART) turns each source into a target by beam search, with the recipe's beam
+    size, unless --greedy or a sampling option is given. An empty line gives an empty line. Lines of standard input are
+    answered as they arrive. A decoder-only model (GPT) uses beam search when one of its options is given.
 
     A masked language model (BERT) fills each [MASK] of the prompt: the most probable tokens, one a line, with their
     probabilities and the text that each gives.

@@ -61,49 +61,49 @@ class GenerateOptions:
     ] = ()
     prompt: Annotated[
         str | None,
-        PROMPT("--prompt", help="Text to continue (default: nothing); for an encoder-decoder the source."),
+        PROMPT("--prompt", help="Text to continue (default: empty); for an encoder-decoder the source."),
     ] = None
     input_path: Annotated[
         str | None,
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="One prompt or source a line; each gives one line of output, its completion alone. "
-            "For an encoder-decoder the default is standard input.",
+            help="File of prompts or sources, one per line; each gives one line of output with the completion. For "
+            "an encoder-decoder the default is standard input.",
         ),
     ] = None
     special_tokens: Annotated[
         bool,
         PROMPT(
             "--special-tokens",
-            help="A special token that a prompt spells (`<mask>`, `<extra_id_0>`) is that token, not text.",
+            help="Read special tokens spelled in a prompt (`<mask>`, `<extra_id_0>`) as those tokens, not as text.",
         ),
     ] = False
-    errors: Annotated[Errors, PROMPT("--errors", help="Invalid UTF-8 in --input.")] = "strict"
+    errors: Annotated[Errors, PROMPT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
     prefix: Annotated[
         str | None,
         PROMPT(
             "--prefix",
             metavar="TEXT",
-            help="Written before every source that does not begin with it; default: the prefix that all of the run's "
-            "tasks share.",
+            help="Prefix added to every source that does not begin with it; default: the prefix shared by all "
+            "tasks of the run.",
         ),
         Use.SOURCE,
     ] = None
     too_long: Annotated[
         Literal["error", "cut"],
-        PROMPT("--too-long", help="A source that is longer than the model reads is refused, or loses its end."),
+        PROMPT("--too-long", help="Refuse a source that is longer than the model reads, or cut its end."),
         Use.SOURCE,
         Neutral("error"),
     ] = "error"
     target_prefix: Annotated[
         str | None,
-        PROMPT("--target-prefix", metavar="TEXT", help="Every output begins with it."),
+        PROMPT("--target-prefix", metavar="TEXT", help="Text that every output begins with."),
         Use.SOURCE,
     ] = None
     target_prefix_file: Annotated[
         str | None,
-        PROMPT("--target-prefix-file", metavar="FILE", help="One such beginning per line of --input."),
+        PROMPT("--target-prefix-file", metavar="FILE", help="File with such a text for each line of --input."),
         Use.SOURCE,
     ] = None
 
@@ -117,19 +117,26 @@ class GenerateOptions:
         BEAMS(
             "--n-best",
             metavar="N",
-            help="The N best different texts of each line, best first: at most N lines of INDEX, SCORE and TEXT with "
-            "tabs between them; INDEX counts the input's lines from 0.",
+            help="Write the N best different texts for each line, best first: up to N lines of INDEX, SCORE and "
+            "TEXT, separated by tabs; INDEX counts input lines from 0.",
         ),
         Use.SEARCH,
     ] = None
     length_penalty: Annotated[
         float | None,
-        BEAMS("--length-penalty", metavar="A", help="Above 0 favours long texts, below 0 short."),
+        BEAMS(
+            "--length-penalty",
+            metavar="A",
+            help="Exponent A of the length penalty: above 0 favours long texts, below 0 short ones.",
+        ),
         Use.SEARCH,
     ] = None
     length_penalty_type: Annotated[
         Literal["gnmt", "avg", "none"] | None,
-        BEAMS("--length-penalty-type", help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1."),
+        BEAMS(
+            "--length-penalty-type",
+            help="Divisor of a text's log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
+        ),
         Use.SEARCH,
     ] = None
     coverage_penalty: Annotated[
@@ -137,7 +144,8 @@ class GenerateOptions:
         BEAMS(
             "--coverage-penalty",
             metavar="B",
-            help="Against skipped source tokens: scores get B times the sum of log min(attention to a token, 1).",
+            help="Penalise skipped source tokens: adds B times the sum over source tokens of log min(attention, 1) to "
+            "the score.",
         ),
         Use.SEARCH,
         Use.SOURCE,
@@ -163,7 +171,8 @@ class GenerateOptions:
         BEAMS(
             "--diversity-penalty",
             metavar="X",
-            help="Subtracted from a token for each hypothesis of earlier groups that took it.",
+            help="Subtracted from a token's score for each hypothesis of an earlier group that chose it at the same "
+            "step.",
         ),
         Use.SEARCH,
         Neutral(0),
@@ -173,8 +182,8 @@ class GenerateOptions:
         BEAMS(
             "--ensemble",
             metavar="RUN...",
-            help="Average the probabilities of several models of one vocabulary: A B C or A,B,C; the first gives the "
-            "defaults, and RUN is one of them.",
+            help="Average the probabilities of several models with the same vocabulary: A B C or A,B,C. The first "
+            "one's recipe gives the defaults; RUN counts as one of them.",
             show_default=False,
         ),
         Use.SEARCH,
@@ -183,30 +192,37 @@ class GenerateOptions:
     temperature: Annotated[float | None, SAMPLING("--temperature", help="0 is greedy."), Use.SAMPLE, Neutral(0)] = None
     top_k: Annotated[
         int | None,
-        SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: the number shown (5)."),
+        SAMPLING(
+            "--top-k",
+            help="Sample from the K most probable tokens; 0: all. For a [MASK]: number of tokens shown (default 5).",
+        ),
         Use.SAMPLE,
         Neutral(0),
     ] = None
     top_p: Annotated[
         float | None,
-        SAMPLING("--top-p", help="Keep the fewest tokens of total probability P."),
+        SAMPLING("--top-p", help="Sample from the smallest set of tokens with total probability P."),
         Use.SAMPLE,
         Neutral(1),
     ] = None
     min_p: Annotated[
         float | None,
-        SAMPLING("--min-p", help="Keep tokens at least P times as probable as the best."),
+        SAMPLING("--min-p", help="Sample from tokens at least P times as probable as the best."),
         Use.SAMPLE,
         Neutral(0),
     ] = None
-    greedy: Annotated[bool, SAMPLING("--greedy", help="Always the most probable token."), Use.TEXT] = False
+    greedy: Annotated[bool, SAMPLING("--greedy", help="Always choose the most probable token."), Use.TEXT] = False
     num_samples: Annotated[
-        int, SAMPLING("--num-samples", help="Completions of each prompt."), Use.SAMPLE, Neutral(1)
+        int, SAMPLING("--num-samples", help="Number of completions per prompt."), Use.SAMPLE, Neutral(1)
     ] = 1
     seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
     stop: Annotated[
         tuple[str, ...],
-        SAMPLING("--stop", help="End before this text (not in a beam search); may be repeated.", show_default=False),
+        SAMPLING(
+            "--stop",
+            help="End the completion before this text (not with beam search); may be repeated.",
+            show_default=False,
+        ),
         Use.TEXT,
     ] = ()
 
@@ -218,38 +234,45 @@ class GenerateOptions:
     ] = None
     length_margin: Annotated[
         int | None,
-        LENGTH("--length-margin", metavar="N", help="At most N tokens more than the source has."),
+        LENGTH(
+            "--length-margin", metavar="N", help="Maximum number of tokens that an output has more than its source."
+        ),
         Use.SOURCE,
     ] = None
     repetition_penalty: Annotated[
-        float | None, LENGTH("--repetition-penalty", help="Above 1: used tokens become less likely."), Use.TEXT
+        float | None,
+        LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
+        Use.TEXT,
     ] = None
     no_repeat_ngram: Annotated[
-        int | None, LENGTH("--no-repeat-ngram", metavar="N", help="No N tokens in a row twice."), Use.TEXT
+        int | None, LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens."), Use.TEXT
     ] = None
     context: Annotated[
         Literal["slide", "error"],
         LENGTH(
             "--context",
-            help="When a decoder's context is full: go on with its last half (a beam search ends), or stop (and refuse "
-            "a longer prompt). For sources there is --too-long.",
+            help="When the context of a decoder-only model is full. slide: go on with its last half (beam search "
+            "ends). error: stop, and refuse longer prompts. For sources see --too-long.",
         ),
     ] = "slide"
 
-    output: Annotated[Path | None, OUTPUT("--output", help="A file instead of standard output.")] = None
+    output: Annotated[Path | None, OUTPUT("--output", help="Output file; default: standard output.")] = None
     as_json: Annotated[
         bool,
-        OUTPUT("--json", help="One JSON document per prompt, one a line, with all completions (and their scores)."),
+        OUTPUT(
+            "--json",
+            help="Write one JSON document per prompt, each on its own line, with all completions and their scores.",
+        ),
     ] = False
-    logprobs: Annotated[bool, OUTPUT("--logprobs", help="The model's log-probabilities of the tokens."), Use.TEXT] = (
-        False
-    )
+    logprobs: Annotated[
+        bool, OUTPUT("--logprobs", help="Report the model's log-probability of each token."), Use.TEXT
+    ] = False
     alignments: Annotated[
         bool,
         OUTPUT(
             "--alignments",
-            help="Which source token each output token attends to most, from 0: `SOURCE-TARGET` pairs (0-0 1-2) after "
-            "a tab; in --json [source, target] pairs, with the tokens.",
+            help="Add the source token that each output token attends to most: `SOURCE-TARGET` pairs counted from "
+            "0 (0-0 1-2) after a tab; with --json [source, target] pairs and the tokens.",
         ),
         Use.SOURCE,
     ] = False
@@ -257,14 +280,17 @@ class GenerateOptions:
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
         int | None,
-        MACHINE("--batch-size", help="Lines of --input at a time; default: 16, for an encoder-decoder 32."),
+        MACHINE("--batch-size", help="Lines of --input per batch; default: 16, for an encoder-decoder 32."),
     ] = None
     device: Device = "auto"
     precision: Precision = "auto"
     quantize: Quantize = "none"
     compile: Annotated[
         Literal["auto", "on", "off"],
-        MACHINE("--compile", help="Compile the step of decoding; auto: on a GPU, for many tokens."),
+        MACHINE(
+            "--compile",
+            help="Compile the decoding step with torch.compile; auto: on a GPU when many tokens are generated.",
+        ),
     ] = "auto"
 
     # --- what can be refused before a model is loaded -----------------------------------------------------------------
@@ -282,7 +308,7 @@ class GenerateOptions:
             raise InputError(f"{how} and --beam-size {self.beam_size} exclude each other", hint="greedy is a beam of 1")
         if self.input_path is not None and self.num_samples > 1 and not self.as_json:
             raise InputError(
-                f"--num-samples {self.num_samples} with --input gives more than one line a prompt", hint="add --json"
+                f"--num-samples {self.num_samples} with --input would give several lines per prompt", hint="add --json"
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
@@ -358,8 +384,8 @@ class GenerateOptions:
         """Raise InputError for an option about sources, which a decoder alone does not have."""
         for flag in self.given(Use.SOURCE):
             raise InputError(
-                f"{flag} is for encoder-decoders, {path} is a decoder alone",
-                hint="its prompt is what an output begins with" if flag.startswith("--target-prefix") else None,
+                f"{flag} is for encoder-decoders, {path} is a decoder-only model",
+                hint="give the beginning of the output as the prompt" if flag.startswith("--target-prefix") else None,
             )
 
     def sampling_settings(

@@ -115,7 +115,7 @@ class EvaluationOptions(DataOptions):
         PAIRS(
             "--length-penalty-type",
             metavar="gnmt|avg|none",
-            help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1.",
+            help="Divisor of a text's log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
         ),
     ] = None
     bleu_tokenize: Annotated[
