@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
@@ -100,6 +100,12 @@ def minutes_and_seconds(seconds: float) -> str:
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names with commas between them, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def shortened(text: str, limit: int, ending: str = "...") -> str:

@@ -239,6 +239,13 @@ def _heads(recipe: Recipe) -> list[str]:
     return [head.kind for head in recipe.model.heads]
 
 
+def embedding_rows(checkpoint: Checkpoint) -> dict[str, int | None]:
+    """Number of rows of the stored embedding tables, by the model section's key for it; None: no such table."""
+    specs = checkpoint.weight_specs()
+    tables = {"vocab_size": TOKEN_TABLE, "target_vocab_size": TARGET_TABLE}
+    return {key: specs[table].shape[0] if table in specs else None for key, table in tables.items()}
+
+
 def _check_tokenizer(checkpoint: Checkpoint, recipe: Recipe, tokenizer: Tokenizer, *, side: str = "source") -> None:
     """Raise InputError unless a tokenizer is the model's own; `side` is "source" for the only one, too."""
     target = side == "target"

@@ -148,7 +148,9 @@ def test_a_library_stands_for_its_implementations() -> None:
     if all(importlib.util.find_spec(module) for module in ("transformers", "x_transformers")):
         libraries = [("transformers", "eager"), ("transformers", "sdpa"), ("x-transformers", "")]
         assert choose_peers("attention", ["transformers", "x-transformers"], None) == libraries
-    with pytest.raises(InputError, match="--peer ctranslate2: no attention by it here; available: transformers, x-tr"):
+    with pytest.raises(
+        InputError, match="--peer ctranslate2: not available for attention; available: transformers, x-tr"
+    ):
         choose_peers("attention", ["ctranslate2"], None)
 
 

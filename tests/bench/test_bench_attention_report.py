@@ -113,7 +113,7 @@ def test_failures_are_told_in_full_and_unsteady_times_named(
 ) -> None:
     rows[0] = make_row("full", 512, failed="rank: 600 is more than the length 512")
     rows[2] = make_row("full", 1024, spread=0.5)
-    found = notes(bench, rows)
+    found = notes(rows)
     assert found[0] == "full at 512: rank: 600 is more than the length 512"
     assert found[1] == "dense-masked at 4,096: out of memory: the system ended the process"
     assert "full at 1,024" in found[2] and len(found) == 3
@@ -122,7 +122,7 @@ def test_failures_are_told_in_full_and_unsteady_times_named(
 
 def test_what_was_not_tried_needs_no_note(bench: AttentionBench, rows: list[Row], make_row: Any) -> None:
     rows[-1] = make_row("dense-masked", 4096, failed="not tried: over 5 s at 2,048")
-    assert notes(bench, rows) == []
+    assert notes(rows) == []
     assert tables(bench, rows)[0].rows[1][-1] == "not tried"
 
 

@@ -25,7 +25,7 @@ def test_every_precision_of_a_peer_unless_some_are_named() -> None:
 @pytest.mark.parametrize(
     ("work", "name", "precisions", "told"),
     [
-        ("train", "nobody", None, "--peer nobody: no train by it here; available: .*here"),
+        ("train", "nobody", None, "--peer nobody: not available for train; available: .*here"),
         ("train", "missing", None, "no_such_module is not installed"),
         ("train", "here", ["int4"], "--peer-precision int4"),
         ("no work", "here", None, "available: none"),

@@ -168,7 +168,7 @@ def test_every_row_of_every_bench_has_the_same_keys(make_speed_bench: Make) -> N
 def test_who_was_measured_alone_is_said(make_speed_bench: Make) -> None:
     rows = [ROWS[0], row("transformers", "fp32", 1200, alone=True)]
     assert [one["measured_alone"] for one in entries(make_speed_bench(), rows)] == [False, True]
-    assert "measured alone, for memory was too small for all at once: transformers fp32, batch 2" in lines(rows)
+    assert "measured alone, because memory was too small for all at once: transformers fp32, batch 2" in lines(rows)
 
 
 def test_options_that_were_not_given_are_not_in_the_heading(make_speed_bench: Make) -> None:

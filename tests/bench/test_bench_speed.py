@@ -103,10 +103,14 @@ def test_classification_gets_a_classifier() -> None:
     [
         ("train", {"length": 10_000}, "--length: found 10000, the model reads 256"),
         ("train", {"products": ProductOptions(precision="int4", device="cpu")}, "--precision: found 'int4'"),
-        ("train", {"model": ModelOptions(run="somewhere", arch="gpt")}, "--run is a model already"),
+        (
+            "train",
+            {"model": ModelOptions(run="somewhere", arch="gpt")},
+            "--run and other model options exclude each other",
+        ),
         ("train", {"peer": ("nobody",)}, "--peer nobody"),
         ("train", {"model": ModelOptions(arch="gpt", preset="none")}, "none"),
-        ("train", {"model": ModelOptions(arch="vit", preset="tiny")}, "models of images are not benched"),
+        ("train", {"model": ModelOptions(arch="vit", preset="tiny")}, "image models cannot be benchmarked"),
         ("generate", {"quantize": "int4"}, "--quantize: found 'int4'"),
         ("generate", {"new_tokens": 500}, "the model reads 256"),
         ("generate", {"length": 300, "new_tokens": 1}, "--prompt-length: found 300"),

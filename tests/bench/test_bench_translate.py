@@ -104,5 +104,5 @@ def test_sizes_that_do_not_fit_are_refused(task: Task, options: dict[str, Any], 
 
 def test_a_decoder_alone_does_not_translate(task: Task) -> None:
     recipe = load_recipe(arch="gpt", preset="tiny", sets=[], flags={}, device="cpu").recipe
-    with pytest.raises(InputError, match="no encoder-decoder"):
+    with pytest.raises(InputError, match="not an encoder-decoder"):
         check_translation(replace(task, recipe=recipe))

@@ -75,7 +75,7 @@ def test_training_on_pairs_counts_both_sides(make_task: Make) -> None:
 
 def test_an_objective_without_random_data_is_refused(make_task: Make) -> None:
     recipe = PAIRS.replace("seq2seq", "span_corruption")
-    with pytest.raises(InputError, match="span_corruption is not benched"):
+    with pytest.raises(InputError, match="span_corruption cannot be benchmarked"):
         WORKS["train"].check(make_task("train", recipe))
 
 
@@ -175,7 +175,7 @@ def test_texts_vary_in_length_and_are_the_same_each_time(make_task: Make) -> Non
 
 
 def test_classification_refuses_a_model_without_its_head(make_task: Make) -> None:
-    with pytest.raises(InputError, match="no classifier's head"):
+    with pytest.raises(InputError, match="no classification head"):
         WORKS["classify"].check(make_task("classify", MASKED, options={"texts": 2}))
 
 

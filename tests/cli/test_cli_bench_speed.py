@@ -104,7 +104,9 @@ def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: P
     done = cli("bench", "train", *SMALL, "--out", out)
     assert done.code == 0 and done.err.splitlines()[-1] == f"written to {out}"
     text = out.read_text()
-    assert "tformer" in text.splitlines()[0] and "| tformer fp32 |" in text and "Same sizes" in text
+    assert (
+        "tformer" in text.splitlines()[0] and "| tformer fp32 |" in text and "All libraries have the same sizes" in text
+    )
 
 
 def test_a_run_gives_its_sizes(cli: Cli, asked: list[dict[str, Any]], random_run: Path) -> None:
@@ -133,7 +135,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["train", "--max-seconds", "inf"], "--max-seconds: found inf, expected a finite number"),
         (["tokenize", "--megabytes", "inf"], "--megabytes: found inf, expected a finite number"),
         (["train", "--length", "-1"], "--length: found -1"),
-        (["train", "--peer", "nobody"], "--peer nobody: no train by it here; available:"),
+        (["train", "--peer", "nobody"], "--peer nobody: not available for train; available:"),
         (["train", "--preset", "char", "--length", "999"], "--length: found 999"),
         (["train", "--precision", "int4"], "--precision: found 'int4'"),
         (["train", "--device", "tpu"], "unknown device 'tpu'"),

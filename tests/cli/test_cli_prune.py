@@ -76,13 +76,13 @@ def deep_run(make_run: Callable[..., Path]) -> Path:
     ("words", "message"),
     [
         (["--drop-layers", "3"], "--drop-layers: the decoder has no layer 3: its layers are 0 to 2"),
-        (["--keep-layers", "0,1,2"], "nothing would go: of layers the decoder has 3"),
+        (["--keep-layers", "0,1,2"], "nothing would be removed: the decoder has 3 layers"),
         (["--drop-layers", "0,1,2"], "--drop-layers: no layer of the decoder is left"),
         (["--keep", "4"], "--keep 4: the decoder has 3 layers"),
         (["--keep", "2", "--stack", "encoder"], "--stack encoder: the model has no encoder"),
         (["--keep", "2", "--strategy", "learned"], "--strategy learned: model.decoder.layerdrop"),
         (["--keep", "2", "--label-column", "label"], "--label-column has no meaning here"),
-        (["--heads", "5"], "--heads 5: of 6 heads at most 3 can go"),
+        (["--heads", "5"], "--heads 5: at most 3 of 6 heads can be removed"),
     ],
 )
 def test_what_does_not_fit_the_model_is_one_line_and_nothing_is_written(
@@ -101,7 +101,7 @@ def test_an_existing_folder_stays(cli: Cli, deep_run: Path, tmp_path: Path) -> N
 
 def test_a_model_of_one_layer_has_none_to_spare(cli: Cli, random_run: Path, tmp_path: Path) -> None:
     outcome = cli("prune", random_run, "--rate", 0.5, "--no-evaluate", "--out", tmp_path / "new")
-    assert outcome.code == 2 and "the decoder has 1, and one must stay" in outcome.err
+    assert outcome.code == 2 and "the decoder has 1 layer, which must stay" in outcome.err
 
 
 def test_missing_data_says_how_to_go_without(cli: Cli, deep_run: Path, tmp_path: Path) -> None:

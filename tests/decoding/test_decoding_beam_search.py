@@ -46,7 +46,7 @@ def test_the_recipes_groups_stay_where_the_beam_holds_them(
     [
         ({"beam_size": 5, "beam_groups": 2}, "--beam-size 5 cannot be divided into 2 groups of one size"),
         ({"beam_groups": 3}, "generation.beam_size 4 cannot be divided into 3 groups of one size"),
-        ({"beam_size": 5, "diversity_penalty": 0.1}, "--diversity-penalty 0.1 has nothing to act on with one group"),
+        ({"beam_size": 5, "diversity_penalty": 0.1}, "--diversity-penalty 0.1 has no effect with one group"),
         ({"n_best": 5}, "--n-best 5 is larger than generation.beam_size 4"),
         ({"max_new_tokens": 9, "min_new_tokens": 10}, "--min-new-tokens 10 is larger than --max-new-tokens 9"),
         ({"min_new_tokens": 300}, "--min-new-tokens 300 is larger than generation.max_new_tokens 200"),
@@ -64,7 +64,7 @@ def test_what_was_asked_for_and_contradicts_is_an_error(overrides: dict[str, Any
     [
         (Generation(min_new_tokens=300), "generation.min_new_tokens 300 is larger than generation.max_new_tokens 200"),
         (Generation(beam_size=4, beam_groups=3), "generation.beam_size 4 cannot be divided into 3 groups"),
-        (Generation(diversity_penalty=0.5), "generation.diversity_penalty 0.5 has nothing to act on"),
+        (Generation(diversity_penalty=0.5), "generation.diversity_penalty 0.5 has no effect"),
         (Generation(length_penalty=11), "generation.length_penalty must be between -10 and 10"),
     ],
 )
@@ -85,7 +85,7 @@ histories = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_si
         ({"beam_size": 0}, "beam_size must be at least 1, found 0"),
         ({"n_best": 0}, "n_best must be at least 1, found 0"),
         ({"beam_groups": 3}, "--beam-size 4 cannot be divided into 3 groups of one size"),
-        ({"diversity_penalty": 0.5}, "--diversity-penalty 0.5 has nothing to act on with one group of beams"),
+        ({"diversity_penalty": 0.5}, "--diversity-penalty 0.5 has no effect with one group of beams"),
         ({"length_penalty_type": "wu"}, "length_penalty_type must be gnmt, avg or none, found wu"),
         ({"length_penalty": float("nan")}, r"length_penalty must be between -10 and 10 \(0 is off\), found nan"),
         ({"stopping": "never"}, "stopping must be beam, heuristic or exhaustive, found never"),

@@ -223,7 +223,7 @@ def test_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
         ("single", ["--input", "latin.txt"], ["latin.txt:2", "--errors replace"]),
         ("single", ["--text", "a", "--top", "0"], ["--top", "0"]),
         ("single", ["--text", "a", "--threshold", "2"], ["--threshold", "2"]),
-        ("single", ["--text", "a", "--threshold", "0.5"], ["--threshold", "several labels"]),
+        ("single", ["--text", "a", "--threshold", "0.5"], ["--threshold", "multi-label"]),
         ("single", ["--text", "a", "--batch-size", "0"], ["--batch-size", "0"]),
         ("single", ["--text", "a", "--precision", "int3"], ["int3"]),
         ("single", ["more", "--text", "a"], ["unexpected argument 'more'"]),

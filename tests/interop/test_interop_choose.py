@@ -44,7 +44,7 @@ REFUSED = {
     "vit/mnist": "model.encoder.positions.kind: patch2d",
     "transformer/tiny": "model.encoder.positions.layout: fairseq",
     "transformer/tears": "model.encoder.norm.kind: scalenorm",
-    "transformer/iwslt": "model.encoder.norm.eps is 1e-06, there 1e-05",
+    "transformer/iwslt": "model.encoder.norm.eps is 1e-06, expected 1e-05",
 }
 
 
@@ -91,10 +91,10 @@ def gpt(**decoder: Any) -> Model:
         ({"feedforward": {"activation": "relu2"}}, "model.decoder.feedforward.activation: relu2"),
         ({"attention": {"qk_norm": True}}, "model.decoder.attention.qk_norm: true"),
         ({"layers": {"0": {"norm": {"eps": 0.1}}}}, "model.decoder.layers"),
-        ({"value_dim": 3}, "model.decoder.value_dim is 3, there 4"),
-        ({"norm": {"place": "post"}}, "model.decoder.norm.place is post, there pre"),
-        ({"attention": {"scale": 1.0}}, "model.decoder.attention.scale is 1.0, there 0.5"),
-        ({"final_norm": False}, "model.decoder.final_norm is false, there true"),
+        ({"value_dim": 3}, "model.decoder.value_dim is 3, expected 4"),
+        ({"norm": {"place": "post"}}, "model.decoder.norm.place is post, expected pre"),
+        ({"attention": {"scale": 1.0}}, "model.decoder.attention.scale is 1.0, expected 0.5"),
+        ({"final_norm": False}, "model.decoder.final_norm is false, expected true"),
     ],
 )
 def test_what_no_class_computes_is_refused_and_named(decoder: dict[str, Any], field: str) -> None:
@@ -107,8 +107,8 @@ def test_what_no_class_computes_is_refused_and_named(decoder: dict[str, Any], fi
     ("values", "field"),
     [
         ({"embedding": {"fixnorm": True}}, "model.embedding.fixnorm: true"),
-        ({"heads": [{"kind": "lm", "softcap": 15.0}]}, "model.heads.lm.softcap is 15.0, there none"),
-        ({"embedding": {"scale": True}}, "model.embedding.scale is true, there false"),
+        ({"heads": [{"kind": "lm", "softcap": 15.0}]}, "model.heads.lm.softcap is 15.0, expected none"),
+        ({"embedding": {"scale": True}}, "model.embedding.scale is true, expected false"),
     ],
 )
 def test_a_feature_outside_of_the_stacks_is_named_too(values: dict[str, Any], field: str) -> None:
@@ -154,7 +154,7 @@ def test_special_ids_are_part_of_what_is_compared() -> None:
     """RoBERTa counts its positions from the id of padding: another id is another model."""
     model = resolved(preset("roberta/base").model.model_dump(mode="json"))
     assert choose_class(model, family="roberta", common={"pad_token_id": 1}).class_name == "RobertaForMaskedLM"
-    with pytest.raises(InputError, match=r"model\.encoder\.positions\.offset is 2, there 1"):
+    with pytest.raises(InputError, match=r"model\.encoder\.positions\.offset is 2, expected 1"):
         choose_class(model, family="roberta", common={"pad_token_id": 0})
 
 

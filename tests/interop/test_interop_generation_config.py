@@ -169,7 +169,7 @@ def test_a_model_that_does_not_write_has_no_settings(tmp_path: Path) -> None:
     [
         ({"typical_p": 0.9}, "typical_p 0.9 has no counterpart"),
         ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size 3 has no counterpart"),
-        ({"bad_words_ids": [[3], [4, 5]]}, "bad_words_ids: sequences of several tokens"),
+        ({"bad_words_ids": [[3], [4, 5]]}, "bad_words_ids: tformer forbids single tokens only"),
         ({"begin_suppress_tokens": [3]}, "begin_suppress_tokens [3] has no counterpart"),
         ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams"),
         ({"do_sample": True}, "do_sample: an encoder-decoder decodes greedily"),

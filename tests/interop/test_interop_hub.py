@@ -64,7 +64,7 @@ def test_mistakes_about_repositories_are_the_users(monkeypatch: pytest.MonkeyPat
     for kind, word in (
         (errors.RepositoryNotFoundError, "no such repository"),
         (errors.RevisionNotFoundError, "no revision"),
-        (errors.GatedRepoError, "asks who downloads"),
+        (errors.GatedRepoError, "restricts who may download"),
     ):
 
         def fail(*names: str, kind: Any = kind, **options: Any) -> str:

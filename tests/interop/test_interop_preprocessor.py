@@ -118,12 +118,15 @@ def test_what_cannot_be_done_names_the_key(tmp_path: Path, values: dict[str, Any
 @pytest.mark.parametrize(
     ("values", "notes"),
     [
-        ({"size": 24}, ["images are squeezed into a square", "images of another size are resized bilinear"]),
-        ({"size": 24, "resample": 3}, ["images are squeezed into a square"]),
-        ({"do_resize": False}, ["images are not resized there"]),
+        (
+            {"size": 24},
+            ["transformers squeezes images into a square", "transformers resizes images of another size bilinear"],
+        ),
+        ({"size": 24, "resample": 3}, ["transformers squeezes images into a square"]),
+        ({"do_resize": False}, ["transformers does not resize images"]),
         ({"size": {"shortest_edge": 24}, "crop_size": 24, "do_center_crop": True, "resample": 3}, []),
         ({"size": {"shortest_edge": 32}, "crop_size": 24, "do_center_crop": True, "resample": 1},
-         ["images are squeezed", "images of another size are resized Lanczos"]),
+         ["transformers squeezes images", "transformers resizes images of another size Lanczos"]),
     ],
 )  # fmt: skip
 def test_how_other_images_come_out_otherwise_is_told(tmp_path: Path, values: dict[str, Any], notes: list[str]) -> None:

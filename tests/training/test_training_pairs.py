@@ -397,7 +397,7 @@ def test_groups_of_the_recipes_beam_give_way_to_the_beam_of_a_validation(
 WRONG = {
     "generation.min_new_tokens=300": "generation.min_new_tokens 300 is larger than generation.max_new_tokens 200",
     "generation.beam_groups=2": "generation.beam_size 3 cannot be divided into 2 groups",
-    "generation.diversity_penalty=0.5": "generation.diversity_penalty 0.5 has nothing to act on",
+    "generation.diversity_penalty=0.5": "generation.diversity_penalty 0.5 has no effect",
     "generation.length_penalty=99.0": "generation.length_penalty must be between -10 and 10",
     "training.valid_beam_size=99": "training.valid_beam_size: found 99, expected at most the target's",
     "generation.beam_size=99": "generation.beam_size: found 99, expected at most the target's",

@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_found_in_its_file_and_others_are_read_on(run: Path) ->
     [
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
         (lambda folder: (folder / "recipe.yaml").unlink(), "recipe.yaml cannot be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "has 5 bytes, the manifest says"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "has 5 bytes, expected"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json"),
     ],
 )

@@ -246,7 +246,7 @@ def test_heads_that_cannot_leave_one_by_one_are_named(text: str, message: str, t
 
 def test_more_heads_than_can_go(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
-    with pytest.raises(InputError, match="of 12 heads at most 9 can go"):
+    with pytest.raises(InputError, match="at most 9 of 12 heads can be removed"):
         pruned(full, tmp_path / "small", Plan(heads="10"))
 
 

@@ -172,7 +172,7 @@ def test_free_takes_the_least_important_of_all() -> None:
 
 def test_even_says_when_it_takes_another_number() -> None:
     choice = choose_heads(FLAT, amount=3, per_layer="even")
-    assert choice.after == 4 and "4 heads go, not 3" in choice.note
+    assert choice.after == 4 and "4 heads are removed, not 3" in choice.note
 
 
 def test_one_head_a_layer_stays() -> None:
@@ -181,13 +181,13 @@ def test_one_head_a_layer_stays() -> None:
     }
     choice = choose_heads(importance, amount=2, per_layer="free")
     assert [layer.self_attention for layer in choice.layers["decoder"]] == [(0,), (1,)]
-    with pytest.raises(InputError, match="of 4 heads at most 2 can go: every layer keeps one"):
+    with pytest.raises(InputError, match="at most 2 of 4 heads can be removed: every layer keeps one"):
         choose_heads(importance, amount=3, per_layer="free")
 
 
 @pytest.mark.parametrize("per_layer", ["even", "free"])
 def test_nothing_to_take_out_is_refused(per_layer: str) -> None:
-    with pytest.raises(InputError, match="of 8 heads in 2 layers none would go"):
+    with pytest.raises(InputError, match="none of the 8 heads in 2 layers would be removed"):
         choose_heads(FLAT, amount=0.01, per_layer=per_layer)
 
 
@@ -346,9 +346,9 @@ def test_a_pruned_model_can_be_pruned_again(tmp_path: Path) -> None:
         ("gpt", Plan(drop_layers="4"), "--drop-layers: the decoder has no layer 4"),
         ("gpt", Plan(drop_layers="0", stack="encoder"), "--stack encoder: the model has no encoder"),
         ("gpt", Plan(drop_layers="0", stack="both"), "--stack both: the model has no encoder"),
-        ("gpt", Plan(keep=4), "nothing would go: of layers the decoder has 4"),
+        ("gpt", Plan(keep=4), "nothing would be removed: the decoder has 4 layers"),
         ("gpt", Plan(keep=5), "--keep 5: the decoder has 4 layers"),
-        ("gpt", Plan(rate=0.1), "nothing would go"),
+        ("gpt", Plan(rate=0.1), "nothing would be removed"),
         ("gpt", Plan(keep=2, strategy="learned"), r"model\.decoder\.layerdrop of this model has no learned rates"),
         ("seq2seq", Plan(keep=2, strategy="learned"), r"model\.encoder\.layerdrop"),
     ],
@@ -365,7 +365,7 @@ def test_a_plan_that_does_not_fit_is_named_and_nothing_written(
 def test_a_single_layer_cannot_go(tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(decoder="num_layers: 1, num_heads: 3"))
     for plan in (Plan(rate=0.5), Plan(keep=1)):
-        with pytest.raises(InputError, match="nothing can be pruned: of layers the decoder has 1, and one must stay"):
+        with pytest.raises(InputError, match="nothing can be pruned: the decoder has 1 layer, which must stay"):
             pruned(full, tmp_path / "small", plan)
 
 

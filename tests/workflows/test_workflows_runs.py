@@ -279,7 +279,7 @@ def test_a_damaged_run_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
 
 def test_comparing_takes_two_different_runs(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
-    with pytest.raises(InputError, match="two runs or more, found 1"):
+    with pytest.raises(InputError, match="at least two runs to compare, found 1"):
         compare_runs([run])
     with pytest.raises(InputError, match="named twice"):
         compare_runs([run, tmp_path / "." / "a"])

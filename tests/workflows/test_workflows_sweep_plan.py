@@ -359,7 +359,7 @@ def test_aligned_files_are_pairs() -> None:
 
 @pytest.mark.parametrize("flag", ["--seed", "--out", "--resume", "--json", "--arch", "--config"])
 def test_flags_that_the_sweep_gives_itself_are_refused(flag: str) -> None:
-    with pytest.raises(InputError, match=f"^{flag}: a sweep gives this flag"):
+    with pytest.raises(InputError, match=f"^{flag}: a sweep sets this flag"):
         train_options([flag, "1"])
     assert flag in OWN_FLAGS and flag in train_flags()
 

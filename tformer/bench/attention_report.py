@@ -19,7 +19,7 @@ from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
 from tformer.checkpoint.files import write_text
 from tformer.checkpoint.run import make_folders
-from tformer.formatting import binary_bytes, finite_or_none, ratio, short_seconds
+from tformer.formatting import binary_bytes, finite_or_none, listed, ratio, short_seconds
 from tformer.viz.curves import Curve, draw_curves
 
 LONG = 2048
@@ -196,7 +196,7 @@ def lines(bench: AttentionBench, rows: Sequence[Row], ceilings: Mapping[str, Any
     return found
 
 
-def notes(bench: AttentionBench, rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[Row]) -> list[str]:
     """Full reasons of failures, and unsteady times."""
     found = [
         f"{row.entry.name} at {row.length:,}: {row.failed}"
@@ -205,9 +205,8 @@ def notes(bench: AttentionBench, rows: Sequence[Row]) -> list[str]:
     ]
     unsteady = [row for row in rows if row.spread > UNSTEADY]
     if unsteady:
-        places = ", ".join(f"{row.entry.name} at {row.length:,}" for row in unsteady[:3])
-        more = f" and {len(unsteady) - 3} more" if len(unsteady) > 3 else ""
-        found.append(f"unsteady, the machine may be busy: times of {places}{more} spread over {UNSTEADY:.0%} or more")
+        places = listed([f"{row.entry.name} at {row.length:,}" for row in unsteady], 3)
+        found.append(f"unsteady, the machine may be busy: times of {places} spread over {UNSTEADY:.0%} or more")
     return found
 
 
@@ -231,7 +230,7 @@ def document(bench: AttentionBench, rows: Sequence[Row], *, environment: dict[st
         "summary": [
             asdict(found) | {"faster_than_full": show_crossover(found, bench)} for found in summarise(bench, rows)
         ],
-        "notes": notes(bench, rows),
+        "notes": notes(rows),
     }
 
 
@@ -256,7 +255,7 @@ def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, envir
     make_folders(out)
     parts = [f"# Attention: time and memory against length\n\n{environment['line']}; {settings_line(bench)}"]
     parts += map(markdown, tables(bench, rows))
-    parts += [bullets(lines(bench, rows, environment["ceilings"])), bullets(notes(bench, rows))]
+    parts += [bullets(lines(bench, rows, environment["ceilings"])), bullets(notes(rows))]
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
     write_text(out / "table.csv", _csv(rows))
     found = json.dumps(

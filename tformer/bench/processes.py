@@ -42,7 +42,7 @@ RacedRow = dict[str, Any]
 
 
 class Stopped(Exception):
-    """`should_stop` returned True."""
+    """Raised when `should_stop` returned True."""
 
 
 class MeasuringProcess:

@@ -14,9 +14,9 @@ UNSTEADY = 0.2
 """A spread above this share of the median is mentioned."""
 
 FAIRNESS = (
-    "Same sizes, same numbers of tokens, random weights and ids, no text; a process for each, rounds in turn, the same "
-    "number of threads; medians. Memory is the peak of the whole process. Where `tformer compiled` is said, as of "
-    "training on a GPU, tformer goes through torch.compile and the other libraries run eagerly."
+    "All libraries have the same sizes, numbers of tokens and threads, with random weights and ids; each runs in "
+    "its own process, in alternating rounds; times are medians. Memory is the peak of the whole process. Rows "
+    "named `tformer compiled`, as for training on a GPU, use torch.compile; the other libraries run eagerly."
 )
 
 FIGURES = (
@@ -218,7 +218,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
             found += _memory_line(row)
     alone = [f"{row.entry.label}, batch {row.batch_size}" for row in rows if row.alone]
     if alone:
-        found.append(f"measured alone, for memory was too small for all at once: {'; '.join(alone)}")
+        found.append(f"measured alone, because memory was too small for all at once: {'; '.join(alone)}")
     unsteady = [row for row in rows if row.failed is None and row.spread > UNSTEADY]
     if unsteady:
         found.append(f"{len(unsteady)} of {len(rows)} spread by more than {UNSTEADY:.0%}: this machine was not quiet")

@@ -268,7 +268,9 @@ def recipe_of(
     """
     if model.run is not None:
         if model != ModelOptions(run=model.run):
-            raise InputError("--run is a model already", hint="leave --arch, --preset and --config out")
+            raise InputError(
+                "--run and other model options exclude each other", hint="leave --arch, --preset and --config out"
+            )
         checkpoint = open_checkpoint(model.run)
         stored = load_recipe(
             base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets
@@ -304,7 +306,7 @@ def _with_sizes(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
     """The recipe with its vocabularies and labels decided, and notes on what was assumed."""
     model, notes = recipe.model, []
     if model.patches is not None:
-        raise InputError(f"{name}: models of images are not benched")
+        raise InputError(f"{name}: image models cannot be benchmarked")
     train = recipe.tokenizer.train
     size = CHARACTERS if train.model == "char" else train.vocab_size
     sides = ["vocab_size", *(["target_vocab_size"] if recipe.separate_vocabularies else [])]

@@ -72,7 +72,7 @@ class Case:
 
 def _case(title: str, options: SpeedOptions) -> Case:
     sizes = options.batch_sizes
-    note = f"a batch of {sizes[0]} belongs to the shape that is measured: formats vary, batch sizes do not"
+    note = f"the batch size is fixed at {sizes[0]}, as part of the measured shape"
     return Case(title, options, note if len(sizes) == 1 else "")
 
 

@@ -30,10 +30,8 @@ MEASUREMENTS = {
     "attention": "tformer.bench.workloads.attention:AttentionContender",
     "attention ceilings": "tformer.bench.attention:measure_attention_ceilings",
 }
-"""The function of each measurement: it returns the result, or a `Contender` that is then asked for rounds.
-
-Only the module that is needed gets imported, for its memory would be measured too.
-"""
+"The function of each measurement: it returns the result, or a `Contender`, which then runs rounds on request.\n\n"
+"Only the module that is needed gets imported, for its memory would be measured too.\n"
 
 OWN_LIMIT = 10
 """Seconds beyond the parent's limit after which a process without a parent ends itself."""
@@ -46,7 +44,7 @@ def main() -> None:
     with contextlib.suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of libraries is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
 
     def write(answer: Answer) -> None:
         signal.alarm(0)  # the parent may suspend this process for longer than its limit

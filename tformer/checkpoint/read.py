@@ -27,7 +27,7 @@ from tformer.checkpoint.manifest import (
 from tformer.checkpoint.run import CHECKPOINTS
 from tformer.checkpoint.tensor_files import MAX_HEADER_BYTES, TensorSpec, read_specs, read_tensors
 from tformer.errors import InputError
-from tformer.formatting import short_hash
+from tformer.formatting import listed, short_hash
 
 MAX_LISTED = 8  # names of each kind in an error
 
@@ -47,11 +47,11 @@ def differences(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, a
     ]
     problems = []
     if missing:
-        problems.append(f"missing {_listing(missing)}")
+        problems.append(f"missing {listed(missing, MAX_LISTED)}")
     if unexpected:
-        problems.append(f"unexpected {_listing(unexpected)}")
+        problems.append(f"unexpected {listed(unexpected, MAX_LISTED)}")
     if reshaped:
-        problems.append(f"of another shape {_listing(reshaped)}")
+        problems.append(f"of another shape {listed(reshaped, MAX_LISTED)}")
     return problems or _untied(state, weights)
 
 
@@ -65,11 +65,6 @@ def _untied(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[
         if owner != name and weights[name] is not weights[owner] and not torch.equal(weights[name], weights[owner]):
             return [f"{name} and {owner} are tied in the recipe, but differ in the weights"]
     return []
-
-
-def _listing(names: list[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 _MAX_TEXT_BYTES = {"recipe": 1 << 20, **dict.fromkeys(ROLES, MAX_TOKENIZER_BYTES), "trainer": 64 << 20}

@@ -222,7 +222,7 @@ def attention(options: AttentionOptions) -> None:
         environment = {"line": line, "ceilings": ceilings, **described}
         if options.out is not None:
             write_report(bench, rows, options.out, environment=environment)
-    show_notes(f"note: {note}" for note in notes(bench, rows))
+    show_notes(f"note: {note}" for note in notes(rows))
     if options.as_json:
         emit_json(document(bench, rows, environment=environment))
     else:

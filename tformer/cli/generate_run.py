@@ -154,7 +154,7 @@ def fills_masks(loaded: Loaded) -> bool:
     return loaded.model.decoder is None and "masked_lm" in loaded.model.heads
 
 
-# --- samples of a decoder alone ---------------------------------------------------------------------------------------
+# --- samples of a decoder-only model ----------------------------------------------------------------------------------
 
 
 class SamplingSession:
@@ -253,7 +253,7 @@ def show_logprob(total: float, count: int) -> None:
     console.print(f"log-probability {total:.3f} of {count} tokens, {total / max(1, count):.3f} a token", style="dim")
 
 
-# --- translations, and beam search of a decoder alone -----------------------------------------------------------------
+# --- translations, and beam search of a decoder-only model ------------------------------------------------------------
 
 
 class SearchSession:
@@ -261,8 +261,8 @@ class SearchSession:
 
     Args:
         search: the answers to each line of a window, best first.
-        reader: of sources and target prefixes; None: the texts are prompts of a decoder alone, and are shown before
-            their continuation as in sampling.
+        reader: of sources and target prefixes; None: the texts are prompts of a decoder-only model, and are shown
+            before their continuation as in sampling.
         task_prefix: written before each source.
         tokenizers: of source and target.
         batch_size: lines at a time.
@@ -403,7 +403,7 @@ def translation_session(
 def continuation_session(
     options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings, flag: StopFlag, output: DataOutput
 ) -> SearchSession:
-    """A session of decoders alone, which continue prompts by beam search."""
+    """A session of decoder-only models, which continue prompts by beam search."""
     tokenizer, batch_size = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False)
     continuer = Continuer(
         [loaded.model for loaded in models], tokenizer, settings, context=options.context, on_cut=show_cut_prompt

@@ -11,6 +11,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, progress_reporter, report_result
 from tformer.errors import InputError
+from tformer.formatting import listed
 from tformer.options import argument, panel
 
 if TYPE_CHECKING:
@@ -119,17 +120,12 @@ def _lines(report: ImportReport) -> list[str]:
         f"written as {report.dtype}",
     ]
     if report.left_out:
-        lines.append(f"left out, not part of this class: {_listed(report.left_out)}")
+        lines.append(f"left out, not part of this class: {listed(report.left_out, MAX_NAMED)}")
     if report.tokenizer_size is not None:
         lines.append(f"tokenizer: {report.tokenizer_size:,} ids; embedding: {report.vocab_size:,} rows")
     if report.special:
         lines.append("special tokens: " + ", ".join(f"{role} {token}" for role, token in report.special.items()))
     if report.labels:
-        lines.append(f"labels: {_listed(report.labels)}")
+        lines.append(f"labels: {listed(report.labels, MAX_NAMED)}")
     lines += [f"note: {note}" for note in report.notes]
     return [*lines, "checked: every tensor has its place; none is missing or left over"]
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")

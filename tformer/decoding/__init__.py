@@ -1,1 +1,1 @@
-"""From a model and a prompt to text: sampling, stop rules and the cached decode engine."""
+"""Text generation: sampling, beam search, stop rules and the decoding engine with its cache."""

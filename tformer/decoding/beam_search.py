@@ -1,9 +1,9 @@
 """Beam search over any `Stepper`: the best continuations of every sentence, by the conventions of fairseq.
 
-At each step every sentence's beams offer their best tokens: 2 x beam candidates, of which the first `beam` may end a
-hypothesis and the others go on, so that ends of sequence never empty the beam. A finished hypothesis's sum of
-log-probabilities is divided by a length penalty (`settings`). A sentence leaves the batch as soon as it is done; its
-search does not depend on the other sentences.
+At each step a sentence's beams give 2 x beam candidate tokens. Only the first `beam` of them may end a hypothesis; the
+others continue, so that ends of sequence never empty the beam. A finished hypothesis's sum of log-probabilities is
+divided by a length penalty (`settings`). A sentence leaves the batch as soon as it is done; its search does not depend
+on the other sentences.
 
 With groups (diverse beam search, arXiv 1610.02424) each group is a beam of its own that avoids the tokens which earlier
 groups took at the same step.
@@ -251,7 +251,7 @@ class BeamState:
         if self._settings.stopping == "heuristic":
             enough_SG &= best_SG / self._penalties[self._length] <= self.finished.worst_kept[self._sentences_S]
         elif self._settings.stopping == "exhaustive":
-            # Sums only fall: no live hypothesis can score more than its sum over the most favourable penalty of the
+            # Sums only decrease: no live hypothesis can score more than its sum over the most favourable penalty of the
             # lengths that it may still reach. The penalties are monotonic in the length.
             nearest_S = np.minimum(self._length + 1, self._limits_S)
             bound_SG = (best_SG / self._penalties[np.stack((nearest_S, self._limits_S)), None]).max(0)

@@ -1,7 +1,5 @@
-"""One completion while it grows: its tokens, its context window, its text, and the rules that end it.
-
-A stop text may span tokens, and may begin in one that looks harmless, so the end of the text that could still become a
-stop text is held back until the next tokens decide.
+"""State of one unfinished completion: its tokens, context window, text, and stop rules. A stop text may span tokens, so
+the end of the text is held back while it could still become a stop text.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def read_prompts(
 ) -> tuple[Tensor, Tensor | None]:
     """Read prompts (and their sources) into the cache: logits [B, V] after each, and the mask of the padded prompts.
 
-    sources: the encoder's; None: a decoder alone, or a cache that holds the encoder's keys and values already.
+    sources: the encoder's; None: a decoder-only model, or a cache that holds the encoder's keys and values already.
     """
     device = next(model.parameters()).device
     ids_BT, mask_BT = padded(rows, device, side="left")

@@ -128,9 +128,9 @@ SMALLEST_BUCKET, SMALLEST_SOURCE = 64, 16
 STEPS_AHEAD = 256  # the first bucket has room for up to this number of new tokens
 MAX_FREE_CACHES = 4
 MOST_GRAPHS = 64
-AUTO_STEPS = 4096  # of decoding: on a GPU, compiling takes as long as some thousand steps of a small model save
+AUTO_STEPS = 4096  # of decoding: on a GPU, compilation costs as much time as a few thousand steps of a small model save
 _numbers = count()
-CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # PyTorch's choice without $CXX; elsewhere g++
+CPP_COMPILERS = {"darwin": "clang++", "win32": "cl"}  # PyTorch's choice without $CXX; on other systems g++
 C_COMPILERS = ("gcc", "clang")  # Triton's choice without $CC
 
 

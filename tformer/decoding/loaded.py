@@ -17,20 +17,18 @@ from tformer.tokenizer import Tokenizer
 def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
     """Raise InputError, naming both, for models whose probabilities cannot be averaged token by token.
 
-    All must be encoder-decoders or all decoders alone, with the same source and target vocabularies. One model is an
+    All must be encoder-decoders or all decoder-only, with the same source and target vocabularies. One model is an
     ensemble too.
     """
     first = ensemble[0]
     for loaded in ensemble:
         if loaded.model.decoder is None:
-            raise InputError(f"{loaded.path} writes no text: it is a model without a decoder")
+            raise InputError(f"{loaded.path} cannot generate text: it has no decoder")
     for other in ensemble[1:]:
         both = f"{first.path} and {other.path}"
         if (first.model.encoder is None) != (other.model.encoder is None):
             alone = first if first.model.encoder is None else other
-            raise InputError(
-                f"an ensemble needs models of one kind: of {both}, {alone.path} has no encoder beside its decoder"
-            )
+            raise InputError(f"an ensemble needs models of one kind: of {both}, {alone.path} has no encoder")
         one_vocabulary = first.own_target_tokenizer is None is other.own_target_tokenizer
         for side, ours, theirs in (
             ("source ", first.text_tokenizer, other.text_tokenizer),

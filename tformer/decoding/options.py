@@ -37,7 +37,7 @@ DEFAULT_SEED = 1337
 
 
 class Use(Enum):
-    """What an option is for; an option without one is for every model."""
+    """The models or methods that an option applies to; an option without one applies to all."""
 
     SAMPLE = "drawing samples"
     SEARCH = "beam search"
@@ -353,8 +353,10 @@ class GenerateOptions:
         return self.greedy or self.temperature == 0
 
     def engine(self, generation: Generation, *, encoder_decoder: bool) -> Literal["sample", "beam"]:
-        """How the model is decoded: an encoder-decoder by beam search (a beam of 1 is greedy) unless options of
-        sampling are given, a decoder alone by sampling unless its recipe or an option asks for a beam of more than 1.
+        """How the model is decoded.
+
+        Encoder-decoder: by beam search (a beam of 1 is greedy) unless sampling options are given. Decoder-only: by
+        sampling unless its recipe or an option sets a beam of more than 1.
 
         Raises InputError for a stop text in a beam of more than one.
         """
@@ -381,7 +383,7 @@ class GenerateOptions:
         return texts * (1 if self.is_greedy else self.beam_size or generation.beam_size)
 
     def check_decoder_only(self, path: Path) -> None:
-        """Raise InputError for an option about sources, which a decoder alone does not have."""
+        """Raise InputError for an option about sources, which a decoder-only model does not have."""
         for flag in self.given(Use.SOURCE):
             raise InputError(
                 f"{flag} is for encoder-decoders, {path} is a decoder-only model",
@@ -426,7 +428,7 @@ class _Declared(NamedTuple):
 
 @cache
 def _declared() -> list[_Declared]:
-    """The options above that have a use."""
+    """The fields with a `Use`."""
     found = []
     for name, hint in get_type_hints(GenerateOptions, include_extras=True).items():
         facts = hint.__metadata__

@@ -1,4 +1,4 @@
-"""Token ids of prompts, task prefixes of sources, and the tokens that generation never writes."""
+"""Token ids of prompts, task prefixes of sources, and suppressed tokens."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str) -> list[in
 def task_prefix(recipe: Recipe, given: str | None) -> tuple[str, str | None]:
     """(prefix, note): the text before each source ("": none), and a note for the user.
 
-    The prefix is the one given, else the one that all training data of the run has. Where tasks have different ones,
-    there is none: only the user knows which task is meant.
+    The prefix is the one given, else the one that all training data of the run has. There is none if the tasks have
+    different prefixes, because the intended task is unknown.
     """
     if given is not None:
         return given, None
@@ -78,7 +78,7 @@ def suppressed_tokens(
     starts from eos) or is the first of every text (`forced_bos`) is not suppressed.
 
     Args:
-        target: of the decoder beside an encoder; None: a decoder alone.
+        target: of the decoder beside an encoder; None: a decoder-only model.
         suppressed: these instead (`generation.suppress_tokens`: an imported model may rule out others, or none).
     """
     if suppressed is not None:

@@ -175,7 +175,7 @@ class UniformStream:
 
 
 class TokenChooser:
-    """Chooses the next token of every live sequence, and holds what the settings look back on: tokens and random state.
+    """Chooses the next token of every live sequence; holds the tokens so far and the random state.
 
     Repetition penalty and n-gram blocking leave the ends of sequence alone: an end is written once.
     """

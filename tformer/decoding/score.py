@@ -1,7 +1,7 @@
 """Force-decoding: log-probabilities of given targets, token by token, and cross-attention alignments.
 
-One forward pass reads a whole target (teacher forcing). Beam search finds the same sums one token at a time, so this
-checks it; and it gives alignments and coverage, which the cached engine does not keep.
+One forward pass reads a whole target (teacher forcing). It gives the same sums as beam search, and also alignments and
+coverage, which the engine with a cache does not compute.
 
 Coverage (Wu et al., arXiv 1609.08144, equation 14):  cp = beta * sum over sources j of log min(sum over targets i of
 p_ij, 1), with p_ij the attention of target i to source j.
@@ -46,7 +46,7 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class _Row:
-    source: Sequence[int] | None  # None: a decoder alone
+    source: Sequence[int] | None  # None: a decoder-only model
     context: Sequence[int]  # the decoder's tokens before the target
     target: Sequence[int]
 

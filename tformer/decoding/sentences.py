@@ -168,7 +168,7 @@ class SentenceReader:
             listed = ", ".join(f"'{shortened(word, SHOWN_CHARACTERS)}'" for word in words[:SHOWN] or [prefix])
             raise InputError(
                 f"{place}: the target prefix has tokens outside the vocabulary: {listed}",
-                hint="an unknown token cannot be forced: spell it as the training data did",
+                hint="an unknown token cannot be forced: spell the text as in the training data",
             )
         if len(ids) > self._max_prefix:
             raise InputError(

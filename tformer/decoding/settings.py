@@ -73,7 +73,7 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """What sampling and beam search have in common: length, repetition, and the tokens that end a text."""
+    """Settings of both sampling and beam search: length, repetition, and the tokens that end a text."""
 
     max_new_tokens: int = 200
     min_new_tokens: int = 0  # number of tokens before an end of sequence
@@ -155,13 +155,11 @@ class GenerationSettings(DecodingSettings):
 class BeamSettings(DecodingSettings):
     """How hypotheses are searched, scored and finished.
 
-    `stopping`: when a sentence is done before its length limit.
-    `beam`: `beam_size` hypotheses have finished.
-    `heuristic`: besides, no live hypothesis would displace the `beam_size`-th best if it ended now (its sum over the
-    penalty of its present length: where long hypotheses are favoured, a better one may be missed).
-    `exhaustive`: besides, no live hypothesis can displace it any more.
-    `transformers` calls them `early_stopping` True, False and "never". The search does not depend on `n_best`, by which
-    the caller cuts the list.
+    `stopping`: when a sentence is done before its length limit. `beam`: `beam_size` hypotheses have finished.
+    `heuristic`: and no live hypothesis would displace the `beam_size`-th best if it ended now (its sum over the penalty
+    of its present length: where long hypotheses are favoured, a better one may be missed). `exhaustive`: and no live
+    hypothesis can displace it at any length. `transformers` calls them `early_stopping` True, False and "never". The
+    search does not depend on `n_best`, by which the caller cuts the list.
 
     `repetition_penalty` multiplies the log-probability of tokens that a hypothesis (or its history) already holds; it
     counts in `score`, not in `logprob`. `diversity_penalty` is subtracted from a token once for every hypothesis of
@@ -194,7 +192,7 @@ class BeamSettings(DecodingSettings):
             )
         if values["diversity_penalty"] and values["beam_groups"] == 1:
             raise InputError(
-                f"{_shown('diversity_penalty', values, names)} has nothing to act on with one group of beams",
+                f"{_shown('diversity_penalty', values, names)} has no effect with one group of beams",
                 hint=f"set {_flag('beam_groups', names)} to 2 or more",
             )
 

@@ -1,8 +1,8 @@
 """Next-token log-probabilities for beam search, one token of every hypothesis at a time; ensembles.
 
-A `Stepper` hides the models, their caches, padding and devices from the search. It starts with one row for each
-sentence, then has `beams` rows for each, side by side (sentence 0's, sentence 1's, ...). The search decides which
-hypothesis a row continues (`reorder`) and which sentences are done (`keep`).
+A `Stepper` holds the models, their caches and padding; the search only sees log-probabilities. It starts with one row
+for each sentence, then has `beams` rows for each, side by side (sentence 0's, sentence 1's, ...). The search decides
+which hypothesis a row continues (`reorder`) and which sentences are done (`keep`).
 
 The encoder runs once, and cross-attention's keys and values exist once per sentence (`ModelCache.fan_out`): a reorder
 moves only the keys and values of self-attention.
@@ -66,7 +66,7 @@ class Stepper(Protocol):
         ...
 
     def keep(self, sentences: Tensor) -> None:
-        """Drop all sentences but these, long and ascending, with all their rows."""
+        """Keep only these sentences, long and ascending, with all their rows."""
         ...
 
 

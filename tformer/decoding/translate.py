@@ -1,4 +1,4 @@
-"""Texts in, texts out: encoder-decoders translate, decoders alone continue prompts by beam search.
+"""Translation of texts by encoder-decoders, and continuation of prompts by decoder-only models with beam search.
 
 `Translator` is for translation, summaries, any text-to-text task. Sentences are sorted by length inside, decoded in
 batches by beam search (or sampled), and returned in their order. An empty text gives an empty text. With a coverage

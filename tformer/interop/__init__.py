@@ -1,4 +1,4 @@
-"""Hugging Face in and out: real models with their exact logits, or a refusal that names what one side lacks."""
+"""Import from and export to Hugging Face: equal logits, or an error that names the unsupported feature."""
 
 from __future__ import annotations
 

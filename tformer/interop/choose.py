@@ -81,7 +81,7 @@ def canonical(model: Model) -> dict[str, Any]:
 
 def without_learned_rates(model: Model) -> Model:
     """The model section with the learned LayerDrop rates replaced by fixed ones, which computes the same function."""
-    stacks = {side: stack for side in ("encoder", "decoder") if (stack := getattr(model, side)) is not None}
+    stacks = model.stacks
     fixed = {side: stack.model_copy(update={"layerdrop": stack.layerdrop_rate}) for side, stack in stacks.items()}
     return model.model_copy(update=fixed)
 
@@ -99,8 +99,7 @@ def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
         if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
         or any(value not in kinds and re.fullmatch(pattern, path) for pattern, kinds in KNOWN_KINDS)
     ]
-    sides = [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
-    return found + [(f"model.{side}.layers", layers) for side in sides if (layers := getattr(model, side).layers)]
+    return found + [(f"model.{side}.layers", stack.layers) for side, stack in model.stacks.items() if stack.layers]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -221,7 +220,7 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
 
 def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tuple[Architecture, str]]:
     """The classes with the model's heads, those of the recipe's family first."""
-    # A class with labels is one for classification and regression: its config says which of the two.
+    # A class with labels is one for classification and regression: its config decides which of the two.
     kinds = sorted("classifier" if head.label_kind is not None else head.kind for head in model.heads)
     return [
         (architecture, class_name)
@@ -248,7 +247,7 @@ def _attempt(
         if left:
             return _distance(left), _listing(left)
         for path, ours, theirs in found:
-            step = step_for(model, path, ours, theirs)  # asked again: a change may have removed several differences
+            step = step_for(model, path, ours, theirs)  # computed again: a change may have removed several differences
             if step is not None and _stands(model, path, ours):
                 model, _ = step.apply(model, {})
                 steps.append(step)
@@ -287,7 +286,9 @@ def _distance(found: Sequence[Difference]) -> int:
 
 def _listing(found: Sequence[Difference]) -> str:
     more = len(found) - MAX_LISTED
-    listed = "; ".join(f"{path} is {_shown(ours)}, there {_shown(theirs)}" for path, ours, theirs in found[:MAX_LISTED])
+    listed = "; ".join(
+        f"{path} is {_shown(ours)}, expected {_shown(theirs)}" for path, ours, theirs in found[:MAX_LISTED]
+    )
     return listed + (f"; and {more} more" if more > 0 else "")
 
 

@@ -1,7 +1,7 @@
 """Reader of `config.json` that refuses every key which the architecture did not read.
 
-A key that nobody understands may change what the model computes. So every reader takes the keys that it knows, and
-`finish` refuses the rest, except what is empty and what concerns training, storage or generation alone.
+An unknown key may change what the model computes. So every reader takes the keys that it supports, and `finish` refuses
+the rest, except empty values and keys that concern only training, storage or generation.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Config:
         """The entry of `table` that a key names, for example an activation."""
         name = self.take(key, default=default, kind=str)
         if name not in table:
-            raise InputError(f"{self.name}: {key}: found {name!r}, tformer knows {', '.join(table)}")
+            raise InputError(f"{self.name}: {key}: found {name!r}, tformer supports {', '.join(table)}")
         return table[name]
 
     def ignore(self, *keys: str) -> None:
@@ -159,7 +159,7 @@ class Config:
         odd = sorted(key for key, value in left.items() if not _empty(value))
         if odd:
             raise InputError(
-                f"{self.name}: {odd[0]}: found {left[odd[0]]!r}, a key that tformer does not know for "
+                f"{self.name}: {odd[0]}: found {left[odd[0]]!r}, a key that tformer does not support for "
                 f"{self.values.get('model_type', 'this architecture')}",
                 hint=f"if it does not change what the model computes: tformer import ... --ignore {odd[0]}",
             )

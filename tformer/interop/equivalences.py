@@ -1,8 +1,8 @@
 """Reordering the residual stream, or the coordinates of heads, so that the same function is stored in another order.
 
-A model computes the same when every vector that travels along its stream has its numbers in another order, if whatever
-writes to the stream writes in that order and whatever reads from it reads in that order; norms do not care. Rows of a
-matrix [out, in] are what it writes, columns what it reads.
+Permuting the coordinates of the residual stream does not change the function if all matrices that write to the stream
+have their rows permuted and all that read from it have their columns permuted (matrices are [out, in]); norms are
+permuted in the same way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def halves(size: int) -> Tensor:
 
 def reorder_streams(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with the even columns of every residual stream first. Embeddings must be as wide as the stream."""
-    sides = [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
+    sides = list(model.stacks)
     widths = {side: resolve_sizes(model, side).d_model for side in sides}
     rules: list[tuple[re.Pattern[str], tuple[int, ...], int]] = []
 
@@ -116,8 +116,8 @@ class Step:
 
 def sinusoids_in_halves(model: Model, weights: Weights) -> Form:
     """The model with interleaved sinusoids in Marian's layout [sin | cos]: every stream's even columns first."""
-    for side in _sides(model):
-        if getattr(model, side).positions.kind == "sinusoidal":
+    for side, stack in model.stacks.items():
+        if stack.positions.kind == "sinusoidal":
             model = changed(model, f"model.{side}.positions.layout", "halves")
     return model, reorder_streams(model, weights)
 
@@ -179,7 +179,7 @@ def _layout(model: Model, path: str, value: Any) -> Step | None:
         )
     if kind != "sinusoidal" or model.patches is not None or model.embedding.size not in (None, model.d_model):
         return None
-    positions = [getattr(model, side).positions for side in _sides(model)]
+    positions = [stack.positions for stack in model.stacks.values()]
     if any(one.kind == "sinusoidal" and one.layout != "interleaved" for one in positions):
         return None
     return Step(
@@ -208,10 +208,6 @@ STEPS: tuple[tuple[str, Any, Any, Maker], ...] = (
     (r"model\.heads\.(lm|masked_lm)\.bias", False, True, ZERO_BIAS),
     (r"model\.embedding\.token_types", 0, ANY, _extend("none, written as types of zeros")),
 )
-
-
-def _sides(model: Model) -> list[str]:
-    return [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
 
 
 def _is_gain(name: str) -> bool:

@@ -247,13 +247,9 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
             tokenizers.target, recipe.tokenizer.special_ids, model_max_length=model.max_seq_len
         )
         texts |= {f"{TARGET_FOLDER}/{name}": text for name, text in documents.items()}
-    generation = write_generation(recipe, tokenizers.target or tokenizers.source) if _generates(model) else {}
+    generation = write_generation(recipe, tokenizers.target or tokenizers.source)
     found = {"generation_config.json": generation, "preprocessor_config.json": write_preprocessor(recipe)}
     return texts | {name: _json(document) for name, document in found.items() if document}
-
-
-def _generates(model: Model) -> bool:
-    return any(head.kind == "lm" for head in model.heads)
 
 
 def _fill(

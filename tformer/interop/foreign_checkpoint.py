@@ -1,7 +1,7 @@
 """A Hugging Face folder opened in place as a checkpoint of step 0: without optimizer, tensors under tformer's names.
 
-Whatever takes a checkpoint takes one of these. Headers and texts are read and checked when it is opened; tensors when
-they are asked for.
+It can be used wherever a checkpoint can. Headers and texts are read and checked when it is opened, tensors when they
+are first needed.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     eos_token_id                     the first is the recipe's eos, the others are stop_tokens
     suppress_tokens, bad_words_ids   suppress_tokens: what they do not forbid, a model from there may write
 
-What has no counterpart on the other side is never passed over in silence: `generation_notes` and `left_unsaid` tell.
+Settings without a counterpart on the other side are reported by `generation_notes` and `left_unsaid`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, A
 
     tokenizer: of the side that is written.
     """
-    if tokenizer is None or not any(head.kind == "lm" for head in recipe.model.heads):
+    if tokenizer is None or not _generates(recipe):
         return {}
     ours = recipe.generation
     ids = {key: value for key, value in special_keys(recipe, tokenizer, None).items() if key.endswith("_token_id")}
@@ -133,9 +133,13 @@ def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, A
     return {key: value for key, value in document.items() if value is not None}
 
 
+def _generates(recipe: Recipe) -> bool:
+    return any(head.kind == "lm" for head in recipe.model.heads)
+
+
 def left_unsaid(recipe: Recipe) -> tuple[str, ...]:
     """Settings of the recipe that generation_config.json has no key for, one line each."""
-    if not any(head.kind == "lm" for head in recipe.model.heads):
+    if not _generates(recipe):
         return ()
     ours = recipe.generation
     odd = {
@@ -168,7 +172,7 @@ def _keys(folder: Path, config: Mapping[str, Any]) -> Config:
 
 
 def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The first tokens of an encoder-decoder's output, which transformers counts in lengths; () for a decoder alone."""
+    """The first tokens of an encoder-decoder's output, which transformers counts in lengths; () if decoder-only."""
     if not str((config.get("architectures") or [""])[0]).endswith(("ForConditionalGeneration", "MTModel")):
         return ()
     ids = special_ids(config, _document(folder), {})
@@ -215,20 +219,20 @@ def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:
     for name, off in WITHOUT_COUNTERPART.items():
         value = keys.values.get(name)
         if value is not None and value not in off:
-            yield f"{name} {value!r} has no counterpart here: left out"
+            yield f"{name} {value!r} has no counterpart in tformer: left out"
     for name in () if beside_encoder else ("max_length", "min_length"):
         if keys.take(name, default=0):
-            yield f"{name} {keys.values[name]} counts the prompt's tokens too, which no setting here does: left out"
+            yield f"{name} {keys.values[name]} counts the prompt's tokens too, which tformer cannot: left out"
     sampled = keys.take("do_sample", default=None, kind=bool)
     if sampled and keys.take("num_beams", default=1) > 1:
-        yield "do_sample with num_beams: beams that are sampled have no counterpart here: sampled without beams"
+        yield "do_sample with num_beams: sampled beams have no counterpart in tformer: sampling without beams"
     if sampled and beside_encoder:
-        yield "do_sample: an encoder-decoder decodes greedily here unless --temperature, --top-k or --top-p is given"
+        yield "do_sample: an encoder-decoder decodes greedily in tformer without --temperature, --top-k or --top-p"
     if _forbidden(keys)[1]:
-        yield "bad_words_ids: sequences of several tokens cannot be forbidden here: only the single ones are"
+        yield "bad_words_ids: tformer forbids single tokens only, not sequences of several"
     penalty = keys.take("length_penalty", default=1.0, kind=float)
     if abs(penalty) > MAX_LENGTH_PENALTY:
-        yield f"length_penalty {penalty} is beyond {MAX_LENGTH_PENALTY}, the most that is known here: left out"
+        yield f"length_penalty {penalty} is beyond {MAX_LENGTH_PENALTY}, the largest that tformer supports: left out"
 
 
 def _unwritten(ours: Generation, ids: Mapping[str, Any], ends: set[int]) -> set[int]:

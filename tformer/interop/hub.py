@@ -56,7 +56,7 @@ def download(name: str) -> Path:
         )
     except GatedRepoError:
         raise InputError(
-            f"{name}: its owner asks who downloads it", hint="accept the terms on its page, then: hf auth login"
+            f"{name}: its owner restricts who may download it", hint="accept the terms on its page, then: hf auth login"
         ) from None
     except RevisionNotFoundError:
         raise InputError(f"{name}: the repository has no revision {revision}") from None

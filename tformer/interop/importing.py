@@ -202,7 +202,7 @@ def _bare(model: Model) -> dict[str, Tensor]:
 def _report(checkpoint: ForeignCheckpoint, target: Path, weights: Mapping[str, Tensor]) -> ImportReport:
     foreign, recipe = checkpoint.foreign, checkpoint.recipe
     model = foreign.model
-    stacks = {side: stack for side in ("encoder", "decoder") if (stack := getattr(model, side)) is not None}
+    stacks = model.stacks
     text = checkpoint.tokenizer_json
     tokenizer = None if text is None else Tokenizer.from_json(text)
     notes = list(checkpoint.notes)

@@ -138,7 +138,7 @@ def to_ours(links: Iterable[Link], theirs: Mapping[str, Tensor]) -> dict[str, Te
             if name in theirs and not torch.equal(theirs[name], theirs[entry.theirs[0]]):
                 raise InputError(
                     f"{name} and {entry.theirs[0]} are one tensor in this architecture, but differ in the file",
-                    hint="say so in config.json (tie_word_embeddings: false) if they are meant to be two",
+                    hint="if they are meant to be two, set tie_word_embeddings: false in config.json",
                 )
     return weights
 

@@ -1,9 +1,9 @@
 """`preprocessor_config.json` of image models: scaling of pixels, resizing and cropping.
 
-Means and deviations go into the recipe. What is done before is fixed on our side: the shorter side is scaled to the
-model's size (bicubic) and the middle is cut out; values / 255. There a ViT's image is squeezed into the square,
-bilinear, unless its file says otherwise. The same for images that have the size already; for others
-`preprocessor_notes` tells the difference. Exported is a processor that does what is done here (CLIP's).
+Means and deviations go into the recipe. tformer always scales the shorter side to the model's size (bicubic), crops the
+middle and divides values by 255. transformers' ViT processor resizes to the square with bilinear interpolation and
+changes the aspect ratio, unless its file sets other values. Both agree for images that already have the model's size;
+`preprocessor_notes` describes the difference for others. The exported processor (CLIP's) does the same as tformer.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def _final_size(keys: Config) -> tuple[int, int] | None:
 
 def _differences(keys: Config) -> Iterator[str]:
     if not keys.take("do_resize", default=True, kind=bool):
-        yield "images are not resized there; here they are, to the model's size"
+        yield "transformers does not resize images for this model; tformer resizes them to the model's size"
         return
     size = keys.take("size", default=USUAL_SIZE, kind=(int, dict))
     if not (isinstance(size, Mapping) and _cuts_middle(keys, size)):
-        yield "images are squeezed into a square there; here the middle of an oblong one is cut out"
+        yield "transformers squeezes images into a square; tformer crops the middle of an oblong one"
     resample = keys.take("resample", default=2)
     if resample != BICUBIC:
         named = RESAMPLING[resample] if 0 <= resample < len(RESAMPLING) else f"method {resample}"
-        yield f"images of another size are resized {named} there; here bicubic"
+        yield f"transformers resizes images of another size {named}; tformer bicubic"
 
 
 def _cuts_middle(keys: Config, size: Mapping[str, Any]) -> bool:

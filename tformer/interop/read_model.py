@@ -18,6 +18,7 @@ from tformer.build import build_model
 from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
+from tformer.formatting import listed
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
@@ -124,7 +125,7 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
     }
     if len(attempts) == 1:
         return next(iter(attempts.values()))()
-    return _only_fit(folder, architecture, attempts)
+    return _only_fit(folder, attempts)
 
 
 def _read_as(
@@ -166,7 +167,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         found = "the key is missing" if model_type is None else f"found {model_type!r}"
         raise InputError(
-            f"{folder / CONFIG}: model_type: {found}, tformer knows {', '.join(sorted(ARCHITECTURES))}",
+            f"{folder / CONFIG}: model_type: {found}, tformer supports {', '.join(sorted(ARCHITECTURES))}",
             hint=_nearest_type(model_type),
         )
     return ARCHITECTURES[model_type]
@@ -191,9 +192,7 @@ def _candidates(folder: Path, config: Mapping[str, Any], architecture: Architect
     raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {', '.join(known)} here")
 
 
-def _only_fit(
-    folder: Path, architecture: Architecture, attempts: Mapping[str, Callable[[], ForeignModel]]
-) -> ForeignModel:
+def _only_fit(folder: Path, attempts: Mapping[str, Callable[[], ForeignModel]]) -> ForeignModel:
     """The class that takes every tensor of the files, with the fewest left out. InputError for none or several."""
     fits: list[ForeignModel] = []
     errors: list[InputError] = []
@@ -246,7 +245,8 @@ def _match(
             unknown.append(stored)
     let_copies_stand_in(links, names)
     missing = [name for name in wanted if name not in names]
-    problems = [f"{word} {_listing(found)}" for word, found in (("missing", missing), ("unknown", unknown)) if found]
+    found = {"missing": missing, "unknown": unknown}
+    problems = [f"{word} {listed(tensors, MAX_LISTED)}" for word, tensors in found.items() if tensors]
     if problems:
         raise InputError(f"{files.folder}: config.json and weights disagree: {'; '.join(problems)}")
     return names, tuple(skipped)
@@ -269,11 +269,6 @@ def _check_tensors(built: Transformer, links: Sequence[Link], files: WeightFiles
                 "expected floating-point numbers of 16 bits or more",
                 hint="quantised weights are not read: take the model that they were made from",
             )
-
-
-def _listing(names: Sequence[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 PIXELS = {"image_mean": 0.5, "image_std": 0.5}  # defaults of an image processor

@@ -1,7 +1,7 @@
 """Special tokens of a Hugging Face folder: their ids in config files, and tokenizer_config.json with its companions.
 
-Two files tell what generation begins and ends with: generation_config.json, which `generate` obeys, and the older keys
-of config.json. The roles of a tokenizer are its own files' to say.
+Start and end tokens of generation stand in generation_config.json, which `generate` uses, and in older keys of
+config.json. The roles of a tokenizer's tokens stand in its own files.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _ids(values: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
         raise InputError(f"{file}: {name}_token_id: found {value!r}, expected an id")
-    return tuple(one for one in ids if one >= 0)  # some files say -1 for none
+    return tuple(one for one in ids if one >= 0)  # some files have -1 for none
 
 
 def _first(*ids: int | None) -> int | None:
@@ -159,7 +159,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     special = {token.content for token in (*roles.values(), *further) if token is not None}
     added = _by_id(folder, options["added_tokens_decoder"]) if lists_added else _by_token(folder, special)
     known = {token.content: token for _, token in added}
-    # A role names a token; the added token says how it is matched in text.
+    # A role names a token; the added token has its matching rules.
     roles = {role: token and known.get(token.content, token) for role, token in roles.items()}
     return TokenizerConfig(folder, options, roles, tuple(sorted(added, key=lambda entry: entry[0])), further)
 

@@ -114,7 +114,7 @@ def tokenizer_documents(
         ids: those that the recipe names take the place of what was found by name.
         model_max_length: the most tokens that the model reads.
         token_types: whether the model tells them apart: to others they do harm (GPT-2 adds their embedding).
-        padding_side: `left` for a decoder alone, whose batches continue at the right end.
+        padding_side: `left` for a decoder-only model, whose batches continue at the right end.
     """
     special = with_own_roles(ids, tokenizer).special
     roles = {role: getattr(special, role) for role in ROLES}

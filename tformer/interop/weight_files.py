@@ -1,8 +1,8 @@
 """The weight files of a Hugging Face folder: one model.safetensors, or several beside an index.
 
-The folder may come from anywhere, so every claim is checked: the index names plain files of its own folder, each of its
-tensors lies in the file it says and nowhere else, and no file holds a tensor that the index does not name. Weights in
-any other format are refused by name; a pickle is never opened.
+The folder may come from an untrusted source, so everything is checked: the index names plain files of its own folder,
+each of its tensors lies in the file it says and nowhere else, and no file holds a tensor that the index does not name.
+Weights in any other format are refused by name; a pickle is never opened.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _open_indexed(folder: Path) -> WeightFiles:
     if absent:
         held = sum(file == absent[0] for file in weight_map.values())
         raise InputError(
-            f"{folder / absent[0]} is missing: {index.name} says that it holds {held:,} tensors "
+            f"{folder / absent[0]} is missing: {held:,} tensors are in it by {index.name} "
             f"({len(absent)} of {len(names)} files are missing)",
             hint="download the folder again, with every file",
         )

@@ -172,4 +172,4 @@ def _strides(tensor: Tensor | None) -> Sequence[int]:
 
 def _check(failed: int) -> None:
     if failed:
-        raise MemoryError("no memory for a kernel's intermediate numbers")
+        raise MemoryError("out of memory for intermediate results of a kernel")

@@ -109,6 +109,12 @@ class Model(Section):
             raise ValueError("a model needs an encoder, a decoder, or both")
         return self
 
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The encoder, the decoder or both, by name."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {side: stack for side, stack in both.items() if stack is not None}
+
 
 LAYER_KEYS = frozenset(
     {

@@ -21,6 +21,7 @@ from tformer.evaluation.classifier import Classifier, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import REPORTS, evaluate_labelled, label_kind_of, report_lines
+from tformer.formatting import listed
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
 from tformer.recipe.recipe import Recipe
@@ -236,5 +237,4 @@ def _resolved(recipe: Recipe, index: LabelIndex | None, first: LabelledSource, *
 
 
 def _listing(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MAX_LISTED_LABELS} more" if len(names) > MAX_LISTED_LABELS else ""
-    return f"{len(names)}: {', '.join(names[:MAX_LISTED_LABELS])}{more}"
+    return f"{len(names)}: {listed(names, MAX_LISTED_LABELS)}"

@@ -23,21 +23,31 @@ class TokenizerOptions:
 
     model: Annotated[TokenizerModel, MODEL("--model", help="Kind of tokenizer.")] = "byte-bpe"
     vocab_size: Annotated[
-        int, MODEL("--vocab-size", help="Entries, special tokens included; char keeps every character.")
+        int, MODEL("--vocab-size", help="Number of entries, special tokens included; char keeps every character.")
     ] = 4096
-    template: Annotated[TemplateName, MODEL("--template", help="Special tokens and their places.")] = "gpt"
+    template: Annotated[
+        TemplateName, MODEL("--template", help="Special tokens and where they are placed around a text.")
+    ] = "gpt"
     unicode: Annotated[UnicodeForm, TEXT("--unicode", help="Unicode normal form.")] = "none"
     lowercase: Annotated[bool, TEXT("--lowercase", help="Lower-case the text.")] = False
     strip_accents: Annotated[bool, TEXT("--strip-accents", help="Remove accents.")] = False
     digits: Annotated[bool, TEXT("--digits", help="Split numbers into single digits.")] = False
     byte_fallback: Annotated[
-        bool, MODEL("--byte-fallback", help="bpe, unigram: unseen characters as <0xNN> bytes instead of [UNK].")
+        bool, MODEL("--byte-fallback", help="bpe, unigram: encode unseen characters as <0xNN> bytes instead of [UNK].")
     ] = False
     min_frequency: Annotated[
-        int, TRAINING("--min-frequency", help="byte-bpe, bpe, wordpiece, word: rarer pairs and words get no entry.")
+        int,
+        TRAINING(
+            "--min-frequency",
+            help="byte-bpe, bpe, wordpiece, word: minimum count of a pair or word that gets an entry.",
+        ),
     ] = 2
     max_word_length: Annotated[
-        int, TRAINING("--max-word-length", help="In characters; longer words are cut (wordpiece: become [UNK]).")
+        int,
+        TRAINING(
+            "--max-word-length",
+            help="Maximum length of a word in characters; longer words are cut (wordpiece: become [UNK]).",
+        ),
     ] = 100
     sentinels: Annotated[
         int | None, MODEL("--sentinels", help="Number of <extra_id_N> tokens (default: t5 100, others 0).")

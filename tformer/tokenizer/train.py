@@ -1,8 +1,8 @@
 """Train a tokenizer on text of any size, on an evenly spread sample where the text is too large.
 
-The trainers remember every distinct word (pre-token), so their memory grows with the text. Text beyond SAMPLE_MB is
-read whole, but an evenly spread share is used, as the report shows. Only char needs no sample: its memory is
-its alphabet. Everything is a function of the text alone: training on the same text sees the same chunks.
+The trainers keep every distinct word (pre-token) in memory, so their memory grows with the text. Text beyond SAMPLE_MB
+is read whole, but an evenly spread share is used, as the report shows. Only char needs no sample: its memory is its
+alphabet. Everything is a function of the text alone: training on the same text sees the same chunks.
 
 byte-bpe, bpe, word and char give the same file for the same text. WordPiece and unigram may order ids differently from
 one training to the next: train once and keep the file.

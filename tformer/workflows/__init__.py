@@ -1,1 +1,1 @@
-"""What spans several rooms: many trainings compared in one table."""
+"""Workflows over trained models and runs: inspect, prune, sweep, and lists of runs."""

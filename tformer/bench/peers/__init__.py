@@ -73,7 +73,7 @@ def choose_peers(
     for name in dict.fromkeys(names):
         if name not in known:
             available = ", ".join(known) or "none"
-            raise InputError(f"--peer {name}: no {work} by it here; available: {available}")
+            raise InputError(f"--peer {name}: not available for {work}; available: {available}")
         missing = [module for module in known[name].needs if importlib.util.find_spec(module) is None]
         if missing:
             raise InputError(f"--peer {name}: {missing[0]} is not installed", hint="pip install 'tformer[bench]'")

@@ -38,7 +38,7 @@ ATTENTION_FUNCTIONS = {
 
 
 class TrainingLoop(Contender):
-    """The training loop that people write around a library's model: fp32 or bf16 autocast, fused AdamW, clipping."""
+    """The usual training loop around a library's model: fp32 or bf16 autocast, fused AdamW, clipping."""
 
     def build(self) -> Any:
         """The library's model. Called with `input_ids` and `labels` (equal for a causal model, which shifts them
@@ -312,7 +312,7 @@ def _only_stack(task: Task, side: str, *, without: str) -> Stack:
         raise InputError(f"--peer transformers: no {task.work} by it here of a model with a {without}")
     sizes = resolve_sizes(model, side)
     if sizes.num_heads * sizes.head_dim != model.d_model:
-        raise InputError(f"--peer transformers: its heads fill the width {model.d_model}, these do not")
+        raise InputError(f"--peer transformers: its heads always fill the width {model.d_model}, this model's do not")
     if stack.feedforward.gated or sizes.num_kv_heads != sizes.num_heads:
         raise InputError("--peer transformers: GPT-2 and BERT have no gates and no shared key heads, this model has")
     return stack

@@ -68,7 +68,7 @@ class Classification(Contender):
 def check(task: Task) -> None:
     """Raise InputError for a model without a classification head."""
     if not any(head.kind == HEAD for head in task.recipe.model.heads):
-        raise InputError(f"bench classify: {task.recipe.arch} has no classifier's head", hint="use --arch bert")
+        raise InputError(f"bench classify: {task.recipe.arch} has no classification head", hint="use --arch bert")
 
 
 def cost(task: Task, precision: str) -> Cost:

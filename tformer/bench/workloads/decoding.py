@@ -103,7 +103,7 @@ class Generation(Contender):
 
 
 def check_generation(task: Task) -> None:
-    """Raise InputError for a model that is no decoder alone, or reads too few positions."""
+    """Raise InputError for a model that is not decoder-only, or reads too few positions."""
     recipe, length, new_tokens = task.recipe, task.length, task.options["new_tokens"]
     if recipe.model.decoder is None or recipe.model.encoder is not None:
         both = recipe.model.decoder is not None
@@ -200,11 +200,13 @@ def check_translation(task: Task) -> None:
     model, beam, new_tokens = task.recipe.model, task.options["beam"], task.options["new_tokens"]
     if model.encoder is None or model.decoder is None:
         raise InputError(
-            f"bench translate: {task.recipe.arch} is no encoder-decoder",
+            f"bench translate: {task.recipe.arch} is not an encoder-decoder",
             hint="use --arch transformer, or tformer bench generate",
         )
     if model.target_vocab_size is not None:
-        raise InputError("bench translate: a vocabulary of each side is not benched", hint="use a joint one")
+        raise InputError(
+            "bench translate: separate vocabularies of source and target cannot be benchmarked", hint="use a joint one"
+        )
     if new_tokens > model.max_seq_len:
         raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
     if model.vocab_size is not None and beam > model.vocab_size:

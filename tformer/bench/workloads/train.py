@@ -73,7 +73,7 @@ def check_objectives(task: Task) -> None:
     """Raise InputError for an objective without random data here, or a vocabulary of special tokens alone."""
     for options in task.recipe.objectives:
         if not _has_random_data(options.objective):
-            raise InputError(f"objectives: {options.kind} is not benched")
+            raise InputError(f"objectives: {options.kind} cannot be benchmarked")
     vocab_size = task.recipe.model.vocab_size
     assert vocab_size is not None
     if _needs_special_ids(task) and vocab_size <= FIRST_WORD:

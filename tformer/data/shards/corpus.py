@@ -6,7 +6,7 @@ another (`subset`, `split`), without copying. Positions count tokens from 0.
 Tokens are kept under a key of (text's fingerprint, tokenizer's hash). A cache entry is a directory that appears by one
 rename of a finished one. A temporary directory is locked by the process that fills it, so the remains of a killed
 process are recognised and removed, and several writers do not disturb each other. A damaged entry is made again. If the
-cache cannot be written, the tokens go to a temporary folder, and a note says so.
+cache cannot be written, the tokens go to a temporary folder, with a note for the user.
 
 Between documents stands the tokenizer's end-of-text id, if it has one: after every document if there are several; a
 source that is one document has none. A tokenizer with `opening` ids (Llama's `<s>`) puts them before each document.
@@ -228,7 +228,7 @@ def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
 
 def _new_folder(home: Path) -> Path:
     folder = home / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir()  # not mkdtemp: an entry has the mode that the umask asks for
+    folder.mkdir()  # not mkdtemp: an entry gets the mode of the umask
     return folder
 
 

@@ -5,8 +5,9 @@
     Pegasus  pre-norm, sinusoids
     Marian   post-norm, sinusoids, vocabularies of its own for source and target where the config says so
 
-Older config files name these traits (`normalize_before` ...); the classes have them written in, so another value is a
-model that they are not. The eps of every norm is written in too. Nobody reads the first two rows of learned positions.
+Older config files name these traits (`normalize_before` ...); the classes have them written in, so a file with another
+value describes a model that they cannot compute and is refused. The eps of every norm is written in too. The first two
+rows of learned positions are unused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Llama, and the rotary positions and weights that Mistral and Qwen2 share with it.
 
 Newer files say `rope_parameters: {rope_type, rope_theta, ...}`, older ones `rope_theta` beside `rope_scaling: {type or
-rope_type, ...}`. Both are written, saying the same: the older library would pass over the newer key and turn by 10,000.
+rope_type, ...}`. Both are written with equal values: older versions of the library ignore the newer key and use a base
+of 10,000.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def read_rope(config: Config, *, max_seq_len: int) -> dict[str, Any]:
     rope.expect("partial_rotary_factor", 1.0, 1)
     for key, value in found.items():
         if key not in (*KNOWN[rope_type], "rope_type", "type", "partial_rotary_factor"):
-            raise InputError(f"{rope.name}: {key}: found {value!r}, a key that tformer does not know for {rope_type}")
+            raise InputError(
+                f"{rope.name}: {key}: found {value!r}, a key that tformer does not support for {rope_type}"
+            )
     positions = {"kind": "rope", "layout": "halves", "base": rope.take("rope_theta", default=base, kind=float)}
     if rope_type == "llama3":
         inner = rope.size("original_max_position_embeddings", default=max_seq_len)

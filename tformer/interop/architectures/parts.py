@@ -68,8 +68,8 @@ def refuse_short_window(config: Config, window: int | None, length: int) -> None
     """Raise InputError for a sliding window shorter than the longest sequence."""
     if window is not None and window < length:
         raise InputError(
-            f"{config.name}: sliding_window: found {window}, tformer has no attention windows: expected null or at "
-            f"least max_position_embeddings ({length})"
+            f"{config.name}: sliding_window: found {window}, tformer does not import attention windows: expected null "
+            f"or at least max_position_embeddings ({length})"
         )
 
 

@@ -77,7 +77,7 @@ def _activation(config: Config) -> dict[str, Any]:
     gate, _, name = proj.rpartition("-")
     if gate not in ("", "gated") or name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise InputError(f"{config.name}: feed_forward_proj: found {proj!r}, tformer knows [gated-] {known}")
+        raise InputError(f"{config.name}: feed_forward_proj: found {proj!r}, tformer supports [gated-] {known}")
     name = "gelu_new" if proj == "gated-gelu" else name
     config.expect("dense_act_fn", name)  # new files repeat the first key in these two
     config.expect("is_gated_act", gate == "gated")
@@ -165,7 +165,7 @@ def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
 
 T5 = Architecture(
     model_type="t5",
-    # The second is the name of the first before version 3 of the library: t5-3b and t5-11b still say it.
+    # The second is the name of the first before version 3 of the library: t5-3b and t5-11b still have it.
     classes={"T5ForConditionalGeneration": ("lm",), "T5WithLMHeadModel": ("lm",)},
     family="t5",
     read=read,

@@ -164,10 +164,12 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
     attention = scene.shown(kind)
     cells = [layer.weights_HTS.size for layer in attention.layers]
     if not sum(cells):
-        raise InputError("nothing is left to show: every token is special", hint="omit --hide-special")
+        raise InputError(
+            "nothing to show: every token is a special token, and those are hidden", hint="omit --hide-special"
+        )
     with style(axes__unicode_minus=False, font__size=11):
         if view == "summary":
-            figure = _summary(scene, attention, colours)
+            figure = _summary(attention, colours)
         elif scene.reading.pixels is not None:
             figure = _image(scene, attention, view, colours)
         elif view == "model":
@@ -265,7 +267,7 @@ def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any],
     return figure
 
 
-def _summary(scene: Scene, attention: Attention, colours: str) -> Figure:
+def _summary(attention: Attention, colours: str) -> Figure:
     rows, _ = summarise(attention)
     shown = [name for name in SUMMARISED if getattr(rows[0], name) is not None]
     layers = [layer.number for layer in attention.layers]

@@ -183,9 +183,9 @@ def _check(loaded: Loaded, given: Inputs) -> None:
     writes = "lm" in model.heads
     if given.target is not None and (model.encoder is None or model.decoder is None or not writes):
         what = "a decoder-only model" if model.encoder is None else "a model that generates no text"
-        raise InputError(f"--target: {path} is {what}", hint="put everything into --text")
+        raise InputError(f"--target: {path} is {what}", hint="give the whole text with --text")
     if given.text2 is not None and writes:
-        hint = "put everything into --text" if model.encoder is None else "give the decoder's text with --target"
+        hint = "give the whole text with --text" if model.encoder is None else "give the decoder's text with --target"
         raise InputError(f"--text2: {path} reads one text, not pairs", hint=hint)
     if given.max_new_tokens is not None and not writes:
         raise InputError(f"--max-new-tokens: {path} generates no text", hint="omit it")

@@ -58,7 +58,7 @@ def read_run(
     settings = _with_options(settings, options, d_model=stacks[side].d_model, heads=section.num_heads, module=module)
     trained = loaded.step > 0 or loaded.imported
     table = Table(options.kind, f"{loaded.path.name} of {_run_name(loaded.path)}, {side}", trained)
-    return settings, _with_numbers(table, module, settings, layer)
+    return settings, _with_numbers(table, module, layer)
 
 
 def _run_name(path: Path) -> str:
@@ -78,7 +78,7 @@ def _with_options(settings: Settings, options: Any, *, d_model: int, heads: int,
     return replace(settings, encoding=options.kind, d_model=d_model, heads=heads, **own)
 
 
-def _with_numbers(table: Table, module: Any, settings: Settings, layer: int) -> Table | None:
+def _with_numbers(table: Table, module: Any, layer: int) -> Table | None:
     def numbers(parameter: Any) -> Numbers | None:
         return None if parameter is None else parameter.detach().double().cpu().numpy()
 

@@ -100,14 +100,14 @@ VIEWS: dict[str, dict[str, View]] = {
         "traces": View(
             "Traces of the encoding, one per token",
             "Each line is one token's vector, read along the dimension index. Low dimensions differ from token to "
-            "token; high ones hardly move: at the right all sines meet at 0, all cosines at 1.",
+            "token, high ones hardly change: at the right all sines approach 0, all cosines 1.",
             fixed.traces,
             50,
         ),
         "heatmap": View(
             "Position × dimension",
-            "Each row is a token's vector. Columns at the left change with every token, those at the right take "
-            "thousands of tokens for one period: fast and slow hands of one clock.",
+            "Each row is a token's vector. Columns at the left change with every token; those at the right take "
+            "thousands of tokens for one period.",
             fixed.heatmap,
         ),
         "waves": View(
@@ -150,7 +150,7 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
         "similarity": View(
             "Cosine similarity of all pairs of positions",
-            "A bright band along the diagonal means that neighbours were given similar vectors.",
+            "A bright band along the diagonal means that neighbouring positions have similar vectors.",
             learned.similarity,
             needs_run=True,
         ),
@@ -163,7 +163,8 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
         "pca": View(
             "The path through the two main directions",
-            "Positions along the first two principal components. A smooth curve means that order has become geometry.",
+            "Positions along the first two principal components. A smooth curve means that neighbouring positions "
+            "have similar vectors.",
             learned.pca,
             needs_run=True,
         ),
@@ -217,7 +218,7 @@ VIEWS: dict[str, dict[str, View]] = {
         "decay": View(
             "What the bias does to a weight",
             "exp(−slope·Δ), by which softmax multiplies the weight of a key at distance Δ: each head has its own "
-            "horizon.",
+            "range.",
             fixed.alibi_decay,
             128,
         ),
@@ -232,7 +233,8 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
         "bias": View(
             "Learned bias, head × offset",
-            "What each head adds to the score of a key at this offset: some heads look back, some next door, some far.",
+            "What each head adds to the score of a key at this offset: some heads favour earlier keys, some "
+            "neighbours, some far keys.",
             learned.t5_bias,
             64,
             True,

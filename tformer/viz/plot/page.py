@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tformer.formatting import listed
 from tformer.viz.page import render_page
 from tformer.viz.plot.series import (
     AXES,
@@ -170,7 +171,7 @@ def render(
         ],
         "summary": summary(runs),
     }
-    subtitle = ", ".join(run.name for run in runs[:4]) + (f" and {len(runs) - 4} more" if len(runs) > 4 else "")
+    subtitle = listed([run.name for run in runs], 4)
     return render_page(title=title, subtitle=subtitle, body=BODY, scripts=SCRIPTS, data=data, notes=notes)
 
 

@@ -180,7 +180,7 @@ class _Drawing:
         block = Group(f"{side}_{number}", which)
         group.members.append(block)
         causal = "causal self-attention" if side == "decoder" else "self-attention"
-        heads = self._heads_of(section, sizes)
+        heads = _heads_of(sizes)
         at = self._part(block, "self", at, section, causal, *_attention_lines(section), heads)
         if memory is not None:
             kind = cross_attention_options(section.attention).kind
@@ -191,10 +191,6 @@ class _Drawing:
         gated = "gated " if wide.gated else ""
         return self._part(block, "ff", at, section, "feed-forward",
                           f"{sizes.d_model} → {d_ff} → {sizes.d_model}", f"{gated}{wide.activation}")  # fmt: skip
-
-    def _heads_of(self, section: StackSection, sizes: Sizes) -> str:
-        shared = "" if sizes.num_kv_heads == sizes.num_heads else f", {sizes.num_kv_heads} kv"
-        return f"{sizes.num_heads} head{'s' * (sizes.num_heads > 1)} of {sizes.head_dim}{shared}"
 
     def _part(self, block: Group, name: str, at: str, section: StackSection, *lines: str) -> str:
         """Draw norm, function and sum, or function, sum and norm; returns the last node."""
@@ -217,13 +213,17 @@ class _Drawing:
     def _heads(self, last: str, embedding: str, *, is_text: bool) -> None:
         for head in self.model.heads:
             rows = self.model.target_vocab_size or self.model.vocab_size
-            sizes = {"lm": f"{rows:,} tokens", "masked_lm": f"{rows:,} tokens"} if rows is not None else {}
             labels = getattr(head, "num_labels", None)
-            text = sizes.get(head.kind, f"{labels} labels" if labels else "")
-            id_ = self._add(self.root, f"head_{head.kind}", f"head: {head.kind}", *([text] if text else []))
+            sizes = [f"{rows:,} tokens"] if head.over_vocabulary else [f"{labels} labels"] if labels else []
+            id_ = self._add(self.root, f"head_{head.kind}", f"head: {head.kind}", *sizes)
             self._edge(last, id_)
-            if head.kind in sizes and self.model.tie.output and is_text:
+            if head.over_vocabulary and self.model.tie.output and is_text:
                 self._edge(embedding, id_, "tied", "tied")
+
+
+def _heads_of(sizes: Sizes) -> str:
+    shared = "" if sizes.num_kv_heads == sizes.num_heads else f", {sizes.num_kv_heads} kv"
+    return f"{sizes.num_heads} head{'s' * (sizes.num_heads > 1)} of {sizes.head_dim}{shared}"
 
 
 def _attention_lines(section: StackSection) -> list[str]:

@@ -19,7 +19,7 @@ from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.subject import Subject, stack_sides
+from tformer.workflows.inspect.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def report_on(subject: Subject) -> Report:
         )  # fmt: skip
         shared = {id(parameter) for parameter in model.parameters()}
         beside = sum(p.numel() for p in subject.generator.parameters() if id(p) not in shared)
-    own = {side: [sizes.num_heads for sizes in layer_sizes(recipe.model, side)] for side in stack_sides(recipe.model)}
+    own = {side: [sizes.num_heads for sizes in layer_sizes(recipe.model, side)] for side in recipe.model.stacks}
     return Report(
         subject=subject,
         trees=tuple(trees),

@@ -17,16 +17,15 @@ from tformer.checkpoint import Checkpoint, newest_checkpoint
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
+from tformer.loading import embedding_rows
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
-from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 
 PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: the assumed vocabulary of characters
 ASSUMED_LABELS = 2
-TABLES = {"vocab_size": "embedding.weight", "target_vocab_size": "decoder_embedding.weight"}
 
 
 @dataclass(frozen=True)
@@ -143,24 +142,19 @@ def _sized(recipe: Recipe, question: Question, checkpoint: Checkpoint | None) ->
         return recipe, []
     sides = ["vocab_size", *(["target_vocab_size"] if recipe.separate_vocabularies else [])]
     assumed: list[str] = []
+    stored = {} if checkpoint is None else embedding_rows(checkpoint)
     for key in sides:
         if question.vocab_size is not None:
             size = question.vocab_size
         elif getattr(recipe.model, key) is not None:
             continue
         else:
-            size = _rows(checkpoint, key) or _assumed_vocabulary(recipe, assumed)
+            size = stored.get(key) or _assumed_vocabulary(recipe, assumed)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={key: size})})
     if recipe.generator is not None:
         generator = recipe.generator.model_copy(update={"vocab_size": recipe.model.vocab_size})
         recipe = recipe.model_copy(update={"generator": generator})
     return recipe, assumed[:1]
-
-
-def _rows(checkpoint: Checkpoint | None, key: str) -> int | None:
-    """Rows of the checkpoint's embedding table."""
-    table = None if checkpoint is None else checkpoint.weight_specs().get(TABLES[key])
-    return None if table is None else table.shape[0]
 
 
 def _assumed_vocabulary(recipe: Recipe, assumed: list[str]) -> int:
@@ -189,7 +183,7 @@ def _lengths(recipe: Recipe, model: Transformer, asked: int | None) -> tuple[int
         if stack is not None and stack.positions_of(0).max_positions is not None and asked > model.max_seq_len:
             raise InputError(
                 f"--seq-len {asked}: the model has {model.max_seq_len} learned positions",
-                hint=f"to ask what more would cost: --set model.max_seq_len={asked}",
+                hint=f"to compute the cost of a longer model: --set model.max_seq_len={asked}",
             )
     return asked, asked
 
@@ -204,8 +198,3 @@ def _precision(recipe: Recipe, question: Question) -> str:
     if name != "auto":
         return name
     return "bf16" if question.device.startswith("cuda") or has_bf16_instructions() else "fp32"
-
-
-def stack_sides(model: Model) -> list[str]:
-    """The stacks of a model: encoder, decoder or both."""
-    return [side for side in ("encoder", "decoder") if getattr(model, side) is not None]

@@ -31,7 +31,7 @@ def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[s
         if len(set(heads)) > 1:
             yield from textwrap.wrap(f"heads of the {side}'s layers: {' '.join(map(str, heads))}", width)
     yield ""
-    yield from _cost_lines(report, width)
+    yield from _cost_lines(report)
 
 
 def _note_lines(notes: Sequence[str], width: int) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _tree_rows(
         )
 
 
-def _cost_lines(report: Report, width: int) -> Iterator[str]:
+def _cost_lines(report: Report) -> Iterator[str]:
     subject, flops, memory = report.subject, report.flops, report.memory
     lengths = f"{subject.source_length:,}"
     if subject.has_both:
@@ -181,9 +181,9 @@ def _title(title: str, layers: Sequence[int]) -> str:
     if not layers:
         return title
     more = len(layers) - 1
-    others = "" if not more else f" (× {more} more alike: {layers[1]}-{layers[-1]})"
+    others = "" if not more else f" (× {more} more with equal shapes: {layers[1]}-{layers[-1]})"
     if more == 1 or (more and layers[-1] - layers[0] != more):
-        others = f" (× {more} more alike: {', '.join(map(str, layers[1:]))})"
+        others = f" (× {more} more with equal shapes: {', '.join(map(str, layers[1:]))})"
     return f"{title}, layer {layers[0]}{others}"
 
 

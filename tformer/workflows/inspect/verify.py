@@ -26,6 +26,7 @@ from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash
 from tformer.interop.importing import is_foreign, open_checkpoint
+from tformer.loading import embedding_rows
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
@@ -105,7 +106,7 @@ def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> I
     try:
         size = path.stat().st_size
         if size != record.size:
-            yield f"{path.name} has {size:,} bytes, the manifest says {record.size:,}"
+            yield f"{path.name} has {size:,} bytes, expected {record.size:,} by the manifest"
             return
         digest = hashlib.sha256()
         with open(path, "rb") as stream:
@@ -118,7 +119,7 @@ def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> I
         return
     if digest.hexdigest() != record.sha256:
         found, recorded = short_hash(digest.hexdigest()), short_hash(record.sha256)
-        yield f"{path.name} is damaged: sha256 {found}, the manifest says {recorded}"
+        yield f"{path.name} is damaged: sha256 {found}, expected {recorded} by the manifest"
 
 
 def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: ShouldStop) -> Verdict:
@@ -143,14 +144,13 @@ def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]
         if recipe.model.patches is None:
             yield "a text model without tokenizer.json"
         return
-    rows = (recipe.model.vocab_size, recipe.model.target_vocab_size)
     given = (
-        ("tokenizer", checkpoint.tokenizer_json, checkpoint.tokenizer_sha256, rows[0], "embedding.weight"),
-        ("target tokenizer", checkpoint.target_tokenizer_json, checkpoint.target_tokenizer_sha256, rows[1],
-         "decoder_embedding.weight"),
-    )  # fmt: skip
+        ("tokenizer", checkpoint.tokenizer_json, checkpoint.tokenizer_sha256, "vocab_size"),
+        ("target tokenizer", checkpoint.target_tokenizer_json, checkpoint.target_tokenizer_sha256, "target_vocab_size"),
+    )
+    stored = embedding_rows(checkpoint)
     found: list[Tokenizer] = []
-    for name, text, recorded, known_rows, table in given:
+    for name, text, recorded, key in given:
         if text is None:
             continue
         try:
@@ -161,8 +161,7 @@ def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]
         found.append(tokenizer)
         if recorded is not None and tokenizer.sha256 != recorded:
             yield f"{name} is not the one that the model was trained with: its sha256 is {short_hash(tokenizer.sha256)}"
-        spec = checkpoint.weight_specs().get(table)
-        most = spec.shape[0] if spec is not None else known_rows
+        most = stored[key] if stored[key] is not None else getattr(recipe.model, key)
         if most is not None and tokenizer.vocab_size > most:
             yield f"{name} has {tokenizer.vocab_size:,} ids, the model's table only {most:,} rows"
     if found:
@@ -207,11 +206,8 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 def _built(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Transformer:
     """The model of a recipe on the meta device: names, shapes and ties."""
-    specs = checkpoint.weight_specs()
-    rows = {key: specs[table].shape[0] if table in specs else None
-            for key, table in (("vocab_size", "embedding.weight"), ("target_vocab_size", "decoder_embedding.weight"))
-            }  # fmt: skip
-    return build_model(model, num_labels=len(recipe.data.labels) or None, device="meta", **rows)
+    labels = len(recipe.data.labels) or None
+    return build_model(model, num_labels=labels, device="meta", **embedding_rows(checkpoint))
 
 
 def _parameters(recipe: Recipe, checkpoint: Checkpoint) -> set[str]:

@@ -161,7 +161,9 @@ def rebuilt(loaded: Loaded, recipe: Recipe, weights: Mapping[str, Tensor]) -> Tr
         device=next(loaded.model.parameters()).device,
     )
     state = model.state_dict()
-    assert state.keys() <= weights.keys(), f"the recipe asks for more than is left: {state.keys() - weights.keys()}"
+    assert state.keys() <= weights.keys(), (
+        f"the pruned weights lack tensors of the recipe: {state.keys() - weights.keys()}"
+    )
     with torch.no_grad():
         for name, tensor in state.items():
             assert tensor.shape == weights[name].shape, f"{name}: {tensor.shape} is not {weights[name].shape}"
@@ -186,7 +188,7 @@ def write_pruned(
     with files.storage_errors(out):
         make_folders(out.absolute().parent)
     require_new(out)  # it may have been made while measuring
-    # Later commands must see that an imported model's recipe names no data.
+    # The recipe of an imported model names no data; later commands must still find that out.
     imported = {key: value for key, value in checkpoint.trainer.items() if key == "imported"}
     write_checkpoint(
         out,

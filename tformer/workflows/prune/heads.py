@@ -1,4 +1,4 @@
-"""Which attention heads stay when a model is pruned (Michel et al., arXiv 1905.10650, equation 4).
+"""Choice of the attention heads that a pruned model keeps (Michel et al., arXiv 1905.10650, equation 4).
 
 Importance: with a gate xi_h = 1 on the output of every head h,
 
@@ -113,7 +113,6 @@ def _entrances(attentions: dict[str, MultiHeadAttention]) -> Iterator[dict[str, 
             handle.remove()
 
 
-PER_LAYER = ("even", "free")
 PROJECTIONS = frozenset({"qkv", "q", "kv", "out"})
 
 
@@ -195,7 +194,7 @@ def choose_heads(
     wanted = math.floor(amount * total + 0.5) if amount < 1 else int(amount)
     if wanted > total - least:
         raise InputError(
-            f"--heads {amount:g}: of {total} heads at most {total - least} can go: every layer keeps one",
+            f"--heads {amount:g}: at most {total - least} of {total} heads can be removed: every layer keeps one",
             hint="--drop-layers takes whole layers out",
         )
     counts = _even(slots, wanted / total) if per_layer == "even" else _free(slots, wanted)
@@ -208,10 +207,10 @@ def choose_heads(
     }
     after = sum(map(sum, counts.values()))
     if after == total:
-        raise InputError(f"--heads {amount:g}: of {total} heads in {least} layers none would go")
+        raise InputError(f"--heads {amount:g}: none of the {total} heads in {least} layers would be removed")
     note = ""
     if total - after != wanted:
-        note = f"{total - after} heads go, not {wanted}: as many in every layer (--heads-per-layer free takes any)"
+        note = f"{total - after} heads are removed, not {wanted}: as many in every layer (--heads-per-layer free: any)"
     return HeadChoice(kept, total, after, per_layer, note)
 
 

@@ -23,18 +23,18 @@ SIDES = ("encoder", "decoder")
 
 
 def stacks_of(model: Transformer, asked: str | None) -> tuple[str, ...]:
-    """The stacks to prune: those that were asked for. Raises InputError for one that the model does not have."""
+    """The stacks to prune, as chosen with --stack. Raises InputError for one that the model does not have."""
     present = tuple(side for side in SIDES if getattr(model, side) is not None)
     wanted = present if asked is None else SIDES if asked == "both" else (asked,)
     missing = [side for side in wanted if side not in present]
     if missing:
-        raise InputError(f"--stack {asked}: the model has no {missing[0]}, its layers are in the {present[0]}")
+        raise InputError(f"--stack {asked}: the model has no {missing[0]}, only the {present[0]}")
     return wanted
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """Which layers of one stack stay, in order, and how they were found.
+    """The layers of one stack that are kept, in order, and how they were chosen.
 
     Attributes:
         strategy: named, every-other, search or learned.
@@ -86,7 +86,7 @@ def named_layers(
         raise InputError(f"{option}: layer {twice} is named twice")
     kept = [layer for layer in range(num_layers) if (layer in named) == (keep is not None)]
     if not kept:
-        raise InputError(f"{option}: no layer of the {side} is left, expected one at least")
+        raise InputError(f"{option}: no layer of the {side} is left, expected at least one")
     return LayerChoice(num_layers, tuple(kept), "named")
 
 
@@ -112,7 +112,7 @@ def evenly_spaced(num_layers: int, num_kept: int) -> tuple[int, ...]:
 
 
 def lowest_rates(rates: Sequence[float], num_kept: int) -> LayerChoice:
-    """The layers with the lowest learned drop rates; of equal ones the earlier."""
+    """The layers with the lowest learned drop rates; among equal ones the earlier."""
     order = sorted(range(len(rates)), key=lambda layer: (rates[layer], layer))
     return LayerChoice(len(rates), tuple(sorted(order[:num_kept])), "learned")
 
@@ -125,7 +125,7 @@ Measure = Callable[[tuple[int, ...]], Score]
 
 
 def search_layers(num_layers: int, num_kept: int, measure: Measure, *, max_trials: int) -> LayerChoice:
-    """The best subset of layers; of equal ones the first, which keeps the earlier layers."""
+    """The best subset of layers; among equal ones the first, which keeps the earlier layers."""
     everything = tuple(range(num_layers))
     if num_kept == num_layers:
         return LayerChoice(num_layers, everything, "search")

@@ -144,8 +144,8 @@ def _refuse_nothing(choices: Mapping[str, LayerChoice]) -> None:
     counts = [choice.num_layers for choice in choices.values()]
     sides = " and ".join(f"the {side} has {choice.num_layers}" for side, choice in choices.items())
     if max(counts) == 1:
-        raise InputError(f"nothing can be pruned: of layers {sides}, and one must stay", hint="--heads prunes heads")
-    raise InputError(f"nothing would go: of layers {sides}, and all would stay", hint="name fewer to keep")
+        raise InputError(f"nothing can be pruned: {sides} layer, which must stay", hint="--heads prunes heads")
+    raise InputError(f"nothing would be removed: {sides} layers, and all would stay", hint="name fewer to keep")
 
 
 Importance = dict[str, list[Mapping[str, Tensor]]]
@@ -382,12 +382,12 @@ class _Pruning:
                 )
             if section.learns_layerdrop:
                 self.notes.append(
-                    f"model.{side}.layerdrop is its plain rate again: the learned ones were of all layers"
+                    f"model.{side}.layerdrop has its plain rate again: the learned rates were those of all layers"
                 )
         if heads is not None and heads.note:
             self.notes.append(heads.note)
         if self.checkpoint.has("generator"):
-            self.notes.append("the generator stays as it was")
+            self.notes.append("the generator is not pruned")
         if self.plan.needs_data and self.evaluate:
             self.notes.append(
                 "the choice was made on the data that is reported here: other data would measure it better"

@@ -210,7 +210,7 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
         raise InputError(f"{twice} is named twice")
     if len(paths) < 2:
         raise InputError(
-            f"comparing takes two runs or more, found {len(paths)}", hint="one alone: tformer runs show RUN"
+            f"expected at least two runs to compare, found {len(paths)}", hint="for a single run: tformer runs show RUN"
         )
     runs = [summarise_run(path) for path in paths]
     recipes = {index: flat_recipe(run.recipe) for index, run in enumerate(runs) if run.recipe is not None}

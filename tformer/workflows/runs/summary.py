@@ -20,7 +20,7 @@ from tformer.checkpoint.files import MANIFEST, read_bounded
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_locked
 from tformer.errors import InputError
-from tformer.loading import TARGET_TABLE, TOKEN_TABLE
+from tformer.loading import embedding_rows
 from tformer.metrics import HIGHER_IS_BETTER
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
@@ -201,10 +201,8 @@ def _checked(entry: Entry) -> Checkpoint:
 
 def _count(recipe: Recipe, checkpoint: Checkpoint) -> int:
     """Parameters of the model, built on the meta device with the vocabularies of the stored embeddings."""
-    shapes = {name: spec.shape for name, spec in checkpoint.weight_specs().items()}
-    source, target = (shapes[name][0] if name in shapes else None for name in (TOKEN_TABLE, TARGET_TABLE))
     labels = len(recipe.data.labels) or None
-    return count_parameters(recipe.model, vocab_size=source, target_vocab_size=target, num_labels=labels)
+    return count_parameters(recipe.model, num_labels=labels, **embedding_rows(checkpoint))
 
 
 def _state(

@@ -216,5 +216,5 @@ def train_options(words: Sequence[str]) -> TrainOptions:
     for word in words:
         flag, _, _ = word.partition("=")
         if flag in OWN_FLAGS:
-            raise InputError(f"{flag}: a sweep gives this flag to its trainings itself", hint=OWN_HINTS.get(flag))
+            raise InputError(f"{flag}: a sweep sets this flag of its trainings itself", hint=OWN_HINTS.get(flag))
     return replace(read_words(words), teacher=None, distil=None)

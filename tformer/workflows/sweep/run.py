@@ -57,7 +57,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
     """
     total = plan.seeds * sum(math.prod(map(len, task.vary.values())) for task in plan.tasks)
     if total > MAX_TRAININGS:
-        raise InputError(f"these axes and seeds make {total:,} trainings, expected at most {MAX_TRAININGS:,}")
+        raise InputError(f"axes and seeds give {total:,} trainings, expected at most {MAX_TRAININGS:,}")
     works: list[Work] = []
     invalid: list[Result] = []
     order: list[str] = []
@@ -181,7 +181,7 @@ def _difference(stored: Any, asked: Any, path: tuple[str, ...] = ()) -> str | No
         pairs = [(str(index), left, right) for index, (left, right) in enumerate(zip(stored, asked, strict=True))]
     else:
         same = stored == asked and type(stored) is type(asked)
-        return None if same else f"{'.'.join(path)} is {_brief(stored)} there, {_brief(asked)} here"
+        return None if same else f"{'.'.join(path)} is {_brief(stored)} in the folder, {_brief(asked)} in this command"
     differences = (_difference(left, right, (*path, key)) for key, left, right in pairs)
     return next((difference for difference in differences if difference is not None), None)
 
