@@ -1,7 +1,6 @@
-"""Measuring processes, seen from the parent: one measurement in one process, or contenders whose rounds alternate.
-
-Nothing that an earlier measurement left behind, above all memory, can disturb a later one. The parent writes JSON
-requests to `python -m tformer.bench.worker`, one a line, and reads one JSON answer to each:
+"""Measuring processes, as controlled by the parent: one measurement in one process, or contenders whose rounds
+alternate. Memory and caches of one measurement cannot disturb a later one. The parent writes JSON requests to `python
+-m tformer.bench.worker`, one a line, and reads one JSON answer to each:
 
     {"measurement", "arguments", "max_seconds"}      start a measurement (see `worker.MEASUREMENTS`)
     {"question": "round" | "peak", "max_seconds"}    ask a contender, once it is prepared

@@ -57,7 +57,7 @@ COMMANDS = {
     "average": Command(
         TRAIN,
         "average",
-        "Average the weights of several checkpoints of one model, which is often better than each of them.",
+        "Average the weights of several checkpoints of one model, which often improves on each of them.",
     ),
     "prune": Command(TRAIN, "prune", "Remove layers or attention heads from a trained model and measure the effect."),
     "generate": Command(USE, "generate", "Continue or translate a text, or each line of a file, with a trained model."),

@@ -69,7 +69,7 @@ class AverageOptions:
 
 @takes_options
 def average(options: AverageOptions) -> None:
-    """Average the weights of several checkpoints of one model, which is often better than each of them.
+    """Average the weights of several checkpoints of one model, which often improves on each of them.
 
     The result is an ordinary checkpoint for every command that takes a run (generate, evaluate, train --init-from). It
     has no optimizer state, so training cannot --resume from it. An ELECTRA generator is averaged too.

@@ -132,7 +132,7 @@ class ClassifyOptions:
                 f"{path} was trained on pairs of texts, found a single text", hint="give the second with --text2"
             )
         if self.threshold is not None and classifier.kind != "labels":
-            raise InputError(f"--threshold is for multi-label models, {path} gives one label per input")
+            raise InputError(f"--threshold is for multi-label models, which {path} is not")
         if self.top is not None and classifier.kind == "score":
             raise InputError(f"--top: {path} gives a score, not labels")
 

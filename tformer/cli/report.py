@@ -83,7 +83,7 @@ def emit_json(document: Any) -> None:
 
 
 def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
-    """Report what a command made: lines on stderr; on stdout the document of `--json`, or without one the path."""
+    """Report the result of a command: lines on stderr; on stdout the document of `--json`, else the path."""
     show_notes(lines)
     if document is None:
         emit(str(path))

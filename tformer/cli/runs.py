@@ -131,7 +131,7 @@ DROPPED_FIRST = (
     "parameters",
     "time",
     "recipe",
-)  # columns of the list that are left out first in a narrow terminal
+)  # columns of the list that a narrow terminal omits first
 NUMBERS = frozenset({"step", "parameters", "time", "size"})
 
 

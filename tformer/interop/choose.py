@@ -272,7 +272,7 @@ def _compare(
 
 
 def _stands(model: Model, path: str, value: Any) -> bool:
-    """Whether the model still has this value at a dotted path, after the changes made so far."""
+    """Whether the model has this value at a dotted path, after the changes made so far."""
     place: Any = model.model_dump(mode="json")
     for key in path.split(".")[1:]:
         place = next(one for one in place if one["kind"] == key) if isinstance(place, list) else place[key]

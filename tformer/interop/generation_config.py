@@ -236,7 +236,7 @@ def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:
 
 
 def _unwritten(ours: Generation, ids: Mapping[str, Any], ends: set[int]) -> set[int]:
-    """Tokens that this model's decoder never writes: the recipe's, or pad and the start tokens."""
+    """Suppressed tokens of this model's decoder: the recipe's, or pad and the start tokens."""
     if ours.suppress_tokens is not None:
         return set(ours.suppress_tokens)
     begins = {ids.get(f"{name}_token_id") for name in ("pad", "bos", "decoder_start")}

@@ -1,8 +1,8 @@
 """Export to CTranslate2, an engine for fast inference on CPUs and GPUs (optional).
 
 The model is exported as a Hugging Face folder, which `transformers` opens and CTranslate2's own loaders read, in a
-folder that vanishes; vocabulary and special tokens are tformer's. Marian goes through BART's loader: its own takes
-every such model for one of Marian's training, whose decoder starts from an embedding of zeros and whose last token is
+temporary folder; vocabulary and special tokens are tformer's. Marian goes through BART's loader, because Marian's own
+loader assumes a model trained by Marian, whose decoder starts from an embedding of zeros and whose last token is
 padding.
 """
 

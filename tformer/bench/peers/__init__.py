@@ -1,4 +1,4 @@
-"""Other libraries at the same work: one file for each library, and the table of them.
+"""Other libraries (peers) measured at the same work: one file for each library, and the table of them.
 
 A class of a file is a `Contender` and imports its library inside its methods: this table is read without them. Models
 have the sizes of ours (layers, width, heads, inner width, vocabulary) in the library's own architecture, random

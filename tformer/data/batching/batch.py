@@ -1,4 +1,4 @@
-"""Batch, the frozen value that objectives make and models read; and the padding of rows to one width.
+"""Batch: the frozen value that objectives collate and models read; padding of rows to one width.
 
 Field names are those of Hugging Face's models. A field that a family does not use is None. `attention_mask` is None if
 nothing is padded, so that attention can take its fast path. A `PadLayout` fixes where each row starts, so that ids,

@@ -191,7 +191,7 @@ class Prefetcher(Iterator[Item]):
     def __init__(self, source: Iterable[Item], *, depth: int = 2) -> None:
         self._source = iter(source)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._pending = deque(self._prepare() for _ in range(depth + 1))  # the last one is in preparation
+        self._pending = deque(self._prepare() for _ in range(depth + 1))  # the last one is still being prepared
 
     def _prepare(self) -> Future[Any]:
         return self._pool.submit(next, self._source, END)

@@ -287,7 +287,7 @@ class _EntryWriter:
         self.digest = bytes.fromhex(tokenizer.sha256)
         self.num_tokens = self.num_bytes = self.num_documents = self.num_shards = 0
         self._text = hashlib.sha256()
-        self._in_document = False  # the current document has tokens
+        self._in_document = False  # whether the current document has tokens
         self._mark = (0, 0)  # the latest, not yet written
         self._shard: ArrayWriter | None = None
         self._documents = ArrayWriter(folder / "documents.bin", np.dtype("int64"))

@@ -53,7 +53,7 @@ LANGUAGE_CODES = """
 """
 LANGUAGES = frozenset(LANGUAGE_CODES.split())
 UNMISTAKABLE_SIDES = frozenset(("source", "target", "src", "tgt", "trg", "source_text", "target_text"))
-MIN_ROWS_OF_NUMBERS = 3  # below a word that then counts as a column name
+MIN_ROWS_OF_NUMBERS = 3  # below a word, for the word to count as a column name
 SHOWN_CHARACTERS = 60  # of a first row, in a hint
 
 Chosen = dict[str, tuple[int, ...]]

@@ -464,7 +464,7 @@ class Source:
         return digest.hexdigest()
 
     def _settings(self) -> str:
-        """What else than its parts changes the content of this kind of source."""
+        """Settings, beside its parts, that change the content of this kind of source."""
         return ""
 
     def size_bytes(self) -> int | None:

@@ -312,7 +312,7 @@ def shift(pixels_BCYX: np.ndarray, down_B: np.ndarray, right_B: np.ndarray) -> n
 
 
 def flip(pixels_BCYX: np.ndarray, chosen_B: np.ndarray) -> np.ndarray:
-    """The images, those that are chosen mirrored left to right."""
+    """The images, with the chosen ones mirrored left to right."""
     flipped = pixels_BCYX.copy()
     flipped[chosen_B] = pixels_BCYX[chosen_B][..., ::-1]
     return flipped

@@ -86,7 +86,7 @@ BODY = """<section class="controls" id="controls" aria-label="What to show"></se
 </section>
 <p class="help" id="agreement" role="status"></p>"""
 
-COMPARE = "How much a pair of tokens keeps of its affinity as it moves apart, by position alone."
+COMPARE = "How the score of a pair of tokens falls with their distance, by position alone."
 
 
 def check_view(settings: Settings, view: str | None, table: Table | None) -> str:
@@ -123,7 +123,7 @@ def explorer(settings: Settings, view: str, table: Table | None, *, command: str
         "learned": learned,
         "embedded": embedded,
     }
-    subtitle = "How a Transformer knows where a token stands" + (f": {table.note}" if table is not None else "")
+    subtitle = "How a Transformer encodes the position of a token" + (f": {table.note}" if table is not None else "")
     return render_page(
         title="Positional encodings",
         subtitle=subtitle,

@@ -37,6 +37,7 @@ def _alibi(settings: Settings, count: int) -> Curves:
 
 
 CURVES: dict[str, Callable[[Settings, int], Curves]] = {"sinusoidal": _sinusoidal, "rope": _rope, "alibi": _alibi}
+LEARNED_CURVES = ("learned", "t5_bias")  # from the table of a run
 
 
 def similarity_curve(similarity: Numbers, count: int) -> Numbers:
@@ -56,13 +57,13 @@ def table_curves(settings: Settings, table: Table, count: int) -> Curves:
 
 def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
     """The kinds to compare, by default all with a curve. InputError for a kind without one."""
-    learned = () if table is None or table.encoding not in ("learned", "t5_bias") else (table.encoding,)
+    learned = (table.encoding,) if table is not None and table.encoding in LEARNED_CURVES else ()
     known = (*CURVES, *learned)
     if settings.compare in ((), ALL):
         return known
     for kind in settings.compare:
         if kind not in known:
-            needs = kind in ("learned", "t5_bias")
+            needs = kind in LEARNED_CURVES
             raise InputError(
                 f"--compare {kind}: {'its curve is learned' if needs else 'it has no curve against distance'}",
                 hint=f"name a run that has it: --run RUN (without: {', '.join(known)})" if needs else ", ".join(known),
@@ -123,7 +124,7 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
         "distance": View(
             "Product of two encodings against their distance",
-            SAME_CURVE + " It falls from 1 in ripples, and is even: it cannot tell before from after.",
+            SAME_CURVE + " It falls from 1 in ripples and is even: earlier and later tokens give the same product.",
             fixed.distance,
             512,
         ),
@@ -191,14 +192,14 @@ VIEWS: dict[str, dict[str, View]] = {
         ),
         "decay": View(
             "Mean cosine against distance",
-            SAME_CURVE + " A query and a key that match lose weight, in ripples, as they move apart.",
+            SAME_CURVE + " The score of a matching query and key falls, in ripples, with their distance.",
             fixed.rope_decay,
             512,
         ),
         "rotation": View(
             "One vector, turned",
-            "A head's vector of ones as it is turned for each position, by the very module that training uses: "
-            "its length never changes, only the direction of its pairs.",
+            "A head's vector of ones as it is turned for each position, by the module that training uses: its "
+            "length never changes, only the direction of its pairs.",
             fixed.rotation,
         ),
     },
@@ -278,8 +279,8 @@ VIEWS: dict[str, dict[str, View]] = {
     "compare": {
         "curves": View(
             "Decay with distance, side by side",
-            "Each curve is scaled to 1 at its top: how much a pair of tokens keeps of its affinity as it moves "
-            "apart, by position alone.",
+            "Each curve is scaled to 1 at its top: how the score of a pair of tokens falls with their distance, by "
+            "position alone.",
             curves,
         ),
     },

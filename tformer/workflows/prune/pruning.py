@@ -268,7 +268,7 @@ def prune(
 
 @dataclass
 class _Pruning:
-    """One call of `prune`: recipe, model and weights as they become smaller."""
+    """State of one call of `prune`: recipe, model and weights after the cuts so far."""
 
     loaded: Loaded
     plan: Plan

@@ -21,7 +21,7 @@ from tformer.workflows.sweep.plan import Task, split_keys
 
 STACKS = ("encoder", "decoder")
 COMMON = frozenset({"kind", "place", "size", "rate"})
-"""Last words of a key that are ambiguous alone: the label is `norm.place`, not `place`."""
+"Last words of keys that are ambiguous without the word before: the label is `norm.place`, not `place`."
 
 MAX_SLUG = 80
 
