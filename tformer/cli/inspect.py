@@ -233,7 +233,7 @@ def _tokens(checkpoint: Any, text: str) -> list[str]:
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
     ids = tokenizer.encode(text)
     if not ids:
-        raise InputError("--text: found a text without tokens")
+        raise InputError("--text: found no tokens in the text")
     return [tokenizer.tokens[id_] or str(id_) for id_ in ids]
 
 
