@@ -22,12 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.files import (
-    PICKLE_HINT,
-    looks_like_pickle,
-    open_regular,
-    parse_object,
-)
+from tformer.checkpoint.files import PICKLE_HINT, looks_like_pickle, open_regular, parse_object
 from tformer.errors import InputError
 from tformer.formatting import short_hash
 
@@ -166,7 +161,8 @@ def tensor_chunks(
 ) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, one tensor at a time, without a second copy of the model in memory.
 
-    make: gives a tensor by name when its turn comes; `tensors` then tell shapes and types alone (on the meta device).
+    make: called with the name of each tensor when it is written; `tensors` then only have shapes and types (on the meta
+        device).
     """
     header, names = plan_file(tensors)
     yield header

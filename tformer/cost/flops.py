@@ -40,8 +40,10 @@ HEADS, STEM = "heads.", "embedding"
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one example. forward: with every head on every position. training: forward and backward, heads
-    on the positions that have a label."""
+    """Operations of one example.
+
+    forward: with every head on every position. training: forward and backward, heads on the labelled positions.
+    """
 
     forward: float
     training: float
@@ -134,10 +136,10 @@ def example_flops(
     recipe: Recipe, model: Transformer, generator: Transformer | None, *, source_length: int, target_length: int
 ) -> Flops:
     """Operations of one example of a model, with ELECTRA's generator where there is one."""
-    total = _model_flops(recipe, recipe.model, model, source_length, target_length, labelled_share(recipe))
+    share = labelled_share(recipe)
+    total = _model_flops(recipe, recipe.model, model, source_length, target_length, share)
     if generator is None or recipe.generator is None:
         return total
-    share = labelled_share(recipe)
     beside = _model_flops(recipe, recipe.generator, generator, source_length, target_length, share)
     return Flops(total.forward + beside.forward, total.training + beside.training)
 

@@ -149,8 +149,8 @@ class EvaluationOptions(DataOptions):
         MEASURE(
             "--seq-len",
             metavar="N",
-            help="Windows, examples or each side of pairs of up to N tokens, also longer than in training where the "
-            "positions reach that far (rope, alibi, t5_bias, shaw, sinusoidal, none). Default: as in training.",
+            help="Windows, examples or each side of pairs of up to N tokens, also longer than in training unless the "
+            "positions are learned. Default: as in training.",
         ),
     ] = None
     stride: Annotated[
@@ -212,15 +212,10 @@ COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "devic
 """Options that apply to every kind of data."""
 
 DECODING = frozenset(
-    (
-        "beam_size",
-        "max_new_tokens",
-        "length_penalty",
-        "length_penalty_type",
-        "bleu_tokenize",
-        "lowercase",
-        "errors_file",
-    )
+    {
+        *("beam_size", "max_new_tokens", "length_penalty", "length_penalty_type"),
+        *("bleu_tokenize", "lowercase", "errors_file"),
+    }
 )
 """Options that apply only where the model decodes outputs of its own."""
 

@@ -34,7 +34,6 @@ from tformer.interop.weight_files import (
     shard_chunks,
 )
 from tformer.nn.structured_dropout import LEARNED
-from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.tokenizer import Tokenizer
@@ -168,7 +167,7 @@ def export_checkpoint(
     """
     target = Path(out)
     require_new(target)
-    recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+    recipe = checkpoint.recipe
     tokenizers = tokenizers_of(checkpoint)
     model = without_learned_rates(resolved(recipe, tokenizers))
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)

@@ -32,7 +32,6 @@ from tformer.interop.exporting import (
 )
 from tformer.interop.tokenizer_config import special_keys
 from tformer.nn.heads import LmHeadOptions
-from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
@@ -65,7 +64,7 @@ def export_ctranslate2(
     _require_installed()
     target = Path(out)
     require_new(target)
-    recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+    recipe = checkpoint.recipe
     tokenizers = tokenizers_of(checkpoint)
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class(resolved(recipe, tokenizers), family=recipe.arch, model_type=model_type, common=keys)

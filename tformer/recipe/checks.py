@@ -209,7 +209,8 @@ def notes(recipe: Recipe) -> Iterator[str]:
             f"training.max_steps ({training.max_steps})"
         )
     if optimizer.adam_lr is not None and not OPTIMIZERS[optimizer.kind].hidden_only:
-        yield f"optimizer.adam_lr does nothing: it belongs to muon, and optimizer.kind is {optimizer.kind}"
+        owners = " and ".join(kind for kind, found in OPTIMIZERS.items() if found.hidden_only)
+        yield f"optimizer.adam_lr does nothing: it belongs to {owners}, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
     yield from _unused_teacher_keys(recipe)

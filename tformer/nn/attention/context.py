@@ -1,7 +1,7 @@
 """Attention context of one forward pass: positions, padding, documents, masks; and the taps that return inner tensors.
 
-A mask is bool, broadcastable to [B, H, T, S], True where a query may look. None: no limit beside `is_causal`. A mask
-that exists is complete: it already forbids the future.
+A mask is bool, broadcastable to [B, H, T, S], True where a query may attend. None: no limit beside
+`is_causal`. A mask that exists is complete: it includes causality.
 
 Shape legend: B batch, T queries, S keys. Queries are the last T of the S slots when a cache holds earlier ones.
 """
@@ -64,7 +64,7 @@ def check_taps(wanted: Iterable[str], known: Iterable[str]) -> None:
 Weighted = tuple[Tensor, Tensor | None]
 """Output [B, H, T, v] and, if the taps want them, the weights [B, H, T, S] before dropout, fp32."""
 
-# Far below any score and yet finite: a row that may look nowhere is uniform until it is zeroed, never NaN.
+# Far below any score and yet finite: a row without visible keys is uniform until it is zeroed, never NaN.
 MASKED_SCORE = -1.0e30
 
 
@@ -124,7 +124,7 @@ class AttentionContext:
         global_mask: [B, T], True or 1 where a position sees all and is seen by all (Longformer); None: the kind's own.
         mask, is_causal: the dense mask made of causality, padding and documents, see `limits`; only for kinds that
             read one.
-        rotation: what the positions prepared of `q_pos` for all layers; None: each layer does it.
+        rotation: `positions.prepare(q_pos)`, computed once for all layers; None: each layer computes it.
         memory: the encoder's output [B, S, memory_dim], from which cross-attention makes keys and values.
         cross: the context of the same block's cross-attention.
     """

@@ -114,7 +114,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self._project_self(x_BTD, context, positions, taps)
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
-                q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.quickest_dtype`
+                q = q.to(k.dtype)  # a cache may have a wider dtype: see `cache.quickest_dtype`
         if taps is not None:
             for name, tensor in (("queries", q), ("keys", k), ("values", v)):
                 taps.put(name, tensor)

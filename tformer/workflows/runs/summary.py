@@ -147,7 +147,7 @@ def read_recipe(folder: Path, latest: Checkpoint | None) -> Recipe | None:
             raise InputError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
     if latest is None:
         return None
-    return recipe_from_yaml(latest.recipe_text, name=str(latest.path / "recipe.yaml"))
+    return latest.recipe
 
 
 def best_of(records: Sequence[dict[str, Any]], recipe: Recipe | None) -> Best | None:

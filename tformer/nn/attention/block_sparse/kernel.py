@@ -81,8 +81,8 @@ def attend_flex(inputs: AttentionInputs, sees: SeesFunction) -> Tensor:
 
 GROUP_ELEMENTS = 2**19  # scores of a group on a CPU, for each thread, 2 MiB in fp32: they stay in its caches
 ENOUGH_BLOCKS = 4  # of one head, to be a group by themselves on a CPU: the keys of several heads would be copied
-DENSE_LENGTH = 256  # inputs up to this long are attended to densely: less than blocks cost, as measured
-DENSE_RATIO = 1.5  # and so are those of at most so many times the keys that a block reads
+DENSE_LENGTH = 256  # up to this length dense attention is faster, as measured
+DENSE_RATIO = 1.5  # so it is up to this multiple of the keys that a block reads
 DEVICE_GROUP_ELEMENTS = 2**26  # elsewhere: few launches count more
 
 
@@ -126,7 +126,7 @@ def groups(pattern: Pattern, tensors: _Tensors) -> Iterator[Group]:
 
 
 def _rows(x_BHTx: Tensor, group: Group, pattern: Pattern, per_head: int) -> Tensor:
-    """The queries of a group, or what belongs to them: [M, G w, x]. The G heads of a key head are one matrix."""
+    """The rows of a group's queries: [M, G w, x]. The G heads of a key head are one matrix."""
     heads = slice(group.heads.start * per_head, group.heads.stop * per_head)
     start = group.first * pattern.block
     x = x_BHTx[group.examples, heads, start : start + group.num_blocks * group.width]
@@ -236,7 +236,7 @@ def _weights(q_MGwh: Tensor, keys: _Parts, group: Group, pattern: Pattern, per_h
         start += size
     weights = scores.softmax(dim=-1)
     if pattern.padded and any(mask is not None for mask in masks):
-        dead = scores.amax(dim=-1, keepdim=True) <= MASKED_SCORE / 2  # a query that may look nowhere
+        dead = scores.amax(dim=-1, keepdim=True) <= MASKED_SCORE / 2  # a query without visible keys
         weights = weights.masked_fill_(dead, 0.0)
     return weights
 
