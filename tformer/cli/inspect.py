@@ -147,7 +147,7 @@ class InspectOptions:
 
 @takes_options
 def inspect(options: InspectOptions) -> None:
-    """Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its files.
+    """Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.
 
     Needs no tokenizer, no data and, except for --verify, no memory: a model of any size takes a second. Training counts
     forward and backward; operations count full attention, as is the custom. Tied parameters count once.

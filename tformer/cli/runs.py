@@ -25,7 +25,7 @@ SORTS = "newest, name, metric, parameters, step, seconds or size"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="List, show and compare runs: what `tformer train` left behind.",
+    help="List, show and compare the runs of `tformer train`.",
     epilog=examples(
         "`tformer runs list`", "`tformer runs show runs/gpt-tiny-1`", "`tformer runs compare runs/a runs/b`"
     ),
@@ -84,7 +84,7 @@ def show(
     run: Annotated[str | None, typer.Argument(help="A run, or its name under runs/; default: the newest.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show one run: where its recipe departs from its preset, environment, data, metrics and checkpoints."""
+    """Show one run: differences from its preset, environment, data, metrics and checkpoints."""
     from tformer.workflows.runs.compare import describe_run
     from tformer.workflows.runs.summary import find_run
 
@@ -106,7 +106,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.", show_default=False)],
     json_: Json = False,
 ) -> None:
-    """Compare runs: the keys of their recipes that differ, side by side, then figures, parameters, time and speed."""
+    """Compare runs: the recipe keys that differ, side by side, then metrics, parameters, time and speed."""
     from tformer.workflows.runs.compare import compare_runs
     from tformer.workflows.runs.summary import find_run
 

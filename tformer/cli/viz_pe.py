@@ -134,7 +134,7 @@ class PositionsOptions:
 
 @takes_options
 def viz_pe(options: PositionsOptions) -> None:
-    """Show positional encodings: by default a page with every kind, its sizes under sliders, that needs no network.
+    """Draw positional encodings; by default an offline page with every kind and sliders for the sizes.
 
     No model is needed, except for what a model has learned (--run). All numbers come from the modules that training
     uses.
