@@ -119,4 +119,6 @@ LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Co
 def check_quantize(quantize: str, precision: str) -> None:
     """Raise InputError for a `--quantize` that contradicts `--precision`, before anything is loaded."""
     if quantize == "int8" and precision == "fp16":
-        raise InputError("--quantize int8 and --precision fp16 exclude each other", hint="beside 8 bits: bf16 or fp32")
+        raise InputError(
+            "--quantize int8 and --precision fp16 exclude each other", hint="int8 can be combined with bf16 or fp32"
+        )

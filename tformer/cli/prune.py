@@ -75,10 +75,12 @@ class PruneOptions:
     plan: Plan = field(default_factory=Plan)
     data: DataOptions = field(default_factory=DataOptions)
     max_examples: Annotated[
-        int | None, DATA("--max-examples", metavar="N", help="Use at most N of the examples, evenly spread.")
+        int | None, DATA("--max-examples", metavar="N", help="Maximum number of examples to measure on, evenly spread.")
     ] = None
     no_evaluate: Annotated[bool, DATA("--no-evaluate", help="Do not measure the model before and after.")] = False
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="The new checkpoint; must not exist yet.")] = None
+    out: Annotated[
+        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
+    ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -98,8 +100,8 @@ def prune(options: PruneOptions) -> None:
 
     The result is an ordinary smaller checkpoint, for every command that takes a run (generate, evaluate, export, train
     --init-from); it has no optimizer state, so training cannot --resume from it. Models trained with LayerDrop
-    (model.<stack>.layerdrop) lose least. The model is searched and measured on --data, by default on the run's
-    validation data.
+    (model.<stack>.layerdrop) lose the least accuracy. The model is searched and measured on --data, by default on the
+    run's validation data.
     """
     if options.out is None:
         raise InputError("--out is missing: a folder for the smaller model", hint="--out runs/NAME-pruned")

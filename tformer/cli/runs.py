@@ -45,15 +45,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 def list_(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Where to look, folders inside (a sweep's) too; default: runs/."),
+        typer.Argument(metavar="FOLDER", help="Folders to search, subfolders (of a sweep) included; default: runs/."),
     ] = None,
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest",
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="The first N of them only.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Show only the first N.")] = None,
     json_: Json = False,
 ) -> None:
     """List runs, the newest first: state, steps, best validation, parameters, time and size on disk.
 
-    A damaged run is listed with what is wrong with it.
+    A damaged run is listed with its problems.
     """
     _check_list_options(sort, limit)
     if not folders and not Path("runs").is_dir():

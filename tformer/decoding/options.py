@@ -61,7 +61,7 @@ class GenerateOptions:
     ] = ()
     prompt: Annotated[
         str | None,
-        PROMPT("--prompt", help="Text to continue (default: nothing); for an encoder-decoder the source."),
+        PROMPT("--prompt", help="Text to continue (default: empty); for an encoder-decoder the source."),
     ] = None
     input_path: Annotated[
         str | None,
@@ -79,7 +79,7 @@ class GenerateOptions:
             help="Read special tokens in a prompt (`<mask>`, `<extra_id_0>`) as special tokens, not as plain text.",
         ),
     ] = False
-    errors: Annotated[Errors, PROMPT("--errors", help="Invalid UTF-8 in --input.")] = "strict"
+    errors: Annotated[Errors, PROMPT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
     prefix: Annotated[
         str | None,
         PROMPT(
@@ -207,7 +207,11 @@ class GenerateOptions:
     seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
     stop: Annotated[
         tuple[str, ...],
-        SAMPLING("--stop", help="End before this text (not in a beam search); may be repeated.", show_default=False),
+        SAMPLING(
+            "--stop",
+            help="End the completion before this text (not with beam search); may be repeated.",
+            show_default=False,
+        ),
         Use.TEXT,
     ] = ()
 
@@ -223,7 +227,9 @@ class GenerateOptions:
         Use.SOURCE,
     ] = None
     repetition_penalty: Annotated[
-        float | None, LENGTH("--repetition-penalty", help="Above 1: used tokens become less likely."), Use.TEXT
+        float | None,
+        LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
+        Use.TEXT,
     ] = None
     no_repeat_ngram: Annotated[
         int | None, LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens."), Use.TEXT
@@ -283,7 +289,7 @@ class GenerateOptions:
             raise InputError(f"{how} and --beam-size {self.beam_size} exclude each other", hint="greedy is a beam of 1")
         if self.input_path is not None and self.num_samples > 1 and not self.as_json:
             raise InputError(
-                f"--num-samples {self.num_samples} with --input gives more than one line a prompt", hint="add --json"
+                f"--num-samples {self.num_samples} with --input would give several lines per prompt", hint="add --json"
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
@@ -359,8 +365,8 @@ class GenerateOptions:
         """Raise InputError for an option about sources, which a decoder alone does not have."""
         for flag in self.given(Use.SOURCE):
             raise InputError(
-                f"{flag} is for encoder-decoders, {path} is a decoder alone",
-                hint="its prompt is what an output begins with" if flag.startswith("--target-prefix") else None,
+                f"{flag} is for encoder-decoders, {path} is a decoder-only model",
+                hint="give the beginning of the output as the prompt" if flag.startswith("--target-prefix") else None,
             )
 
     def sampling_settings(
