@@ -129,7 +129,9 @@ class GenerateOptions:
     ] = None
     length_penalty_type: Annotated[
         Literal["gnmt", "avg", "none"] | None,
-        BEAMS("--length-penalty-type", help="Divide a log-probability by ((5 + length)/6)^A, by length^A, or by 1."),
+        BEAMS(
+            "--length-penalty-type", help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1."
+        ),
         Use.SEARCH,
     ] = None
     coverage_penalty: Annotated[

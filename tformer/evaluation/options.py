@@ -116,7 +116,7 @@ class EvaluationOptions(DataOptions):
         PAIRS(
             "--length-penalty-type",
             metavar="gnmt|avg|none",
-            help="Divide a log-probability by ((5 + length)/6)^A, by length^A, or by 1.",
+            help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
         ),
     ] = None
     bleu_tokenize: Annotated[
