@@ -50,7 +50,7 @@ def build_model(
 
     Args:
         model: the section.
-        vocab_size: the tokenizer's; the section's own value takes precedence. Not needed for images alone.
+        vocab_size: of the tokenizer; the section's own value has precedence. Not needed for images alone.
         target_vocab_size: of the target side, when source and target have vocabularies of their own.
         num_labels: for classifier heads that leave it open.
         device: where parameters are made; "meta" makes shapes without memory. Default: the CPU.

@@ -77,8 +77,8 @@ def test_8_bits_beside_fp16_are_refused_ahead() -> None:
         settled("generate", quantize="int8", products=ProductOptions(precision="fp16", device="cpu"))
 
 
-def test_text_to_ids_has_no_format() -> None:
-    bench = settled("tokenize", megabytes=1.0)
+def test_text_to_ids_has_no_format(text_file: Path) -> None:
+    bench = settled("tokenize", data=str(text_file), megabytes=0.1)
     assert bench.precision == "" and [entry.label for entry in bench.entries] == ["tformer"]
 
 

@@ -15,11 +15,7 @@ import pytest
 from tests.browser.waiting import until
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tformer.viz.attention.page import render
-from tformer.viz.attention.weights import (
-    Attention,
-    Changes,
-    changed,
-)
+from tformer.viz.attention.weights import Attention, Changes, changed
 from tformer.viz.plots import colour_table
 
 HOSTILE = ["</script><script>window.hacked=1</script>", "<img src=x onerror=window.hacked=1>", "\u202eabc", "שלום",

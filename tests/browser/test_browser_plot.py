@@ -13,12 +13,7 @@ import pytest
 from tests.browser.waiting import until
 from tests.viz.plot_runs import train_record, write_run
 from tformer.viz.plot.page import render
-from tformer.viz.plot.series import (
-    Run,
-    choose_metrics,
-    read_runs,
-    smooth_values,
-)
+from tformer.viz.plot.series import Run, choose_metrics, read_runs, smooth_values
 
 HOSTILE = "<img src=x onerror=alert(1)> שלום"
 LINES = "#panels [data-series]"

@@ -13,11 +13,7 @@ import transformers
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.generation_config import generation_notes, left_unsaid, read_generation, write_generation
-from tformer.interop.tokenizer_config import (
-    end_ids,
-    special_ids,
-    special_keys,
-)
+from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Generation
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer

@@ -19,10 +19,7 @@ from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Continuer
 from tformer.loading import Loaded, load
-from tformer.recipe.sections import (
-    Columns,
-    SourceSpec,
-)
+from tformer.recipe.sections import Columns, SourceSpec
 
 PROMPTS = ["the cat", "cats", "", "teach the cat"]
 ENDS = [2, 7, 100, 101, 102, 103, 104, 105, 230, 231, 232, 260, 262]

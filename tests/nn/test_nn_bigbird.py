@@ -11,17 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.nn.attention_cases import arange, context_of, weights_tap
-from tests.nn.sparse_cases import (
-    REACHES,
-    SCALE,
-    assert_same,
-    call_of,
-    hooks_of,
-    mechanism_of,
-    naive,
-    padding,
-    tensors,
-)
+from tests.nn.sparse_cases import REACHES, SCALE, assert_same, call_of, hooks_of, mechanism_of, naive, padding, tensors
 from tests.pairwise import pairwise
 from tformer.nn.attention.bigbird import BigBirdAttention, BigBirdOptions, layout_of, random_blocks
 from tformer.nn.attention.block_sparse import explicit, kernel

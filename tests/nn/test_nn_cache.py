@@ -12,7 +12,7 @@ from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.nn.attention import AttentionContext, FullAttentionOptions
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.cache import FEW_SLOTS, CrossCache, LayerCache, ModelCache, quickest_dtype
+from tformer.nn.cache import FEW_SLOTS, CrossCache, LayerCache, ModelCache, fastest_dtype
 from tformer.nn.fixed_cache import FixedCache
 from tformer.nn.positions import PositionSizes
 from tformer.nn.positions.base import LearnedOptions, NoPositionsOptions
@@ -250,7 +250,7 @@ CPU = torch.device("cpu")
 def test_only_few_slots_of_bf16_on_a_cpu_are_widened(
     dtype: torch.dtype, device: torch.device, slots: int, expected: torch.dtype
 ) -> None:
-    assert quickest_dtype(dtype, device, slots=slots) == expected
+    assert fastest_dtype(dtype, device, slots=slots) == expected
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

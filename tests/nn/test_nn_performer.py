@@ -38,7 +38,6 @@ def squared_error(features: int, *, draws: int, std: float) -> float:
     return float(np.mean(errors))
 
 
-@pytest.mark.slow
 def test_squared_error_to_softmax_falls_as_one_over_the_features() -> None:
     """Queries and keys of standard deviation 0.4 in 16 dimensions: 8.8e-4 at 32 features, 3e-5 at 1024, slope -0.94.
 
@@ -62,7 +61,6 @@ def test_rows_are_orthogonal_in_blocks_and_long_as_gaussian_vectors() -> None:
     assert float(lengths.square().var()) == pytest.approx(32, rel=0.15)  # chi-squared with 16 degrees of freedom
 
 
-@pytest.mark.slow
 def test_every_direction_is_as_likely_as_its_opposite() -> None:
     rows = torch.stack([draw_directions(4, 4, seed=seed) for seed in range(4000)])
     assert rows.mean(0).abs().max() < 0.08  # of a standard deviation of 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.nn.attention_cases import attend
 from tformer.kernels.functions import Kernels, find
 from tformer.nn.attention.routes import attend_few
-from tformer.nn.cache import FEW_SLOTS, quickest_dtype
+from tformer.nn.cache import FEW_SLOTS, fastest_dtype
 from tformer.nn.linear import Linear
 from tformer.nn.products import (
     FEW_ROWS,
@@ -260,9 +260,9 @@ def both_ways(function: Callable[[], Tensor], kernels: Kernels) -> tuple[Tensor,
 
 
 def test_a_cache_is_kept_as_it_is_computed(kernels: Kernels) -> None:
-    assert quickest_dtype(torch.bfloat16, CPU, slots=1) == torch.bfloat16
+    assert fastest_dtype(torch.bfloat16, CPU, slots=1) == torch.bfloat16
     set_kernels(None)
-    assert quickest_dtype(torch.bfloat16, CPU, slots=FEW_SLOTS) == torch.float32
+    assert fastest_dtype(torch.bfloat16, CPU, slots=FEW_SLOTS) == torch.float32
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -180,7 +180,6 @@ def test_position_kinds_with_terms_of_their_own(
     assert_same(found, expected, inputs)
 
 
-@pytest.mark.slow
 def test_dropout_keeps_the_mean() -> None:
     mechanism, inputs, call = make(global_tokens=1), tensors(30), call_of(context_of(30))
     with torch.no_grad():
@@ -193,7 +192,6 @@ def test_dropout_keeps_the_mean() -> None:
 def test_dropout_is_the_same_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, inputs, call = make(global_tokens=1), tensors(30), call_of(context_of(30))
     mechanism.dropout = 0.5
-    gradients = []
     for chunk in (3000, 10**6):  # recomputed in chunks, and kept
         monkeypatch.setattr(explicit, "CHUNK_ELEMENTS", chunk)
         torch.manual_seed(3)
@@ -202,7 +200,6 @@ def test_dropout_is_the_same_in_the_backward_pass(monkeypatch: pytest.MonkeyPatc
         # The output is linear in the values: <grad, v> is the output's sum, only if the same weights were dropped.
         (grad,) = torch.autograd.grad(out.sum(), [v])
         torch.testing.assert_close((grad * v).sum(), out.sum(), atol=1e-3, rtol=1e-4)
-        gradients.append(grad)
 
 
 # --- global projections -----------------------------------------------------------------------------------------------

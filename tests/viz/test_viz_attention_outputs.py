@@ -13,19 +13,9 @@ import pytest
 
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tformer.errors import InputError
-from tformer.viz.attention.figures import (
-    SMALL,
-    Scale,
-    blocks_of,
-    draw,
-    norm_of,
-)
+from tformer.viz.attention.figures import SMALL, Scale, blocks_of, draw, norm_of
 from tformer.viz.attention.page import SCRIPTS, WITHOUT, render
-from tformer.viz.attention.text import (
-    as_csv,
-    as_json,
-    as_text,
-)
+from tformer.viz.attention.text import as_csv, as_json, as_text
 from tformer.viz.attention.weights import Changes
 from tformer.viz.page import script_bytes
 

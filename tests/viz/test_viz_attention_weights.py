@@ -30,29 +30,11 @@ from tests.viz.attention_models import (
 from tformer.decoding.loaded import translator_of
 from tformer.errors import InputError
 from tformer.loading import Loaded
-from tformer.viz.attention.page import (
-    COARSEST,
-    FINEST,
-    pack,
-    unpack,
-)
+from tformer.viz.attention.page import COARSEST, FINEST, pack, unpack
 from tformer.viz.attention.reading import Inputs, read, side_of
-from tformer.viz.attention.scene import (
-    Scene,
-    divergence,
-    make_scene,
-    summarise,
-)
+from tformer.viz.attention.scene import Scene, divergence, make_scene, summarise
 from tformer.viz.attention.text import as_json
-from tformer.viz.attention.weights import (
-    Changes,
-    Chosen,
-    Kind,
-    changed,
-    changed_matrix,
-    modules_of,
-    rollout,
-)
+from tformer.viz.attention.weights import Changes, Chosen, Kind, changed, changed_matrix, modules_of, rollout
 
 
 def test_an_encoder_reads_a_text_inside_its_template() -> None:

@@ -15,11 +15,7 @@ import pytest
 from tformer.errors import InputError, StorageError
 from tformer.viz.output import Output, choose_output, write_output
 from tformer.viz.page import render_page, script_bytes
-from tformer.viz.plots import (
-    COLOUR_MAPS,
-    colour_at,
-    colour_table,
-)
+from tformer.viz.plots import COLOUR_MAPS, colour_at, colour_table
 
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 'x' \"y\" & é"
 

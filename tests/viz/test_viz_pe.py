@@ -12,12 +12,7 @@ import torch
 from tformer.errors import InputError
 from tformer.nn.positions import POSITIONS, PositionSizes
 from tformer.nn.positions.biases import AlibiPositions, T5BiasOptions
-from tformer.nn.positions.fixed import (
-    Patch2dOptions,
-    Patch2dPositions,
-    SinusoidalOptions,
-    SinusoidalPositions,
-)
+from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, SinusoidalOptions, SinusoidalPositions
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.viz.pe import fixed
 from tformer.viz.pe.learned import Table
@@ -25,12 +20,7 @@ from tformer.viz.pe.page import explorer
 from tformer.viz.pe.selection import all_views, plots_of
 from tformer.viz.pe.settings import ALL, ENCODINGS, Settings, check_settings
 from tformer.viz.pe.views import VIEWS
-from tformer.viz.plots import (
-    Heat,
-    Lines,
-    plots_to_csv,
-    plots_to_json,
-)
+from tformer.viz.plots import Heat, Lines, plots_to_csv, plots_to_json
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])

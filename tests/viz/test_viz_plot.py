@@ -21,14 +21,7 @@ from tests.viz.plot_runs import train_record, valid_record, write_run
 from tformer.errors import InputError
 from tformer.viz.figure import draw_panels
 from tformer.viz.page import script_bytes
-from tformer.viz.plot.page import (
-    MAX_VALUES,
-    SCRIPTS,
-    as_csv,
-    as_json,
-    render,
-    summary,
-)
+from tformer.viz.plot.page import MAX_VALUES, SCRIPTS, as_csv, as_json, render, summary
 from tformer.viz.plot.series import (
     Panel,
     Run,
@@ -41,10 +34,7 @@ from tformer.viz.plot.series import (
     time_unit,
     unique_names,
 )
-from tformer.viz.plots import (
-    plain,
-    ticks,
-)
+from tformer.viz.plots import plain, ticks
 from tformer.viz.terminal import draw_text
 
 NUMBERS = st.floats(-100, 100)

@@ -239,7 +239,7 @@ def sides(path: Path) -> list[str]:
     return [side for side in ("encoder", "decoder") if getattr(model, side) is not None]
 
 
-@pytest.mark.parametrize(("name", "dropped"), zip(MODELS, cycle([(0,), (1, 3), (0, 1, 2)])))
+@pytest.mark.parametrize(("name", "dropped"), list(zip(MODELS, cycle([(0,), (1, 3), (0, 1, 2)]))))
 def test_the_pruned_model_is_the_full_one_with_those_layers_skipped(
     name: str, dropped: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -250,7 +250,7 @@ def test_the_pruned_model_is_the_full_one_with_those_layers_skipped(
     assert not torch.allclose(output(full), expected)
 
 
-@pytest.mark.parametrize(("kind", "dropped"), zip(EFFICIENT, cycle([(0,), (1, 3)])))
+@pytest.mark.parametrize(("kind", "dropped"), list(zip(EFFICIENT, cycle([(0,), (1, 3)]))))
 def test_layers_of_other_attentions(kind: str, dropped: tuple[int, ...], tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(encoder=f"{BASE}, {EFFICIENT[kind]}"))
     small = pruned(full, tmp_path / "small", Plan(drop_layers=",".join(map(str, dropped))))

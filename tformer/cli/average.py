@@ -38,11 +38,13 @@ class AverageOptions:
         WHICH(
             "--last",
             metavar="N",
-            help="The last N checkpoints of a run; training.keep_last decides how many it keeps. An older best "
-            "checkpoint does not count.",
+            help="Average the last N checkpoints of a run (training.keep_last sets how many are kept). An older "
+            "best checkpoint does not count.",
         ),
     ] = None
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="The new checkpoint; must not exist yet.")] = None
+    out: Annotated[
+        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
+    ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ MASK_CANDIDATES = 5
 
 
 def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
-    """Answer with what the kind of model and the options ask for: filled masks, samples or searched texts."""
+    """Write the answers of the kind of model and the options: filled masks, samples or searched texts."""
     models = load_models(options)
     first = models[0]
     if fills_masks(first):
@@ -89,7 +89,7 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
 
 
 def load_models(options: GenerateOptions) -> list[Loaded]:
-    """The models to use, each once, ready for decoding. Raises InputError for models that do not go together."""
+    """The models, each once, prepared for decoding. Raises InputError for models that cannot form an ensemble."""
     device = resolve_device(options.device)
     models: dict[Path, Loaded] = {}
     for name in names_of_models(options.arguments, options.ensemble):

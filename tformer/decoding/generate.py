@@ -25,7 +25,7 @@ from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.errors import InputError
 from tformer.model import Transformer
-from tformer.nn.cache import ModelCache, quickest_dtype
+from tformer.nn.cache import ModelCache, fastest_dtype
 from tformer.tokenizer import Tokenizer
 
 FILLER = 0  # any id will do: the mask hides it
@@ -259,7 +259,7 @@ def _prefill(
     device = next(model.parameters()).device
     longest = max(map(len, windows))
     capacity = min(model.max_seq_len, longest + steps)
-    dtype = quickest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
+    dtype = fastest_dtype(model.compute_dtype, device, slots=len(windows) * capacity)
     room = capacity if model.compiled_decoder is None else longest
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
     if sources is not None and full is not None:

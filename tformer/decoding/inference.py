@@ -157,7 +157,7 @@ def prepare_decoding(
     rows: int | None,
     steps: Callable[[], int],
 ) -> str | None:
-    """`compile_decoding` where that is asked for or pays, else `prepare_inference`; a note on it for the user.
+    """`compile_decoding` where it is requested or faster, else `prepare_inference`; a note on it for the user.
 
     Args:
         compile: `auto` compiles on a GPU, where starting many small operations takes the time, for `AUTO_STEPS` or more

@@ -13,10 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tformer.checkpoint.files import (
-    parse_object,
-    read_bounded,
-)
+from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.manifest import Manifest
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec

@@ -15,10 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint.files import (
-    parse_object,
-    read_bounded,
-)
+from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture

@@ -23,13 +23,7 @@ from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
-from tformer.interop.exporting import (
-    ExportReport,
-    Tokenizers,
-    export_checkpoint,
-    resolved,
-    tokenizers_of,
-)
+from tformer.interop.exporting import ExportReport, Tokenizers, export_checkpoint, resolved, tokenizers_of
 from tformer.interop.tokenizer_config import special_keys
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model

@@ -16,10 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.files import (
-    parse_object,
-    read_bounded,
-)
+from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.manifest import plain_name
 from tformer.checkpoint.tensor_files import (
     MAX_HEADER_BYTES,

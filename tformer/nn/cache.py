@@ -29,7 +29,7 @@ SLACK = 8
 """Slots by which the storage of a row grows."""
 
 
-def quickest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
+def fastest_dtype(dtype: torch.dtype, device: torch.device, *, slots: int) -> torch.dtype:
     """The faster dtype for cached keys and values of `slots` positions, computed in `dtype` and read by single queries.
 
     PyTorch's kernels for one query take several times as long in bf16 as in fp32 on a CPU, though they read half.

@@ -38,9 +38,9 @@ class FixedCache:
     """The caches of all layers of a decoder, and the inputs of its next step.
 
     Attributes:
-        ids, positions: long [R, 1], the newest token of each row and where it stands: set before a step.
+        ids, positions: long [R, 1], the newest token of each row and its position: set before a step.
         slot: long [1], where the step writes; `step_done` increments it on the device.
-        key_positions, key_valid: long and bool [R, C], what the slots hold.
+        key_positions, key_valid: long and bool [R, C], content of the slots.
         cross: cross-attention's keys and values, [S, K, T, h] and [S, K, T, v]; none without an encoder.
         encoder_mask: bool [S, T], the real tokens of the sources; None without an encoder.
     """
@@ -71,7 +71,7 @@ class FixedCache:
         if self.cross:
             self.encoder_mask = torch.zeros(sentences, source_slots, dtype=torch.bool, device=device)
 
-    # --- what the model calls, inside of a graph ---------------------------------------------------------------------
+    # --- called by the model, inside a graph -------------------------------------------------------------------------
 
     @property
     def has_encoder(self) -> bool:
@@ -87,7 +87,7 @@ class FixedCache:
     def step_done(self) -> None:
         self.slot.add_(1)
 
-    # --- what is done between steps ----------------------------------------------------------------------------------
+    # --- between steps ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the cache; their addresses never change."""

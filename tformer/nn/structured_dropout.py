@@ -92,7 +92,7 @@ class DropHeadSchedule:
     warmup_steps: of this schedule; null: those of the learning rate.
     """
 
-    SHORTHAND: ClassVar[str] = "rate"  # what a bare number in a recipe means
+    SHORTHAND: ClassVar[str] = "rate"  # the field that a bare number in a recipe sets
 
     rate: float
     start: float
@@ -160,7 +160,7 @@ LEAST_SLOPE = 1.0e-12  # for rates that are all close to 0 or 1
 class LayerDropOptions:
     """`rate`: the probability of skipping a layer, or the mean over layers of learned ones."""
 
-    SHORTHAND: ClassVar[str] = "rate"  # what a bare number in a recipe means
+    SHORTHAND: ClassVar[str] = "rate"  # the field that a bare number in a recipe sets
 
     rate: float
     learned: bool = False  # a rate for each layer, trained with the weights

@@ -26,17 +26,7 @@ from PIL import Image, ImageDraw
 
 from tformer.errors import visible
 from tformer.viz.plot.series import Panel, Series, label_of
-from tformer.viz.plots import (
-    PALETTE,
-    Heat,
-    Lines,
-    Plot,
-    Ramp,
-    colour_at,
-    colour_table,
-    plain,
-    ticks,
-)
+from tformer.viz.plots import PALETTE, Heat, Lines, Plot, Ramp, colour_at, colour_table, plain, ticks
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 # Without a creation date; the name and version of matplotlib stay.

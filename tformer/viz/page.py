@@ -20,11 +20,7 @@ from typing import Any
 from tformer import __version__
 from tformer.errors import visible
 from tformer.formatting import finite_or_none
-from tformer.viz.plots import (
-    COLOUR_MAPS,
-    PALETTE,
-    colour_table,
-)
+from tformer.viz.plots import COLOUR_MAPS, PALETTE, colour_table
 
 # Scripts of every page, before those of the view: state and theme first, then the parts that use them.
 SHELL_SCRIPTS = ("page.js", "controls.js", "pictures.js", "heatmap.js", "lines.js", "table.js")

@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 from tformer.errors import visible
 from tformer.formatting import without_middle
 from tformer.viz.plot.series import Panel, Series, better, label_of
-from tformer.viz.plots import (
-    PALETTE,
-    Heat,
-    Lines,
-    Numbers,
-    Plot,
-    colour_at,
-    plain,
-    ticks,
-)
+from tformer.viz.plots import PALETTE, Heat, Lines, Numbers, Plot, colour_at, plain, ticks
 
 Colour = Literal["truecolor", "256", "none"]
 SHADES = " .:-=+*#%@"

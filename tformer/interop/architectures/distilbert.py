@@ -8,11 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import (
-    LEGACY_NAMES,
-    buffers,
-    refuse_odd_heads,
-)
+from tformer.interop.architectures.bert import LEGACY_NAMES, buffers, refuse_odd_heads
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,

@@ -10,14 +10,7 @@ from typing import Any
 
 from tformer.errors import InputError
 from tformer.interop.architecture import Architecture
-from tformer.interop.architectures.bert import (
-    DEFAULTS,
-    LEGACY_NAMES,
-    body_links,
-    buffers,
-    read_body,
-    write_body,
-)
+from tformer.interop.architectures.bert import DEFAULTS, LEGACY_NAMES, body_links, buffers, read_body, write_body
 from tformer.interop.architectures.parts import head_dropout, pooled_links, sequence_head
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link

@@ -143,7 +143,7 @@ class Layout:
         return seen & (k_places.unsqueeze(1) <= q_places.unsqueeze(2)) if self.causal else seen
 
     def rule(self, total_blocks: int, *, start: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """The same for single (example, query, key), without causality; query i stands at slot start + i."""
+        """The same for single (example, query, key), without causality; query i is at slot start + i."""
         numbers = torch.arange(total_blocks, device=self.offset.device).unsqueeze(0)
         index, exists = self.random(numbers)
         is_global = self.is_global(numbers)
@@ -167,7 +167,7 @@ class Layout:
         return sees
 
     def global_tokens(self, places: Tensor, num_keys: int) -> GlobalTokens | None:
-        """The slots of global blocks in a frame where slots are `places` [1, F]; padding among them is not masked."""
+        """The slots of global blocks in a frame where slots are `places` [1, F]; padding is not excluded."""
         size = self.num_global * self.block
         if size == 0:
             return None

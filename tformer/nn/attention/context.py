@@ -1,7 +1,7 @@
 """Attention context of one forward pass: positions, padding, documents, masks; and the taps that return inner tensors.
 
-A mask is bool, broadcastable to [B, H, T, S], True where a query may attend. None: no limit beside
-`is_causal`. A mask that exists is complete: it includes causality.
+A mask is bool, broadcastable to [B, H, T, S], True where a key is visible. None: no limit beside `is_causal`. A mask
+that exists is complete: it already forbids the future.
 
 Shape legend: B batch, T queries, S keys. Queries are the last T of the S slots when a cache holds earlier ones.
 """
@@ -21,7 +21,7 @@ from tformer.nn.positions.base import Positions
 
 @dataclass(frozen=True)
 class TapSink:
-    """Where tapped tensors go. `scope` gives a view of the same sink whose names start with a prefix."""
+    """Collects tapped tensors by name. `scope` gives a view of the same sink for names with a prefix."""
 
     wanted: frozenset[str]
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def check_taps(wanted: Iterable[str], known: Iterable[str]) -> None:
 Weighted = tuple[Tensor, Tensor | None]
 """Output [B, H, T, v] and, if the taps want them, the weights [B, H, T, S] before dropout, fp32."""
 
-# Far below any score and yet finite: a row without visible keys is uniform until it is zeroed, never NaN.
+# Far below any score, but finite: a row without visible keys is uniform until it is zeroed, never NaN.
 MASKED_SCORE = -1.0e30
 
 
@@ -82,11 +82,11 @@ def make_mask(
     key_mask: Tensor | None = None,
     document_ids: Tensor | None = None,
 ) -> tuple[Tensor | None, bool]:
-    """The mask and `is_causal` to hand to every layer.
+    """The dense mask and `is_causal` of every layer.
 
     num_keys: None when the queries are the keys. key_mask [B, S]: bool or 0/1, true where a key holds a token; needed
     when a causal pass has fewer queries than keys. document_ids [B, T]: integers; a query sees only keys of its own
-    document, whose ids [B, S] default to the queries'.
+    document.
     Returns (mask bool [B, 1, T or 1, S] or None, is_causal); when both are given the mask is already causal and the
     flag only says that later keys need not be read.
     """

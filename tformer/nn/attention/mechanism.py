@@ -217,4 +217,4 @@ class Mechanism(nn.Module):
         """Draw the kind's own parameters and tables; `init.initialise` calls it. `std`: that of matrices."""
 
     def share_with(self, first: Mechanism) -> None:
-        """Take over what all layers of a stack have in common from the first of the kind. ValueError: it cannot."""
+        """Share parameters with the first layer of the kind in a stack. ValueError if that is impossible."""

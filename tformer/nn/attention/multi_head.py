@@ -2,8 +2,8 @@
 
 Projections are fused: one product makes queries, keys and values of self-attention; cross-attention takes its queries
 from `x` (the decoder) and its keys and values from `memory` (the encoder's output). The head and value sizes are free:
-neither need equal the other, nor their product with the heads d_model. Between projections and output stands the
-`Mechanism` of the attention kind.
+neither need equal the other, nor their product with the heads d_model. The `Mechanism` of the
+attention kind computes outputs from queries, keys and values.
 
 A cross-attention cache may have one row for several rows of `x`, the beams of a sentence. Their keys are the same, so
 they become further queries of one row: [S b, T, D] -> [S, b T, D], and back at the end.
@@ -114,7 +114,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self._project_self(x_BTD, context, positions, taps)
             if isinstance(cache, LayerCache | FixedLayer):
                 k, v = cache.append(k, v)
-                q = q.to(k.dtype)  # a cache may have a wider dtype: see `cache.quickest_dtype`
+                q = q.to(k.dtype)  # a cache may be kept in more bits: see `cache.fastest_dtype`
         if taps is not None:
             for name, tensor in (("queries", q), ("keys", k), ("values", v)):
                 taps.put(name, tensor)

@@ -58,7 +58,7 @@ RELU_FLOOR = 1.0e-3  # added to relu features, so that every denominator is posi
 
 
 def default_features(head_dim: int) -> int:
-    """d ln d, the number that the paper's theorem requires for a given error at any length."""
+    """d ln d: the number in the paper's theorem, for a given error at any length."""
     return max(1, int(head_dim * math.log(head_dim)))
 
 
@@ -274,7 +274,7 @@ def _quotient(sums: Tensor) -> Tensor:
 
 
 def dense_weights(q_BHTh: Tensor, keys: Keys, features: Features, *, causal: bool) -> Tensor:
-    """The weights [B, H, T, S] that the sums stand for: phi(q) phi(k)^T, each row divided by its sum."""
+    """The weights [B, H, T, S] that are equivalent to the sums: phi(q) phi(k)^T, each row divided by its sum."""
     num_queries, num_keys = q_BHTh.shape[2], keys.k.shape[2]
     k_BKSm, level_BKS = features.of_keys(keys)
     group = q_BHTh.shape[1] // keys.k.shape[1]

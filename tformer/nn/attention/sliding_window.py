@@ -46,7 +46,7 @@ from tformer.nn.positions.base import Positions
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """batch: B; ways: d. Row b d + c of what is folded holds the slots c, c + d, c + 2 d, ... of row b."""
+    """Folding for a dilation. batch: B; ways: d. Folded row b d + c holds the slots c, c + d, c + 2 d, ... of row b."""
 
     batch: int
     ways: int
@@ -117,7 +117,7 @@ def global_tokens(options: SlidingWindowOptions, context: AttentionContext) -> G
 def flex_rule(
     options: SlidingWindowOptions, tokens: GlobalTokens | None, *, start: int
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The pattern element by element, without the limits that every kind has; query i stands at slot start + i."""
+    """The pattern as a function of single (example, query, key), without causality, padding and documents."""
     reach = options.window // 2 * options.dilation
 
     def sees(example: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -19,11 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.shards.template import (
-    TextTemplate,
-    pair_template,
-    single_template,
-)
+from tformer.data.shards.template import TextTemplate, pair_template, single_template
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
 from tformer.decoding.generate import generate

@@ -15,13 +15,7 @@ import numpy as np
 
 from tformer.errors import visible
 from tformer.viz.attention.reading import Side
-from tformer.viz.attention.scene import (
-    CAUTION,
-    MEASURES,
-    Scene,
-    heading,
-    summarise,
-)
+from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind
 from tformer.viz.plots import colour_at
 from tformer.viz.terminal import RESET, Colour, colour_code, shade

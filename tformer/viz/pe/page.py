@@ -15,15 +15,7 @@ from tformer.errors import InputError
 from tformer.nn.positions import POSITIONS
 from tformer.nn.positions.biases import alibi_slopes
 from tformer.viz.page import render_page
-from tformer.viz.pe.fixed import (
-    bucket_of,
-    fp32_error,
-    patch_table,
-    rope_turns,
-    rotated,
-    shaw_index,
-    sinusoidal_table,
-)
+from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, rotated, shaw_index, sinusoidal_table
 from tformer.viz.pe.learned import RANDOM, Table
 from tformer.viz.pe.selection import all_views, check_dims, needs_run, plots_of, subject, view_of, views_of
 from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings, View

@@ -14,10 +14,7 @@ import torch
 
 from tformer.build import build_model
 from tformer.checkpoint import Checkpoint, newest_checkpoint
-from tformer.device import (
-    DTYPES,
-    has_bf16_instructions,
-)
+from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer

@@ -12,7 +12,7 @@ memory beside inputs and outputs is constant and nothing is ever T x S. With W t
 dV = W^T G, dS = W (G V^T - rowsum(W G V^T)) scale, dQ = dS K, dK = dS^T Q.
 
 FlexAttention (arXiv 2412.05496) turns a rule over (example, query, key) into a CUDA kernel that skips blocks where the
-rule holds nowhere. Its compiler runs at the first call for every new shape: a choice for long training runs.
+rule never holds. Its compiler runs at the first call for every new shape, which suits long training runs.
 
 Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, N blocks of queries, h head_dim,
 v value_dim, w queries of a block, R shared keys, r random blocks of a block; of a group of blocks: b examples, c kv
@@ -81,8 +81,8 @@ def attend_flex(inputs: AttentionInputs, sees: SeesFunction) -> Tensor:
 
 GROUP_ELEMENTS = 2**19  # scores of a group on a CPU, for each thread, 2 MiB in fp32: they stay in its caches
 ENOUGH_BLOCKS = 4  # of one head, to be a group by themselves on a CPU: the keys of several heads would be copied
-DENSE_LENGTH = 256  # up to this length dense attention is faster, as measured
-DENSE_RATIO = 1.5  # so it is up to this multiple of the keys that a block reads
+DENSE_LENGTH = 256  # inputs up to this long are attended to densely: less than blocks cost, as measured
+DENSE_RATIO = 1.5  # and inputs up to this many times the keys that a block reads
 DEVICE_GROUP_ELEMENTS = 2**26  # elsewhere: few launches count more
 
 
@@ -360,7 +360,7 @@ def attend_blocks(
 def attend_sparse(inputs: AttentionInputs, pattern: Pattern, shared: KeysAndValues | None) -> Tensor:
     """[B, H, T, v]: `attend_blocks`, or explicit scores if positions or dropout need them.
 
-    inputs: its context is not read, the pattern stands in its place. shared: see `attend_blocks`.
+    inputs: the pattern replaces its context, which is not read. shared: see `attend_blocks`.
     """
     if inputs.has_position_scores or inputs.dropout > 0.0:
         return attend_blocks_explicit(inputs, pattern, shared)

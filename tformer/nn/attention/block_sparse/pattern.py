@@ -91,7 +91,7 @@ def put_rows(out_BHTv: Tensor, rows_BHRv: Tensor, tokens: GlobalTokens) -> Tenso
     """`out` with the rows of global tokens in their places."""
     num_queries, index = out_BHTv.shape[2], tokens.index
     if tokens.valid is not None:
-        # Rows that stand for no token go to a slot behind the last one.
+        # Rows of no token are written to an extra slot, which is cut off.
         out_BHTv = F.pad(out_BHTv, (0, 0, 0, 1))
         index = index.masked_fill(~tokens.valid, num_queries)
     out = out_BHTv.scatter(2, index[:, None, :, None].expand(*rows_BHRv.shape), rows_BHRv.to(out_BHTv.dtype))
@@ -158,7 +158,7 @@ class Pattern:
         return 0 if self.random is None else self.random.shape[-1] * self.block
 
     def with_shared(self, tokens: GlobalTokens, slots: Tensor | None) -> Pattern:
-        """Global tokens are read by every block, and nowhere else: a key counts once.
+        """The pattern where global tokens are read as shared keys only, so that each key counts once.
 
         slots: [1, S], where queries see no global token of a later slot.
         """
@@ -208,7 +208,7 @@ class Run(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Some blocks of a run for some examples and key heads: what is computed at once."""
+    """Some blocks of a run for some examples and key heads, computed at once."""
 
     examples: slice
     heads: slice
