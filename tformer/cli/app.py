@@ -51,7 +51,7 @@ COMMANDS = {
         TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
     ),
     "train": Command(
-        TRAIN, "train", "Train a Transformer from scratch, from another run's weights, or from where a run stopped."
+        TRAIN, "train", "Train a Transformer from scratch, fine-tune another run's weights, or resume a run."
     ),
     "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
     "average": Command(
@@ -59,7 +59,7 @@ COMMANDS = {
         "average",
         "Average the weights of several checkpoints of one model, which often improves on each of them.",
     ),
-    "prune": Command(TRAIN, "prune", "Remove layers or attention heads from a trained model and measure the effect."),
+    "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure how the metrics change."),
     "generate": Command(USE, "generate", "Continue or translate a text, or each line of a file, with a trained model."),
     "classify": Command(
         USE,
@@ -69,9 +69,7 @@ COMMANDS = {
     "sweep": Command(
         COMPARE, "sweep", "Train every variant of a recipe, seed after seed, and compare them in one table."
     ),
-    "runs": Command(
-        COMPARE, "runs", "List, show and compare the run directories that `tformer train` writes.", is_group=True
-    ),
+    "runs": Command(COMPARE, "runs", "List, show and compare the runs of `tformer train`.", is_group=True),
     "plot": Command(
         COMPARE,
         "plot",
@@ -80,26 +78,27 @@ COMMANDS = {
     "inspect": Command(
         LOOK_INSIDE,
         "inspect",
-        "Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its "
-        "files.",
+        "Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.",
     ),
     "viz-pe": Command(
         LOOK_INSIDE,
         "viz_pe",
-        "Show positional encodings: by default an offline page with every kind and sliders for the sizes.",
+        "Draw positional encodings; by default an offline page with every kind and sliders for the sizes.",
     ),
     "viz-attention": Command(
         LOOK_INSIDE,
         "viz_attention",
         "Show attention weights: every layer and head of any model that was trained here or imported.",
     ),
-    "import": Command(EXCHANGE, "import_", "Convert a Hugging Face folder into a checkpoint, exactly or not at all."),
+    "import": Command(
+        EXCHANGE, "import_", "Convert a Hugging Face folder into a checkpoint; anything unsupported is an error."
+    ),
     "export": Command(
         EXCHANGE,
         "export",
         "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
     ),
-    "evaluate": Command(MEASURE, "evaluate", "Evaluate a model on the run's validation data or on --data."),
+    "evaluate": Command(MEASURE, "evaluate", "Measure a model on the run's validation data or on --data."),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 

@@ -65,7 +65,7 @@ class ImportOptions:
 
 @takes_options
 def import_(options: ImportOptions) -> None:
-    """Convert a Hugging Face folder into a checkpoint, exactly or not at all.
+    """Convert a Hugging Face folder into a checkpoint; anything unsupported is an error.
 
     Every tensor of the files must have its place, with the shape that config.json says; an unknown key of the
     configuration is refused. Pickled weights are never read, and no code of a repository runs. The other commands also

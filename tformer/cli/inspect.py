@@ -160,7 +160,7 @@ class InspectOptions:
 
 @takes_options
 def inspect(options: InspectOptions) -> None:
-    """Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its files.
+    """Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.
 
     Needs no tokenizer and no data. No weights are allocated (except with --verify), so a model of any size takes a
     second. Training FLOPs count forward and backward; attention FLOPs assume full attention, as is usual. Tied

@@ -24,7 +24,7 @@ LEFT_OUT = ("examples", "tokens", "bytes")  # equal before and after
 
 
 def report_lines(pruned: Pruned) -> Iterator[str]:
-    """What was removed, then one figure a line, before and after."""
+    """Text lines: what was removed, then each metric before and after."""
     for side, choice in pruned.layers.items():
         found = "" if choice.method is None else f", {choice.method}, {choice.evaluations} evaluations"
         kept = f"{len(choice.kept)} of {choice.num_layers} layers stay: {', '.join(map(str, choice.kept))}"
@@ -96,7 +96,7 @@ class PruneOptions:
 
 @takes_options
 def prune(options: PruneOptions) -> None:
-    """Remove layers or attention heads from a trained model and measure the effect.
+    """Remove layers or attention heads, and measure how the metrics change.
 
     The result is an ordinary smaller checkpoint, for every command that takes a run (generate, evaluate, export, train
     --init-from); it has no optimizer state, so training cannot --resume from it. Models trained with LayerDrop

@@ -25,7 +25,7 @@ SORTS = "newest, name, metric, parameters, step, seconds or size"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="List, show and compare the run directories that `tformer train` writes.",
+    help="List, show and compare the runs of `tformer train`.",
     epilog=examples(
         "`tformer runs list`", "`tformer runs show runs/gpt-tiny-1`", "`tformer runs compare runs/a runs/b`"
     ),
@@ -106,7 +106,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.", show_default=False)],
     json_: Json = False,
 ) -> None:
-    """Compare runs: recipe keys that differ, then metrics, parameters, time and speed, one column per run."""
+    """Compare runs: the recipe keys that differ, side by side, then metrics, parameters, time and speed."""
     from tformer.workflows.runs.compare import compare_runs
     from tformer.workflows.runs.summary import find_run
 

@@ -68,15 +68,15 @@ class GenerateOptions:
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="File of prompts or sources, one per line; each gives one line of output with the completion. For "
-            "an encoder-decoder the default is standard input.",
+            help="File with one prompt or source per line. Prints one line per line: the completion without the "
+            "prompt. Default of encoder-decoders: standard input.",
         ),
     ] = None
     special_tokens: Annotated[
         bool,
         PROMPT(
             "--special-tokens",
-            help="Read special tokens spelled in a prompt (`<mask>`, `<extra_id_0>`) as those tokens, not as text.",
+            help="Read special tokens in a prompt (`<mask>`, `<extra_id_0>`) as special tokens, not as plain text.",
         ),
     ] = False
     errors: Annotated[Errors, PROMPT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
@@ -85,14 +85,14 @@ class GenerateOptions:
         PROMPT(
             "--prefix",
             metavar="TEXT",
-            help="Prefix added to every source that does not begin with it; default: the prefix shared by all "
-            "tasks of the run.",
+            help="Text to put before every source that does not begin with it. Default: the prefix of training, if "
+            "all training sets have the same.",
         ),
         Use.SOURCE,
     ] = None
     too_long: Annotated[
         Literal["error", "cut"],
-        PROMPT("--too-long", help="Refuse a source that is longer than the model reads, or cut its end."),
+        PROMPT("--too-long", help="A source longer than the model's maximum: stop with an error, or cut its end."),
         Use.SOURCE,
         Neutral("error"),
     ] = "error"
@@ -103,7 +103,7 @@ class GenerateOptions:
     ] = None
     target_prefix_file: Annotated[
         str | None,
-        PROMPT("--target-prefix-file", metavar="FILE", help="File with such a text for each line of --input."),
+        PROMPT("--target-prefix-file", metavar="FILE", help="File with one target prefix per line of --input."),
         Use.SOURCE,
     ] = None
 
@@ -117,25 +117,20 @@ class GenerateOptions:
         BEAMS(
             "--n-best",
             metavar="N",
-            help="Write the N best different texts for each line, best first: up to N lines of INDEX, SCORE and "
-            "TEXT, separated by tabs; INDEX counts input lines from 0.",
+            help="Print up to N different texts per input line, best first, as tab-separated INDEX, SCORE and TEXT; "
+            "INDEX is the number of the input line, from 0.",
         ),
         Use.SEARCH,
     ] = None
     length_penalty: Annotated[
         float | None,
-        BEAMS(
-            "--length-penalty",
-            metavar="A",
-            help="Exponent A of the length penalty: above 0 favours long texts, below 0 short ones.",
-        ),
+        BEAMS("--length-penalty", metavar="A", help="A above 0 favours long texts, below 0 short ones."),
         Use.SEARCH,
     ] = None
     length_penalty_type: Annotated[
         Literal["gnmt", "avg", "none"] | None,
         BEAMS(
-            "--length-penalty-type",
-            help="Divisor of a text's log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
+            "--length-penalty-type", help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1."
         ),
         Use.SEARCH,
     ] = None
@@ -143,9 +138,9 @@ class GenerateOptions:
         float | None,
         BEAMS(
             "--coverage-penalty",
-            metavar="B",
-            help="Penalise skipped source tokens: adds B times the sum over source tokens of log min(attention, 1) to "
-            "the score.",
+            metavar="C",
+            help="Penalise source tokens with little attention: add C times the sum of log min(attention, 1) over the "
+            "source tokens to a score.",
         ),
         Use.SEARCH,
         Use.SOURCE,
@@ -155,9 +150,9 @@ class GenerateOptions:
         Literal["beam", "heuristic", "exhaustive"] | None,
         BEAMS(
             "--stopping",
-            help="When the search of a text stops. beam: when B hypotheses have finished. heuristic: when also no "
-            "unfinished hypothesis scores higher than the worst of the B best finished ones. exhaustive: when also "
-            "none can still reach a higher score.",
+            help="When the search of a text stops. beam: B hypotheses are finished. heuristic: B are finished, and no "
+            "unfinished one, scored at its present length, beats the worst of them. exhaustive: B are finished, and "
+            "no unfinished one can beat the worst of them at any allowed length. Default: the recipe's.",
         ),
         Use.SEARCH,
     ] = None
@@ -171,8 +166,7 @@ class GenerateOptions:
         BEAMS(
             "--diversity-penalty",
             metavar="X",
-            help="Subtracted from a token's score for each hypothesis of an earlier group that chose it at the same "
-            "step.",
+            help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
         ),
         Use.SEARCH,
         Neutral(0),
@@ -182,36 +176,33 @@ class GenerateOptions:
         BEAMS(
             "--ensemble",
             metavar="RUN...",
-            help="Average the probabilities of several models with the same vocabulary: A B C or A,B,C. The first "
-            "one's recipe gives the defaults; RUN counts as one of them.",
+            help="Average the next-token probabilities of several models with one vocabulary: A B C or A,B,C. The "
+            "recipe of the first gives the defaults; a model named as RUN belongs to the ensemble.",
             show_default=False,
         ),
         Use.SEARCH,
     ] = ()
 
-    temperature: Annotated[float | None, SAMPLING("--temperature", help="0 is greedy."), Use.SAMPLE, Neutral(0)] = None
+    temperature: Annotated[float | None, SAMPLING("--temperature", help="0: greedy."), Use.SAMPLE, Neutral(0)] = None
     top_k: Annotated[
         int | None,
-        SAMPLING(
-            "--top-k",
-            help="Sample from the K most probable tokens; 0: all. For a [MASK]: number of tokens shown (default 5).",
-        ),
+        SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5)."),
         Use.SAMPLE,
         Neutral(0),
     ] = None
     top_p: Annotated[
         float | None,
-        SAMPLING("--top-p", help="Sample from the smallest set of tokens with total probability P."),
+        SAMPLING("--top-p", help="Keep the smallest set of most probable tokens with a total probability of P."),
         Use.SAMPLE,
         Neutral(1),
     ] = None
     min_p: Annotated[
         float | None,
-        SAMPLING("--min-p", help="Sample from tokens at least P times as probable as the best."),
+        SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one."),
         Use.SAMPLE,
         Neutral(0),
     ] = None
-    greedy: Annotated[bool, SAMPLING("--greedy", help="Always choose the most probable token."), Use.TEXT] = False
+    greedy: Annotated[bool, SAMPLING("--greedy", help="Take the most probable token at every step."), Use.TEXT] = False
     num_samples: Annotated[
         int, SAMPLING("--num-samples", help="Number of completions per prompt."), Use.SAMPLE, Neutral(1)
     ] = 1
@@ -234,9 +225,7 @@ class GenerateOptions:
     ] = None
     length_margin: Annotated[
         int | None,
-        LENGTH(
-            "--length-margin", metavar="N", help="Maximum number of tokens that an output has more than its source."
-        ),
+        LENGTH("--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens."),
         Use.SOURCE,
     ] = None
     repetition_penalty: Annotated[
@@ -251,28 +240,25 @@ class GenerateOptions:
         Literal["slide", "error"],
         LENGTH(
             "--context",
-            help="When the context of a decoder-only model is full. slide: go on with its last half (beam search "
-            "ends). error: stop, and refuse longer prompts. For sources see --too-long.",
+            help="When the context of a decoder-only model is full. slide: continue with its last half (beam search "
+            "stops). error: stop, and refuse a longer prompt. For sources see --too-long.",
         ),
     ] = "slide"
 
-    output: Annotated[Path | None, OUTPUT("--output", help="Output file; default: standard output.")] = None
+    output: Annotated[Path | None, OUTPUT("--output", help="Write to this file instead of standard output.")] = None
     as_json: Annotated[
         bool,
-        OUTPUT(
-            "--json",
-            help="Write one JSON document per prompt, each on its own line, with all completions and their scores.",
-        ),
+        OUTPUT("--json", help="One JSON document per prompt and line, with all completions (and their scores)."),
     ] = False
-    logprobs: Annotated[
-        bool, OUTPUT("--logprobs", help="Report the model's log-probability of each token."), Use.TEXT
-    ] = False
+    logprobs: Annotated[bool, OUTPUT("--logprobs", help="Add the model's log-probability of each token."), Use.TEXT] = (
+        False
+    )
     alignments: Annotated[
         bool,
         OUTPUT(
             "--alignments",
-            help="Add the source token that each output token attends to most: `SOURCE-TARGET` pairs counted from "
-            "0 (0-0 1-2) after a tab; with --json [source, target] pairs and the tokens.",
+            help="Add the source token that each output token attends to most: `SOURCE-TARGET` pairs from 0 (0-0 1-2) "
+            "after a tab; with --json [source, target] pairs and the tokens.",
         ),
         Use.SOURCE,
     ] = False
@@ -287,10 +273,7 @@ class GenerateOptions:
     quantize: Quantize = "none"
     compile: Annotated[
         Literal["auto", "on", "off"],
-        MACHINE(
-            "--compile",
-            help="Compile the decoding step with torch.compile; auto: on a GPU when many tokens are generated.",
-        ),
+        MACHINE("--compile", help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs."),
     ] = "auto"
 
     # --- what can be refused before a model is loaded -----------------------------------------------------------------
