@@ -5,9 +5,8 @@
     Pegasus  pre-norm, sinusoids
     Marian   post-norm, sinusoids, vocabularies of its own for source and target where the config says so
 
-Older config files name these traits (`normalize_before` ...); the classes have them written in, so a file with another
-value describes a model that they cannot compute and is refused. The eps of every norm is written in too. The first two
-rows of learned positions are unused.
+Older config files name these traits (`normalize_before` ...). The classes fix them, so another value is refused; the
+eps of every norm is fixed as well. The first two rows of learned positions are unused.
 """
 
 from __future__ import annotations
