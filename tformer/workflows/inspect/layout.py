@@ -217,12 +217,12 @@ class _Drawing:
     def _heads(self, last: str, embedding: str, *, is_text: bool) -> None:
         for head in self.model.heads:
             rows = self.model.target_vocab_size or self.model.vocab_size
-            sizes = {"lm": f"{rows:,} tokens", "masked_lm": f"{rows:,} tokens"} if rows is not None else {}
+            predicts_tokens = head.over_vocabulary and rows is not None
             labels = getattr(head, "num_labels", None)
-            text = sizes.get(head.kind, f"{labels} labels" if labels else "")
+            text = f"{rows:,} tokens" if predicts_tokens else f"{labels} labels" if labels else ""
             id_ = self._add(self.root, f"head_{head.kind}", f"head: {head.kind}", *([text] if text else []))
             self._edge(last, id_)
-            if head.kind in sizes and self.model.tie.output and is_text:
+            if predicts_tokens and self.model.tie.output and is_text:
                 self._edge(embedding, id_, "tied", "tied")
 
 
