@@ -13,7 +13,7 @@ from tformer.device import keep_freed_memory, return_free_memory
 PROBE = """
 import resource, sys
 import torch
-from tformer.memory import keep_freed_memory
+from tformer.device import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     keep_freed_memory()

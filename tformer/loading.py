@@ -16,15 +16,14 @@ import torch
 from torch import nn
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
-from tformer.checkpoint.read import differences
+from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
+from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.errors import InputError
 from tformer.formatting import short_hash
 from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
-from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
@@ -38,7 +37,7 @@ TARGET_TABLE = "decoder_embedding.weight"
 class Loaded:
     """A model ready for inference (eval mode), with its tokenizer and recipe.
 
-    `path` is the checkpoint folder; `notes` says what a person should know (averaged weights, NaN).
+    `path` is the checkpoint folder; `notes` are messages for the user (averaged weights, NaN).
     """
 
     model: Transformer
@@ -97,7 +96,7 @@ def load(
         path = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path
-    recipe = _recipe_of(checkpoint)
+    recipe = checkpoint.recipe
     _require_kind(folder, recipe, kinds)
     tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
     if tokenizer is not None:
@@ -165,7 +164,7 @@ def load_body(model: nn.Module, checkpoint: Checkpoint, *, keep_heads: Collectio
     """Copy a checkpoint's weights except the heads; of these, the ones in `keep_heads` with equal shapes.
 
     Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
-    Averaged weights go first. Returns the names of the tensors that stay as freshly initialised, all of them in heads.
+    Averaged weights take precedence. Returns the names of the tensors of heads that stay as freshly initialised.
 
     Raises:
         InputError: the bodies differ: lists what is missing and what has another shape.
@@ -211,17 +210,15 @@ def load_generator(generator: nn.Module, checkpoint: Checkpoint) -> None:
             tensor.copy_(weights[name])
 
 
-def _recipe_of(checkpoint: Checkpoint) -> Recipe:
-    return recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
-
-
 def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
-    """Whether a command can use the checkpoint of a run that the user did not name; a damaged one counts, so that
-    its damage is reported."""
+    """Whether a command can use the checkpoint of a run that the user did not name.
+
+    True for a damaged one, so that loading it reports the damage.
+    """
     if kinds is None:
         return True
     try:
-        recipe = _recipe_of(read_checkpoint(folder))
+        recipe = read_checkpoint(folder).recipe
     except InputError:
         return True
     return not set(kinds).isdisjoint(_heads(recipe))

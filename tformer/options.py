@@ -97,24 +97,28 @@ DATA, MACHINE = panel("Data"), panel("Model and machine")
 Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
-Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")]
+Checkpoint = Annotated[
+    str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
+]
 Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]")]
 Precision = Annotated[str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16")]
 Quantize = Annotated[
     Literal["none", "int8"],
     MACHINE(
         "--quantize",
-        help="int8: 8-bit weights and inputs of every product on a CPU; weights on disk stay as trained.",
+        help="int8: multiply 8-bit weights and inputs, on a CPU; files on disk do not change.",
     ),
 ]
 TextColumn = Annotated[
-    str | None, DATA("--text-column", metavar="C", help="Of csv, tsv, jsonl and parquet: name or number.")
+    str | None, DATA("--text-column", metavar="C", help="Column of the text in a table: name, or number from 0.")
 ]
-Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="The second text.")]
-LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="The label.")]
+Text2Column = Annotated[str | None, DATA("--text2-column", metavar="C", help="Column of the second text.")]
+LabelColumn = Annotated[str | None, DATA("--label-column", metavar="C", help="Column of the label.")]
 
 
 def check_quantize(quantize: str, precision: str) -> None:
     """Raise InputError for a `--quantize` that contradicts `--precision`, before anything is loaded."""
     if quantize == "int8" and precision == "fp16":
-        raise InputError("--quantize int8 and --precision fp16 exclude each other", hint="beside 8 bits: bf16 or fp32")
+        raise InputError(
+            "--quantize int8 and --precision fp16 exclude each other", hint="int8 can be combined with bf16 or fp32"
+        )

@@ -152,7 +152,9 @@ def test_ignored_positions_reach_no_head_where_there_are_more_than_a_few(
 ) -> None:
     out, wanted, seen = output(), labels(ignored), []
     features = type(out.heads[name]).features
-    monkeypatch.setattr(type(out.heads[name]), "features", lambda self, x: seen.append(len(x)) or features(self, x))
+    monkeypatch.setattr(
+        type(out.heads[name]), "features", lambda self, x, *rest: seen.append(len(x)) or features(self, x, *rest)
+    )
     loss, _, count, _ = out.loss_terms(name, wanted)
     assert seen == [computed] and int(count) == int((wanted != -100).sum())
     expected = F.cross_entropy(out.head(name).flatten(0, 1), wanted.flatten(), reduction="sum")

@@ -20,7 +20,6 @@ from tformer.nn.structured_dropout import (
     LayerDropOptions,
     Step,
     StepAware,
-    begin_step,
     constrained_rates,
     drop_heads,
     scheduled_rate,
@@ -30,6 +29,11 @@ from tformer.nn.structured_dropout import (
 from tformer.recipe.model import Model
 
 CPU = torch.device("cpu")
+
+
+def begin_step(model: nn.Module, step: Step) -> None:
+    for listener in step_listeners(model):
+        listener.begin_step(step)
 
 
 def at(number: int, *, max_steps: int = 100, warmup_steps: int = 20) -> Step:

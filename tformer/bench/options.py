@@ -23,12 +23,17 @@ Threads = Annotated[
     int | None, HOW("--threads", help="CPU threads for tformer and its peers; default: PyTorch's choice.")
 ]
 Device = Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]")]
-Compile = Annotated[bool, HOW("--compile", help="tformer through torch.compile.")]
-Repeats = Annotated[int, HOW("--repeats", help="Timed rounds; quick ones are repeated for half a second.")]
-Peers = Annotated[tuple[str, ...], PEERS("--peer", metavar="NAME", help="A library at the same work; may be repeated.")]
-NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Tokens written for each text.")]
+Compile = Annotated[bool, HOW("--compile", help="Run tformer through torch.compile.")]
+Repeats = Annotated[
+    int, HOW("--repeats", help="Minimum number of timed rounds; short rounds are repeated for half a second.")
+]
+Peers = Annotated[
+    tuple[str, ...],
+    PEERS("--peer", metavar="NAME", help="Another library to measure at the same work; may be repeated."),
+]
+NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
 Quantize = Annotated[
-    str, WORK("--quantize", metavar="none|int8", help="Format of tformer's matrices; none,int8 measures both.")
+    str, WORK("--quantize", metavar="none|int8", help="Quantisation of tformer's matrices; none,int8 measures both.")
 ]
 Report = Annotated[Path | None, RESULT("--out", metavar="FILE.md", help="Write the report to this file too.")]
 AsJson = Annotated[bool, RESULT("--json", help="One JSON document on standard output.")]
@@ -41,7 +46,9 @@ class ModelOptions:
     arch: Annotated[str | None, MODEL("--arch", help="A family, for example gpt.")] = None
     preset: Annotated[str | None, MODEL("--preset", help="A shipped recipe of the family.")] = None
     config: Annotated[Path | None, MODEL("--config", metavar="FILE", help="A recipe file.")] = None
-    run: Annotated[str | None, MODEL("--run", metavar="RUN", help="The sizes of a run, not its weights.")] = None
+    run: Annotated[
+        str | None, MODEL("--run", metavar="RUN", help="Measure a model of this run's sizes; its weights are not used.")
+    ] = None
 
     @property
     def is_given(self) -> bool:
@@ -50,10 +57,15 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ProductOptions:
-    """Options of workloads with matrix products, which `bench tokenize` has not."""
+    """Options of workloads with matrix products: all but `bench tokenize`."""
 
     peer_precision: Annotated[
-        str | None, PEERS("--peer-precision", metavar="P,P,...", help="Default: all that the library has here.")
+        str | None,
+        PEERS(
+            "--peer-precision",
+            metavar="P,P,...",
+            help="Number formats of the other libraries. Default: all that they support on this machine.",
+        ),
     ] = None
     precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Of tformer.")] = "auto"
     compile: Compile = False
@@ -72,11 +84,12 @@ class SpeedOptions:
     model: ModelOptions = ModelOptions()
     sets: Annotated[tuple[str, ...], MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")] = ()
     batch_size: Annotated[
-        str | None, WORK("--batch-size", metavar="N,N,...", help="One size, or several: the best is reported.")
+        str | None,
+        WORK("--batch-size", metavar="N,N,...", help="One batch size, or several, of which the best is reported."),
     ] = None
     peer: Peers = ()
     repeats: Repeats = 10
-    max_seconds: Annotated[float, HOW("--max-seconds", help="Limit for each measuring process.")] = 600.0
+    max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of each measuring process.")] = 600.0
     threads: Threads = None
     out: Report = None
     as_json: AsJson = False
@@ -171,7 +184,7 @@ class ClassifyOptions(SpeedOptions):
     work = "classify"
 
     texts: Annotated[int, WORK("--texts", metavar="N", help="Number of texts.")] = 10_000
-    length: Annotated[int | None, WORK("--length", metavar="T", help="Tokens of the longest text.")] = None
+    length: Annotated[int | None, WORK("--length", metavar="T", help="Length of the longest text in tokens.")] = None
     products: ProductOptions = ProductOptions()
 
 
@@ -185,7 +198,8 @@ class TokenizeOptions(SpeedOptions):
         Path | None, WORK("--tokenizer", metavar="FILE", help="A tokenizer.json instead of one trained here.")
     ] = None
     data: Annotated[
-        str | None, WORK("--data", metavar="PATH", help="Default: the documentation that comes with Python.")
+        str | None,
+        WORK("--data", metavar="PATH", help="Text to encode. Default: the documentation that comes with Python."),
     ] = None
     megabytes: Annotated[float, WORK("--megabytes", metavar="N", help="Amount of text.")] = 4.0
 
@@ -209,8 +223,8 @@ class AttentionOptions:
         WORK(
             "--kinds",
             metavar="A,B,...",
-            help="Attention kinds, and dense-masked: full attention with a T x T mask. Default: all, or the model's. "
-            "full is always measured.",
+            help="Attention kinds to measure; dense-masked is full attention with a T x T mask. Default: all "
+            "kinds, or the model's. full is always measured.",
         ),
     ] = None
     lengths: Annotated[
@@ -218,11 +232,11 @@ class AttentionOptions:
         WORK(
             "--lengths",
             metavar="T,T,...",
-            help="Numbers of positions. Default: 512,1024,2048,4096,8192,16384, or as far as the model reads.",
+            help="Sequence lengths. Default: 512,1024,2048,4096,8192,16384, or those up to the model's maximum length.",
         ),
     ] = None
     batch_size: Annotated[int, WORK("--batch-size", help="Sequences at once.")] = 1
-    heads: Annotated[int | None, WORK("--heads", help="Attention heads. Default: 4, or the model's.")] = None
+    heads: Annotated[int | None, WORK("--heads", help="Number of attention heads. Default: 4, or the model's.")] = None
     head_dim: Annotated[int | None, WORK("--head-dim", help="Size of a head. Default: 64, or the model's.")] = None
     sets: Annotated[
         tuple[str, ...],
@@ -233,7 +247,7 @@ class AttentionOptions:
             "recipe. May be repeated.",
         ),
     ] = ()
-    causal: Annotated[bool, WORK("--causal", help="No position sees a later one; always so in decoders.")] = False
+    causal: Annotated[bool, WORK("--causal", help="Causal attention; decoders are always causal.")] = False
     peer: Peers = ()
     precision: Annotated[str | None, HOW("--precision", metavar="fp32|bf16|fp16", help="Default: fp32.")] = None
     dtype: Annotated[str | None, HOW("--dtype", metavar="fp32|bf16|fp16", help="The same as --precision.")] = None
@@ -241,15 +255,15 @@ class AttentionOptions:
     device: Device = "auto"
     repeats: Repeats = 10
     max_seconds: Annotated[
-        float, HOW("--max-seconds", help="Limit for one kind at one length, starting Python included.")
+        float, HOW("--max-seconds", help="Time limit for one kind at one length, including the start of Python.")
     ] = 120.0
     out: Annotated[
         Path | None,
         RESULT(
             "--out",
             metavar="DIR",
-            help="A folder for table.md, table.csv, table.json, time.svg and memory.svg; files of these names are "
-            "replaced.",
+            help="Folder for table.md, table.csv, table.json, time.svg and memory.svg; existing files of these "
+            "names are replaced.",
         ),
     ] = None
     as_json: AsJson = False
@@ -281,10 +295,10 @@ class QualityOptions:
     arch: Annotated[str, MODEL("--arch", help="A family.")] = "gpt"
     preset: Annotated[str, MODEL("--preset", help="A shipped recipe of the family.")] = "char-12s"
     sets: Annotated[tuple[str, ...], MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")] = ()
-    data: Annotated[str | None, WORK("--data", metavar="PATH", help="Text to train on; required.")] = None
-    valid: Annotated[str | None, WORK("--valid", metavar="PATH", help="Text to validate on, all of it; required.")] = (
-        None
-    )
+    data: Annotated[str | None, WORK("--data", metavar="PATH", help="Training text; required.")] = None
+    valid: Annotated[
+        str | None, WORK("--valid", metavar="PATH", help="Validation text, used as a whole; required.")
+    ] = None
     target: Annotated[
         float | None,
         WORK(
@@ -293,10 +307,10 @@ class QualityOptions:
             help="Stop at the first validation that reaches this loss. Default: train to the end.",
         ),
     ] = None
-    seeds: Annotated[str, WORK("--seeds", metavar="N,N,...", help="One training for each seed.")] = "1,2,3"
+    seeds: Annotated[str, WORK("--seeds", metavar="N,N,...", help="Random seeds; one training for each.")] = "1,2,3"
     threads: Threads = None
     device: Device = "auto"
-    max_seconds: Annotated[float, HOW("--max-seconds", help="Limit for one training.")] = 3600.0
+    max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of one training.")] = 3600.0
     as_json: AsJson = False
 
     @property
@@ -325,18 +339,16 @@ class QualityOptions:
 class AllOptions:
     """The options of `tformer bench all`."""
 
-    quick: Annotated[bool, HOW("--quick", help="Fewer batch sizes, rounds and texts.")] = False
+    quick: Annotated[bool, HOW("--quick", help="Measure fewer batch sizes, rounds and texts.")] = False
     data: Annotated[
         str | None,
         WORK(
             "--data",
             metavar="PATH",
-            help="Text for measuring time to quality too; the targets are those of tinyshakespeare.",
+            help="Training text for `bench quality`; the target losses are those of tinyshakespeare.",
         ),
     ] = None
-    valid: Annotated[str | None, WORK("--valid", metavar="PATH", help="Its validation text, required with --data.")] = (
-        None
-    )
+    valid: Annotated[str | None, WORK("--valid", metavar="PATH", help="Validation text; required with --data.")] = None
     threads: Threads = None
     device: Device = "auto"
     out: Annotated[Path, RESULT("--out", metavar="FILE.md", help="File of the report.")] = Path("report.md")

@@ -1,6 +1,6 @@
-"""Averaging of checkpoints of one model: the check that they are one model, and the mean of their weights.
+"""Averaging of checkpoints: the check that they are of the same model, and the mean of their weights.
 
-Told from manifests, recipes and the headers of tensor files alone, before any tensor is read.
+The check reads manifests, recipes and the headers of tensor files only; it precedes the reading of tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash
 from tformer.nn.attention import ATTENTION
-from tformer.recipe.load import recipe_from_yaml, recipe_to_data
+from tformer.recipe.load import recipe_to_data
 
 AVERAGED_ROLES = ("weights", "generator")
 # Parts of the recipe that must agree for weights to be averaged; all others may differ (another seed, more steps).
@@ -42,11 +42,13 @@ def require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
         seen[place] = checkpoint.path
 
 
-def require_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise InputError, with the first difference, unless all checkpoints have the first one's tokenizers, model,
-    labels, tensors, shapes and number formats."""
+def require_same_model(checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise InputError, with the first difference, unless all checkpoints are of the same model.
+
+    Compared are tokenizers, the `RECIPE_PARTS`, and names, shapes and number formats of tensors.
+    """
     first, *others = checkpoints
-    recipe = _recipe(first) if others else {}
+    recipe = recipe_to_data(first.recipe) if others else {}
     for other in others:
         _compare_tokenizers(first, other)
         _compare_recipes(first, recipe, other)
@@ -76,12 +78,8 @@ def _short(sha256: str | None) -> str:
     return "missing" if sha256 is None else short_hash(sha256)
 
 
-def _recipe(checkpoint: Checkpoint) -> dict[str, Any]:
-    return recipe_to_data(recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml")))
-
-
 def _compare_recipes(first: Checkpoint, expected: Mapping[str, Any], other: Checkpoint) -> None:
-    found = _recipe(other)
+    found = recipe_to_data(other.recipe)
     for part in RECIPE_PARTS:
         for key, ours, theirs in _differences(_at(expected, part), _at(found, part), part):
             raise InputError(
@@ -152,11 +150,11 @@ def average_checkpoints(
 ) -> Average:
     """Write the mean of the checkpoints' weights (and of ELECTRA's generators) to a new folder.
 
-    What else the result holds comes from the checkpoint with the highest step: recipe, tokenizers, the names of tied
-    tensors. It has no optimizer state, no EMA and no score, and `trainer.json` says what it was made of.
+    Recipe, tokenizers and the names of tied tensors are those of the checkpoint with the highest step. The result has
+    no optimizer state, no EMA and no score; its `trainer.json` lists the averaged checkpoints.
 
     Args:
-        paths: checkpoint folders, at least one; see `resolve_checkpoint` for what a person may name.
+        paths: checkpoint folders, at least one; see `resolve_checkpoint` for other paths.
         out: a folder that does not exist yet, not among a run's own checkpoints.
         progress: called with (checkpoints read, all).
         should_stop: polled after each checkpoint; once the result is being written, it is finished.
@@ -164,15 +162,15 @@ def average_checkpoints(
     Raises:
         InputError: `out` exists, a checkpoint is named twice or damaged, two of them are not the same model, an integer
             tensor differs, or a weight is not finite; nothing is written.
-        StorageError: the disk refuses; no part of the result is left.
-        Interrupted: `should_stop` said so; nothing is written.
+        StorageError: the disk is full or read-only; no part of the result is left.
+        Interrupted: `should_stop` returned True; nothing is written.
     """
     target = Path(out)
     require_new(target)
     opened = [read_checkpoint(path) for path in paths]
     require_distinct(opened)
     checkpoints = sorted(opened, key=_order)
-    require_alike(checkpoints)
+    require_same_model(checkpoints)
     last = checkpoints[-1]
     files.require_writable(target)
     files.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))

@@ -1,7 +1,7 @@
 """The checkpoints of a run: listing, the latest and the best, pointers, removal of old ones.
 
-The folders themselves are the truth, ordered by step, never by a clock. The pointer files `latest` and `best` (a
-folder's name each) are for people and other programs; they are rewritten whenever they disagree with a scan.
+The folders decide, ordered by step, never by time. The pointer files `latest` and `best`, each with the name of a
+folder, are for people and other programs; they are rewritten whenever they differ from the folders.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def _is_half(path: Path) -> bool:
 def _prune(entries: Sequence[Entry], *, keep_last: int) -> None:
     assert keep_last >= 1, keep_last
     kept = {entry.step for entry in entries[-keep_last:]}
-    favourite = best(entries)
+    best_entry = best(entries)
     for entry in entries:
-        if entry.step not in kept and entry is not favourite:
+        if entry.step not in kept and entry is not best_entry:
             files.remove_tree(entry.path)
 
 

@@ -203,7 +203,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     A pipe or a device, such as /dev/null, is written to and never replaced.
 
     Raises:
-        StorageError: the disk refuses; the old file is untouched and the temporary is gone.
+        StorageError: the disk is full or read-only; the old file is untouched and the temporary one is removed.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(TEMPORARY + target.name)
@@ -292,7 +292,7 @@ def require_writable(target: Path) -> None:
     """Create and remove a temporary file in `target`, or in the nearest folder above it that exists.
 
     Raises:
-        StorageError: read-only, full, or not ours to write to.
+        StorageError: read-only, full, or without permission.
         InputError: a file stands where a folder would have to be.
     """
     folder = _nearest(target)

@@ -70,7 +70,7 @@ def append(path: Path, text: str) -> None:
     """Append text in one write; a write cut short by a full disk is undone.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: the disk is full or read-only.
     """
     data = text.encode("utf-8", "replace")
     with files.storage_errors(path, bytes_needed=len(data)):

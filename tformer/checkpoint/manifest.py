@@ -26,7 +26,7 @@ def file_names(*, separate: bool) -> dict[str, str]:
     return FILE_NAMES | {"tokenizer": SOURCE_NAME} if separate else FILE_NAMES
 
 
-def mix_up(folder: Path, manifest: Manifest) -> InputError | None:
+def exchanged_tokenizers(folder: Path, manifest: Manifest) -> InputError | None:
     """The error for a checkpoint with exchanged tokenizer files; None when they are not exchanged."""
     records = [record for role in ROLES for record in manifest.by_role(role)]
     if len(records) != len(ROLES):
@@ -45,8 +45,8 @@ def mix_up(folder: Path, manifest: Manifest) -> InputError | None:
 def missing_file(path: Path) -> InputError:
     """The error for a checkpoint that lacks a tokenizer file."""
     side = {SOURCE_NAME: "source", FILE_NAMES["target_tokenizer"]: "target"}.get(path.name)
-    whose = f", the tokenizer of the {side} side," if side else ""
-    return InputError(f"{path}{whose} is missing, but the manifest lists it")
+    meaning = f", the tokenizer of the {side} side," if side else ""
+    return InputError(f"{path}{meaning} is missing, but the manifest lists it")
 
 
 def _sha256(path: Path) -> str | None:
@@ -174,7 +174,7 @@ def _natural(value: object, key: str) -> int:
 
 
 def plain_name(name: object) -> str:
-    """The file name; InputError for one that leaves its folder."""
+    """The file name; ValueError for one that leads outside its folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or any(mark in name for mark in ("/", "\\", "\0")):
         raise ValueError(f"the file name {name!r} leads outside the checkpoint")
     return name

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tformer.checkpoint.manifest import (
     ROLES,
     FileRecord,
     Manifest,
+    exchanged_tokenizers,
     missing_file,
-    mix_up,
     plain_name,
     read_manifest,
 )
@@ -28,6 +29,8 @@ from tformer.checkpoint.run import CHECKPOINTS
 from tformer.checkpoint.tensor_files import MAX_HEADER_BYTES, TensorSpec, read_specs, read_tensors
 from tformer.errors import InputError
 from tformer.formatting import short_hash
+from tformer.recipe.load import recipe_from_yaml
+from tformer.recipe.recipe import Recipe
 
 MAX_LISTED = 8  # names of each kind in an error
 
@@ -79,7 +82,7 @@ _MAX_TEXT_BYTES = {"recipe": 1 << 20, **dict.fromkeys(ROLES, MAX_TOKENIZER_BYTES
 class Checkpoint:
     """A checkpoint on disk. Texts are read and checked at once; tensors when one of the methods is called.
 
-    `notes` gathers what a person should hear about but need not stop for (NaN in the weights).
+    `notes` are warnings for the user (NaN in the weights).
     """
 
     path: Path
@@ -107,6 +110,11 @@ class Checkpoint:
     @property
     def target_tokenizer_sha256(self) -> str | None:
         return self.manifest.target_tokenizer_sha256
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that the checkpoint was trained with."""
+        return recipe_from_yaml(self.recipe_text, name=str(self.path / "recipe.yaml"))
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds tensors of a role: weights, optimizer, ema, generator."""
@@ -150,7 +158,7 @@ class Checkpoint:
         try:
             return self._read_tensors(role)
         except InputError as error:
-            error.hint = error.hint or _way_on(self.path)
+            error.hint = error.hint or _recovery_hint(self.path)
             raise
 
     def _read_tensors(self, role: str) -> dict[str, Tensor]:
@@ -212,7 +220,7 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
     """Open a checkpoint folder.
 
     Args:
-        path: the folder itself; see `resolve_checkpoint` for what a person may name.
+        path: the folder itself; see `resolve_checkpoint` for other paths.
         verify: compare every file with its SHA-256 (sizes and structure are checked in any case).
 
     Raises:
@@ -226,14 +234,14 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
         texts = _read_texts(folder, manifest, verify=verify)
         trainer = parse_object(texts["trainer"].encode("utf-8"), name=str(folder / "trainer.json"))
     except InputError as error:
-        error.hint = error.hint or _way_on(folder)
+        error.hint = error.hint or _recovery_hint(folder)
         raise
     source, target = (texts.get(role) for role in ROLES)
     return Checkpoint(folder, manifest, texts["recipe"], source, trainer, verify=verify, target_tokenizer_json=target)
 
 
-def _way_on(folder: Path) -> str | None:
-    """The hint for a damaged checkpoint of a run: without it, the run resumes from the one before."""
+def _recovery_hint(folder: Path) -> str | None:
+    """The hint for a damaged checkpoint: other checkpoints, and how a run resumes from the one before."""
     entries = catalog.scan(folder.parent)
     others = [entry.path.name for entry in entries if entry.path.name != folder.name]
     if folder.parent.name != CHECKPOINTS:
@@ -265,7 +273,7 @@ def _read_texts(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, 
         present = [role for role in _MAX_TEXT_BYTES if manifest.by_role(role)]
         return {role: _read_text(folder, manifest, role, verify=verify) for role in present}
     except InputError as error:
-        raise mix_up(folder, manifest) or error from None
+        raise exchanged_tokenizers(folder, manifest) or error from None
 
 
 def _read_text(folder: Path, manifest: Manifest, role: str, *, verify: bool) -> str:

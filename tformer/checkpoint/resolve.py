@@ -13,7 +13,6 @@ from tformer.checkpoint.manifest import read_manifest
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
 from tformer.errors import InputError, did_you_mean
-from tformer.recipe.load import recipe_from_yaml
 
 
 def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:
@@ -53,10 +52,10 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
 def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "runs") -> list[Path]:
     """The last `count` checkpoints of a run (or of its `checkpoints` folder), in the order of their steps.
 
-    They follow each other as the run saved them: a best checkpoint that was kept from earlier is none of them.
+    A best checkpoint that was kept from earlier is left out.
 
     Raises:
-        InputError: not a run, or fewer checkpoints than that; says how many there are, and what decides it.
+        InputError: not a run, or fewer checkpoints than that.
     """
     if count < 1:
         raise InputError(f"--last must be at least 1, found {count}")
@@ -79,17 +78,17 @@ def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "run
 
 
 def _best_apart(entries: list[catalog.Entry]) -> catalog.Entry | None:
-    """The best checkpoint if it is older than the last saves and stayed when those between were removed.
+    """The best checkpoint, if checkpoints between it and the last saves have been removed; else None.
 
-    Only the oldest can be that, and it is when the next one came later than `training.save_every` steps after it. Saves
-    by the clock have no such rhythm: there, one beyond `training.keep_last` followed by a wider gap than any other.
+    It is then the oldest one. With saves every `training.save_every` steps, the next one is more steps away than that.
+    Saves by the clock have no fixed interval: the run then has more than `training.keep_last` checkpoints, and the gap
+    after the first one is the widest.
     """
     if len(entries) < 2 or entries[0].score is None or catalog.best(entries) is not entries[0]:
         return None
     first, *others = (entry.step for entry in entries)
     gap, widest = others[0] - first, max((b - a for a, b in itertools.pairwise(others)), default=0)
-    newest = read_checkpoint(entries[-1].path)
-    training = recipe_from_yaml(newest.recipe_text, name=str(newest.path / "recipe.yaml")).training
+    training = read_checkpoint(entries[-1].path).recipe.training
     missed_saves = gap > (training.save_every or training.eval_every or gap)
     beyond_kept = len(entries) > training.keep_last and gap > (widest or training.save_every or gap)
     return entries[0] if missed_saves or beyond_kept else None
@@ -100,7 +99,7 @@ def newest_checkpoint(
 ) -> Path:
     """A checkpoint of the most recently saved run under `runs_dir`, among runs with a `usable` one.
 
-    Between runs only a clock can tell; within a run steps do.
+    Runs are ordered by the time of their last save, the checkpoints of a run by step.
 
     Raises:
         InputError: there is none.

@@ -77,7 +77,7 @@ MAX_ENVIRONMENT_BYTES = 16 << 20
 
 
 class RunDirectory:
-    """Made by `create` (for training: locked and swept) or `open` (for reading: nothing is written)."""
+    """A run directory, from `create` (for training: locked, leftovers removed) or `open` (for reading)."""
 
     def __init__(self, path: Path, *, lock: RunLock | None = None) -> None:
         self.path = path
@@ -205,10 +205,7 @@ class RunDirectory:
             catalog.tidy(self.checkpoints_path)
 
     def rewind(self, step: int) -> None:
-        """Go back to the state after `step`: later metrics, samples and checkpoints are removed.
-
-        For resuming and rolling back: what lies beyond the checkpoint that training continues from will be made again.
-        """
+        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes."""
         self.cut_metrics(step)
         logs.cut_samples(self.path / "samples.txt", step)
         with files.storage_errors(self.checkpoints_path):

@@ -54,7 +54,7 @@ def save_checkpoint(
         tokenizer_sha256: `Tokenizer.sha256`, to be compared when loading.
         target_tokenizer_json: the target's, None where one tokenizer serves both sides, or there is one side only.
         target_tokenizer_sha256: its `Tokenizer.sha256`.
-        keep_last: how many of the last checkpoints stay beside the best; at most `keep_last + 2` are ever on disk.
+        keep_last: number of last checkpoints to keep beside the best; at most `keep_last + 2` are on disk at any time.
 
     Raises:
         StorageError: names the bytes needed and the path; the checkpoints that were there are untouched.
@@ -63,7 +63,7 @@ def save_checkpoint(
     target = folder / catalog.step_name(step)
     try:
         catalog.tidy(folder, keep_last=keep_last)  # an earlier save may have been interrupted before its pruning
-        _sync_if_there(run.metrics_path)  # a checkpoint never outlives the metrics that led to it
+        _sync_if_there(run.metrics_path)  # the metrics up to a checkpoint are on disk before it
         write_checkpoint(
             target,
             step,

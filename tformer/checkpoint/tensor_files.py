@@ -161,7 +161,8 @@ def tensor_chunks(
 ) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, one tensor at a time, without a second copy of the model in memory.
 
-    make: gives a tensor by name when its turn comes; `tensors` then tell shapes and types alone (on the meta device).
+    make: called with the name of each tensor when it is written; `tensors` then only have shapes and types (on the meta
+        device).
     """
     header, names = plan_file(tensors)
     yield header

@@ -1,7 +1,7 @@
 """The `tformer` program: its commands by name, and the one place that turns errors into messages and exit codes.
 
-Only the module of the command on the command line is imported: typer takes every option of a command apart, which
-would make `--help` slow. The other commands appear in the list with their summary, written here.
+Only the module of the called command is imported: typer inspects every option of an imported command, which would make
+`--help` slow. The other commands are listed with the summary written here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COMMANDS = {
         TRAIN, "train_tokenizer", "Train a tokenizer on your own text and report how it encodes it."
     ),
     "train": Command(
-        TRAIN, "train", "Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."
+        TRAIN, "train", "Train a Transformer from scratch, fine-tune another run's weights, or resume a run."
     ),
     "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
     "average": Command(
@@ -59,7 +59,7 @@ COMMANDS = {
         "average",
         "Average the weights of several checkpoints of one model, which is often better than each of them.",
     ),
-    "prune": Command(TRAIN, "prune", "Leave out layers or attention heads, and measure what that costs."),
+    "prune": Command(TRAIN, "prune", "Remove layers or attention heads, and measure how the metrics change."),
     "generate": Command(USE, "generate", "Continue or translate a text, or each line of a file, with a trained model."),
     "classify": Command(
         USE,
@@ -69,7 +69,7 @@ COMMANDS = {
     "sweep": Command(
         COMPARE, "sweep", "Train every variant of a recipe, seed after seed, and compare them in one table."
     ),
-    "runs": Command(COMPARE, "runs", "List, show and compare runs: what `tformer train` left behind.", is_group=True),
+    "runs": Command(COMPARE, "runs", "List, show and compare the runs of `tformer train`.", is_group=True),
     "plot": Command(
         COMPARE,
         "plot",
@@ -78,26 +78,27 @@ COMMANDS = {
     "inspect": Command(
         LOOK_INSIDE,
         "inspect",
-        "Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its "
-        "files.",
+        "Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.",
     ),
     "viz-pe": Command(
         LOOK_INSIDE,
         "viz_pe",
-        "Show positional encodings: by default a page with every kind, its sizes under sliders, that needs no network.",
+        "Draw positional encodings; by default an offline page with every kind and sliders for the sizes.",
     ),
     "viz-attention": Command(
         LOOK_INSIDE,
         "viz_attention",
         "Show attention weights: every layer and head of any model that was trained here or imported.",
     ),
-    "import": Command(EXCHANGE, "import_", "Make a checkpoint of a Hugging Face folder, exactly or not at all."),
+    "import": Command(
+        EXCHANGE, "import_", "Convert a Hugging Face folder into a checkpoint; anything unsupported is an error."
+    ),
     "export": Command(
         EXCHANGE,
         "export",
         "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
     ),
-    "evaluate": Command(MEASURE, "evaluate", "Metrics of a model on the run's validation data or on --data."),
+    "evaluate": Command(MEASURE, "evaluate", "Measure a model on the run's validation data or on --data."),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 
@@ -118,7 +119,7 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
 
 
 def _listed_only() -> None:
-    """In the place of a command that the command line does not call."""
+    """Placeholder for a command that is only listed in `--help`."""
 
 
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
@@ -137,14 +138,14 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback with every error (may stand anywhere on the line).")
+        bool, typer.Option("--debug", help="Show a traceback with every error (allowed anywhere on the command line).")
     ] = False,
 ) -> None:
-    """Options that belong to no command."""
+    """Options of the program itself."""
 
 
 def make_app(words: Sequence[str]) -> typer.Typer:
-    """The program with all commands in its help, and the options of the one that `words` call."""
+    """The Typer program: all commands in its help, and the options of the command called by `words`."""
     app = typer.Typer(
         name="tformer",
         no_args_is_help=True,
@@ -188,7 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def report(error: Exception, words: Sequence[str] = ()) -> int:
-    """Print an error, in one line and a hint; its exit code.
+    """Print an error as one line and a hint, and return its exit code.
 
     words: the command line without the program's name, for usage errors that do not name their command.
     """
@@ -218,7 +219,8 @@ def _command_of(words: Sequence[str]) -> str:
 
 
 def as_tformer_error(error: Exception) -> TformerError | None:
-    """The user-facing error of an exception: itself, or that of the system or device; None: a bug."""
+    """The user-facing error for an exception: itself, or a translated system or device error. None: a bug in
+    tformer."""
     if isinstance(error, TformerError):
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_cpu_allocation(error):
@@ -244,7 +246,7 @@ def _print_error(message: str, hint: str | None) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text without markup and escape sequences, and without its middle where it is long."""
+    """Text without markup and escape sequences; a long text loses its middle."""
     half = MAX_MESSAGE // 2
     short = text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
     return escape(visible(short))

@@ -38,11 +38,13 @@ class AverageOptions:
         WHICH(
             "--last",
             metavar="N",
-            help="The last N checkpoints of a run; training.keep_last decides how many it keeps. An older best "
-            "checkpoint does not count.",
+            help="Average the last N checkpoints of a run (training.keep_last sets how many are kept). An older "
+            "best checkpoint does not count.",
         ),
     ] = None
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="The new checkpoint; must not exist yet.")] = None
+    out: Annotated[
+        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
+    ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
 
     def check(self) -> None:
@@ -75,8 +77,7 @@ def average(options: AverageOptions) -> None:
     options.check()
     assert options.out is not None  # `check` requires it
     with StopFlag() as flag:
-        from tformer.checkpoint import average_checkpoints
-        from tformer.checkpoint.average import require_new
+        from tformer.checkpoint.average import average_checkpoints, require_new
 
         require_new(options.out)
         paths = _paths(options)
@@ -98,7 +99,7 @@ def average(options: AverageOptions) -> None:
 
 def _paths(options: AverageOptions) -> list[Path]:
     """The checkpoint folders to average."""
-    from tformer.checkpoint import last_checkpoints, newest_checkpoint, resolve_checkpoint
+    from tformer.checkpoint.resolve import last_checkpoints, newest_checkpoint, resolve_checkpoint
 
     if options.last is None:
         return [resolve_checkpoint(name) for name in options.checkpoints]

@@ -53,9 +53,9 @@ app = typer.Typer(
 def train(options: TrainOptions) -> None:
     """Time optimizer steps: forward, backward, clipping, update, on random ids, as `tformer train` does them.
 
-    Reported are tokens and milliseconds, peak memory, and the share of what the machine can multiply, measured at the
-    start of the same run at the model's own shape. With --peer another library does the same work, in turn with
-    tformer.
+    Reports tokens per second, milliseconds per step, peak memory, and the speed as a share of the machine's rate of
+    matrix products, which is measured at the start of the same run with the model's shapes. With --peer another library
+    is measured at the same work, in alternating rounds.
     """
     _measure_speed(options)
 
@@ -69,10 +69,11 @@ def train(options: TrainOptions) -> None:
 )
 @takes_options
 def generate(options: GenerateOptions) -> None:
-    """Time greedy decoding of random prompts: reading them, and the same number of steps for each row.
+    """Time greedy decoding of random prompts: reading the prompts, and the same number of steps for each row.
 
-    Reported are tokens and milliseconds a step, and the share of the memory's read rate: a step of few rows reads every
-    matrix once, and that bounds its speed. With --peer another library does the same work, in turn with tformer.
+    Reports tokens per second, milliseconds per step, and the speed as a share of the memory's read rate, which bounds a
+    step of few rows: it reads every matrix once. With --peer another library is measured at the same work, in
+    alternating rounds.
     """
     _measure_speed(options)
 
@@ -86,7 +87,7 @@ def generate(options: GenerateOptions) -> None:
 )
 @takes_options
 def translate(options: TranslateOptions) -> None:
-    """Time beam search on random sources, the same number of new tokens for each, as `tformer generate` searches.
+    """Time beam search on random sources, with the same number of new tokens for each, as in `tformer generate`.
 
     By default batches of 16, 32 and 64 sources are measured and the best is reported. ctranslate2 is measured in every
     compute type that it has on this machine, with the exported model; transformers with a Marian model of the same
@@ -106,8 +107,8 @@ def translate(options: TranslateOptions) -> None:
 def classify(options: ClassifyOptions) -> None:
     """Time the classification of short texts of varied lengths, as token ids in memory.
 
-    As in `tformer classify`, they are sorted by length and batches are cut by their tokens; --batch-size is that of the
-    other libraries, which take texts in the given order and pad each batch to its longest.
+    As in `tformer classify`, texts are sorted by length and batches are formed by number of tokens. --batch-size
+    applies to the other libraries, which take texts in the given order and pad each batch to its longest.
     """
     _measure_speed(options)
 
@@ -124,8 +125,8 @@ def tokenize(options: TokenizeOptions) -> None:
     """Time text to token ids, in the pieces of 64K characters that training cuts text into.
 
     The vocabulary is trained on the same text beforehand, as the recipe says, or given by --tokenizer or --run.
-    --batch-size counts pieces; a step of the report is a batch of them. Nothing is multiplied: no ceiling applies, and
-    `share_of_peak` is null.
+    --batch-size counts pieces; a step of the report is a batch of them. There are no matrix products: no ceiling
+    applies, and `share_of_peak` is null.
     """
     _measure_speed(options)
 
@@ -185,11 +186,11 @@ def _measure_speed(options: SpeedOptions) -> None:
 def attention(options: AttentionOptions) -> None:
     """Time and memory of attention against the length, for each kind: forward and backward, without projections.
 
-    Every kind is measured at every length in a process of its own. Reported are the median time, the peak of memory
-    beyond queries, keys and values, the exponents with which both grow, the length from which a kind is faster than
-    full attention, and the share of what the machine multiplies and reads at most, measured at the start of the same
-    run. With a model named, heads, kind, options and lengths are its own. A kind that runs out of memory or time is
-    reported as such, and the rest goes on.
+    Every kind is measured at every length in its own process. Reports the median time, the peak memory beyond queries,
+    keys and values, the exponents with which both grow, the length from which a kind is faster than full attention, and
+    the speed as a share of the machine's rates of products and memory reads, which are measured at the start of the
+    same run. If a model is given, heads, kind, options and lengths are taken from it. A kind that runs out of memory or
+    time is reported as such, and the others are still measured.
     """
     options.check()
     with StopFlag() as flag:
@@ -244,9 +245,10 @@ def attention(options: AttentionOptions) -> None:
 def quality(options: QualityOptions) -> None:
     """Time `tformer train` from the start of its process to a validation loss, for each seed.
 
-    Every seed is the command as it is typed, in a process and with a cache of its own: starting, the tokenizer,
-    tokenising and validating count. Reported are the seconds, the loss on the whole validation text at that point, and
-    mean ± standard deviation. A target that is not reached is reported; training then went to its end.
+    Each seed runs the full command in its own process with an empty cache: the time includes starting Python, training
+    the tokenizer, tokenising and validating. Reports the seconds, the loss on the whole validation text at that point,
+    and mean ± standard deviation over seeds. If the target is not reached, training runs to its end and the report says
+    so.
     """
     options.check()
     with StopFlag() as flag:
@@ -285,8 +287,9 @@ def all_(options: AllOptions) -> None:
     """Run every benchmark of the README's table, beside the libraries that are installed, and write a report.
 
     Training, generation, translation and classification on a CPU, or training and decoding of larger models on a GPU;
-    with --data and --valid also the seconds of training to a validation loss (`bench quality`). What cannot be measured
-    is reported, and the rest goes on. The report has the machine, versions, the date and the command of each figure.
+    with --data and --valid also the seconds of training to a validation loss (`bench quality`). A measurement that
+    fails is reported, and the others go on. The report names the machine, versions, date and the command behind each
+    figure.
     """
     options.check()
     with StopFlag() as flag:

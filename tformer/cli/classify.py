@@ -61,7 +61,7 @@ class ClassifyOptions:
         ),
     ] = ()
     text: Annotated[str | None, INPUT("--text", help="A text.")] = None
-    text2: Annotated[str | None, INPUT("--text2", help="The second text, for a model of pairs.")] = None
+    text2: Annotated[str | None, INPUT("--text2", help="The second text, for a model trained on pairs.")] = None
     image: Annotated[
         tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.", show_default=False)
     ] = ()
@@ -70,25 +70,30 @@ class ClassifyOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="One text a line (a pair: with a tab between), or csv, tsv, jsonl, parquet. Of images: one path a "
-            "line, a folder, zip or IDX file. Default: standard input, when something is piped into it.",
+            help="Texts, one per line (pairs separated by a tab), or a csv, tsv, jsonl or parquet table. For image "
+            "models: paths, one per line, or a folder, zip or IDX file of images. Default: standard input if "
+            "it is piped.",
         ),
     ] = None
     text_column: Annotated[
-        str | None, INPUT("--text-column", metavar="C", help="Of a table: name or number; default: as trained.")
+        str | None,
+        INPUT("--text-column", metavar="C", help="Column of a table, by name or number; default: as in training."),
     ] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
-    errors: Annotated[Errors, INPUT("--errors", help="Invalid UTF-8 in --input.")] = "strict"
-    top: Annotated[int | None, ANSWER("--top", metavar="K", help="The K most probable labels.")] = None
+    errors: Annotated[Errors, INPUT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    top: Annotated[int | None, ANSWER("--top", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,
-        ANSWER("--threshold", metavar="P", help="Several labels: those above this probability (default 0.5)."),
+        ANSWER(
+            "--threshold", metavar="P", help="Multi-label models: show the labels above this probability (default 0.5)."
+        ),
     ] = None
-    output: Annotated[Path | None, ANSWER("--output", help="A file instead of standard output.")] = None
-    as_json: Annotated[bool, ANSWER("--json", help="One JSON object per input, one a line.")] = False
+    output: Annotated[Path | None, ANSWER("--output", help="Output file; default: standard output.")] = None
+    as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
-        int | None, MACHINE("--batch-size", help="Inputs at a time; default: by their length. Changes speed alone.")
+        int | None,
+        MACHINE("--batch-size", help="Inputs per batch; default: chosen by their length. Affects only the speed."),
     ] = None
     device: Device = "auto"
     precision: Precision = "auto"
@@ -123,15 +128,17 @@ class ClassifyOptions:
         if classifier.reads_pairs is False and (self.text2 is not None or self.text2_column is not None):
             raise InputError(f"{second}: {path} was trained on single texts, not on pairs", hint=f"leave {second} out")
         if classifier.reads_pairs and self.text is not None and self.text2 is None:
-            raise InputError(f"{path} was trained on pairs of texts, found one", hint="give the second with --text2")
+            raise InputError(
+                f"{path} was trained on pairs of texts, found a single text", hint="give the second with --text2"
+            )
         if self.threshold is not None and classifier.kind != "labels":
-            raise InputError(f"--threshold is for models with several labels an input, {path} has one")
+            raise InputError(f"--threshold is for multi-label models, {path} gives one label per input")
         if self.top is not None and classifier.kind == "score":
             raise InputError(f"--top: {path} gives a score, not labels")
 
     @property
     def run(self) -> str | None:
-        """The run, which is a folder, among the arguments."""
+        """The run among the positional arguments: the one that is a folder."""
         runs = [word for word in self.arguments if word not in self._more_images]
         if len(runs) > 1:
             raise InputError(
@@ -169,9 +176,9 @@ class ClassifyOptions:
 def classify(options: ClassifyOptions) -> None:
     """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
 
-    A line holds the label and its probability with a tab between them (with --top K the K best labels, each followed by
-    its probability); of a model with several labels an input, those above the threshold, joined by commas; of a
-    regression the score. An empty line is answered like any other.
+    A line holds the label and its probability, separated by a tab (with --top K: the K best labels, each followed by
+    its probability). Multi-label models give the labels above the threshold, joined by commas; regressions give the
+    score. An empty line is classified like any other.
     """
     run = options.run
     options.check()
@@ -260,7 +267,7 @@ class _Session:
                 number += len(places)
 
     def _answer(self, scores_NL: np.ndarray, *, places: Sequence[str] | None = None) -> None:
-        """Write a line for each input of a block. After an interrupt the scores are of no use."""
+        """Write a line for each input of a block. After an interrupt the scores are incomplete and are not written."""
         if self.flag.should_stop():
             raise self.flag.interrupted(f"interrupted after {self.done:,} inputs")
         self.done += len(scores_NL)

@@ -21,7 +21,8 @@ app = typer.Typer(
 Arch = Annotated[str | None, typer.Option(help="Family, for example gpt or llama.")]
 Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; see `config list`.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda: chooses the preset of an arch without --preset.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -35,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
     )
 )
 def show(
-    file: Annotated[Path | None, typer.Argument(help="A recipe file of your own.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A recipe file.")] = None,
     arch: Arch = None,
     preset: Preset = None,
     set_: Sets = None,

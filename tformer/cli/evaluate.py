@@ -18,13 +18,13 @@ EPILOG = examples(
 
 @takes_options
 def evaluate(options: EvaluationOptions) -> None:
-    """Metrics of a model on the run's validation data or on --data.
+    """Measure a model on the run's validation data or on --data.
 
     A causal language model: loss (nats per token), perplexity, bits per byte and accuracy over every token of a text,
-    each predicted once. A masked one: loss and accuracy on masked tokens. A classifier: accuracy with its 95 %
-    interval, F1, Matthews' correlation, calibration error, and each class; a regression: correlations and error.
-    A model of pairs: loss and token accuracy on the targets, and BLEU and chrF (with signatures) and exact matches of
-    its own outputs.
+    each predicted once. A masked language model: loss and accuracy on masked tokens. A classifier: accuracy with a 95 %
+    confidence interval, macro F1, Matthews correlation, expected calibration error, and the metrics of each class. A
+    regression: correlations and error. A sequence-to-sequence model: loss and token accuracy on the targets; BLEU and
+    chrF (with signatures) and exact matches of the generated outputs.
     """
     options.check()
     with StopFlag() as flag:

@@ -33,9 +33,9 @@ class ExportOptions:
     run: Annotated[
         str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
     ] = None
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="The new folder; must not exist yet.")] = None
+    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="Folder to write; must not exist yet.")] = None
     checkpoint: Annotated[
-        str, RESULT("--checkpoint", metavar="best|latest|step-N", help="Which checkpoint of a run.")
+        str, RESULT("--checkpoint", metavar="best|latest|step-N", help="Which checkpoint of the run to export.")
     ] = "best"
     to: Annotated[Literal["huggingface", "ctranslate2"], FORMAT("--to", help="Format of the folder.")] = "huggingface"
     dtype: Annotated[
@@ -43,7 +43,7 @@ class ExportOptions:
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; for ctranslate2 also int8 and int16. Default: as they are stored.",
+            help="Number format of the weights; for ctranslate2 also int8 and int16. Default: as stored.",
         ),
     ] = None
     shard_size: Annotated[str, FORMAT("--shard-size", metavar="SIZE", help="Maximum size of a weight file.")] = "5GB"
@@ -52,8 +52,8 @@ class ExportOptions:
         FORMAT(
             "--as",
             metavar="MODEL_TYPE",
-            help="The architecture to export as (gpt2, marian, ...), where several compute the same; default: that of "
-            "the recipe's arch.",
+            help="Architecture to export as (gpt2, marian, ...), where several compute the same function; default: "
+            "chosen by the recipe's arch.",
         ),
     ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
@@ -72,8 +72,8 @@ class ExportOptions:
 def export(options: ExportOptions) -> None:
     """Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.
 
-    The class that computes exactly what the recipe says is found automatically; a model that no class computes is
-    refused, with the fields that stand in the way. Averaged (EMA) weights are exported where the run keeps them.
+    The class that computes exactly the recipe's model is found automatically. A model that no class can compute is
+    refused, with the recipe fields that prevent it. Averaged (EMA) weights are exported if the run keeps them.
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)
@@ -83,8 +83,8 @@ def export(options: ExportOptions) -> None:
 
 
 def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportReport:
-    from tformer.checkpoint import newest_checkpoint
     from tformer.checkpoint.average import require_new
+    from tformer.checkpoint.resolve import newest_checkpoint
     from tformer.interop.exporting import DTYPES, export_checkpoint
     from tformer.interop.importing import open_checkpoint
 

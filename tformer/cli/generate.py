@@ -22,17 +22,17 @@ EPILOG = examples(
 def generate(options: GenerateOptions) -> None:
     """Continue or translate a text, or each line of a file, with a trained model.
 
-    What is not given here comes from the model's recipe. A prompt is shown with its continuation, streamed on a
-    terminal; lines of --input give completions only, with line ends inside them written as \\\\n. An empty prompt
-    starts from the model's start token.
+    Options without a default take their value from the model's recipe. A prompt is printed with its continuation; with
+    --input only the completions are printed, one per line, with newlines written as \\\\n. An empty prompt starts from
+    the model's start token.
 
-    An encoder-decoder (transformer, T5, BART) turns each source into a target, by a beam search of the recipe's size;
-    --greedy and the options of sampling choose otherwise. An empty line gives an empty line; of standard input, the
-    lines that have arrived are answered before the next are waited for. A decoder alone (GPT) searches when an option
-    of beam search is given.
+    An encoder-decoder (transformer, T5, BART) turns each source into a target. It uses beam search with the recipe's
+    beam size, or greedy decoding or sampling if you give those options. An empty input line gives an empty output line.
+    Lines of standard input are answered as they arrive. A decoder-only model (GPT) samples, and uses beam search if
+    you give an option of the group "Beam search".
 
-    A masked language model (BERT) fills each [MASK] of the prompt: the most probable tokens, one a line, with their
-    probabilities and the text that each gives.
+    A masked language model (BERT) fills each [MASK] of the prompt: it prints the most probable tokens, one per line,
+    with their probabilities and the resulting texts.
     """
     options.check()
     refuse_to_replace(options.output, options.files)

@@ -16,7 +16,7 @@ from tformer.options import argument, panel
 if TYPE_CHECKING:
     from tformer.interop.importing import ImportReport
 
-REPLACED, RESULT = panel("In place of the folder's"), panel("Result")
+REPLACED, RESULT = panel("Instead of the folder's own"), panel("Result")
 MAX_NAMED = 12  # names listed in a message
 
 EPILOG = examples(
@@ -38,14 +38,16 @@ class ImportOptions:
             "downloaded (needs the `hub` extra).",
         ),
     ]
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="The new checkpoint; must not exist yet.")] = None
+    out: Annotated[
+        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
+    ] = None
     tokenizer: Annotated[Path | None, REPLACED("--tokenizer", metavar="FILE", help="A tokenizer.json.")] = None
     target_tokenizer: Annotated[
         Path | None,
         REPLACED(
             "--target-tokenizer",
             metavar="FILE",
-            help="The target's tokenizer.json, for a translator with a tokenizer per side.",
+            help="The target's tokenizer.json, for a translation model with one tokenizer per side.",
         ),
     ] = None
     ignore: Annotated[
@@ -53,7 +55,7 @@ class ImportOptions:
         REPLACED(
             "--ignore",
             metavar="KEY",
-            help="A key of config.json that is unknown to tformer and changes nothing; repeatable.",
+            help="Ignore this unknown key of config.json, which must not change the computation; may be repeated.",
         ),
     ] = ()
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], RESULT("--dtype", help="Number format of the weights.")] = "fp32"
@@ -62,7 +64,7 @@ class ImportOptions:
 
 @takes_options
 def import_(options: ImportOptions) -> None:
-    """Make a checkpoint of a Hugging Face folder, exactly or not at all.
+    """Convert a Hugging Face folder into a checkpoint; anything unsupported is an error.
 
     Every tensor of the files must have its place, with the shape that config.json says; an unknown key of the
     configuration is refused. Pickled weights are never read, and no code of a repository runs. The other commands also

@@ -50,32 +50,45 @@ class InspectOptions:
     config: Annotated[Path | None, WHAT("--config", metavar="FILE", help="A recipe of your own.")] = None
     set: Annotated[
         tuple[str, ...],
-        WHAT("--set", metavar="KEY=VALUE", help="What if: override any key of the recipe.", show_default=False),
+        WHAT("--set", metavar="KEY=VALUE", help="Override any key of the recipe.", show_default=False),
     ] = ()
     checkpoint: Annotated[str, WHAT("--checkpoint", metavar="best|latest|step-N", help="Which one of the run.")] = (
         "best"
     )
     batch_size: Annotated[
-        int | None, SIZES("--batch-size", metavar="N", help="Examples of a forward pass; default: the recipe's.")
+        int | None, SIZES("--batch-size", metavar="N", help="Examples in a forward pass; default: the recipe's.")
     ] = None
     seq_len: Annotated[
-        int | None, SIZES("--seq-len", metavar="T", help="Positions, on both sides; default: the recipe's.")
+        int | None,
+        SIZES("--seq-len", metavar="T", help="Sequence length of source and target in tokens; default: the recipe's."),
     ] = None
     vocab_size: Annotated[
-        int | None, SIZES("--vocab-size", metavar="V", help="Without a tokenizer or a recipe that states it.")
+        int | None,
+        SIZES("--vocab-size", metavar="V", help="Vocabulary size, if neither a tokenizer nor the recipe gives it."),
     ] = None
     num_labels: Annotated[int | None, SIZES("--num-labels", metavar="L", help="Of a classifier.")] = None
     precision: Annotated[
-        str, SIZES("--precision", metavar="auto|fp32|bf16|fp16", help="Of the estimated training.")
+        str,
+        SIZES(
+            "--precision",
+            metavar="auto|fp32|bf16|fp16",
+            help="Number format of the training whose memory is estimated.",
+        ),
     ] = "auto"
     device: Annotated[str, SIZES("--device", metavar="auto|cpu|cuda", help="The device whose memory is estimated.")] = (
         "auto"
     )
-    shapes: Annotated[bool, VIEW("--shapes", help="Follow an example: shape and meaning of every tensor.")] = False
-    text: Annotated[str | None, VIEW("--text", help="The example of --shapes, through a run's tokenizer.")] = None
+    shapes: Annotated[bool, VIEW("--shapes", help="Show shape and meaning of every tensor in a forward pass.")] = False
+    text: Annotated[
+        str | None, VIEW("--text", help="Text to use with --shapes, tokenised with the run's tokenizer.")
+    ] = None
     layout: Annotated[str | None, VIEW("--layout", metavar="mermaid|dot|tree", help="Draw the architecture.")] = None
-    verify: Annotated[bool, VIEW("--verify", help="Check the files of a checkpoint, or of all of a run.")] = False
-    depth: Annotated[int | None, VIEW("--depth", metavar="N", help="Levels of the tree; 0: the total.")] = None
+    verify: Annotated[
+        bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
+    ] = False
+    depth: Annotated[int | None, VIEW("--depth", metavar="N", help="Depth of the module tree; 0: only the total.")] = (
+        None
+    )
     output: Annotated[Path | None, OUT("-o", "--output", metavar="FILE", help="Write to this file.")] = None
     json: Annotated[bool, OUT("--json", help="One JSON document on standard output.")] = False
 
@@ -147,10 +160,11 @@ class InspectOptions:
 
 @takes_options
 def inspect(options: InspectOptions) -> None:
-    """Show a model's modules, parameters, operations, memory and cache; follow its tensors; draw it; check its files.
+    """Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.
 
-    Needs no tokenizer, no data and, except for --verify, no memory: a model of any size takes a second. Training counts
-    forward and backward; operations count full attention, as is the custom. Tied parameters count once.
+    Needs no tokenizer and no data. No weights are allocated (except with --verify), so a model of any size takes a
+    second. Training FLOPs count forward and backward; attention FLOPs assume full attention, as is usual. Tied
+    parameters count once.
     """
     options.check()
     if options.verify:
@@ -219,7 +233,7 @@ def _tokens(checkpoint: Any, text: str) -> list[str]:
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
     ids = tokenizer.encode(text)
     if not ids:
-        raise InputError("--text: no tokens are in it")
+        raise InputError("--text: found a text without tokens")
     return [tokenizer.tokens[id_] or str(id_) for id_ in ids]
 
 

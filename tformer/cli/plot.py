@@ -40,7 +40,7 @@ class PlotOptions:
         tuple[str, ...],
         argument(
             "[RUN]...",
-            help="Runs, their names under runs/, or folders of runs such as a sweep; default: the newest.",
+            help="Runs, names of runs under runs/, or folders of runs such as a sweep; default: the newest run.",
             show_default=False,
         ),
     ] = ()
@@ -49,7 +49,8 @@ class PlotOptions:
         SHOWN(
             "--metric",
             metavar="NAME",
-            help="loss, valid.loss, accuracy, lr, ... or all; several: repeat it, or use commas. Default: loss.",
+            help="loss, valid.loss, accuracy, lr, ... or all; separate several by commas or repeat the option. "
+            "Default: loss.",
             show_default=False,
         ),
     ] = ()
@@ -61,7 +62,7 @@ class PlotOptions:
         SHOWN(
             "--smooth",
             metavar="W",
-            help="Weight of the past in an exponential average of what training logged; 0 <= W < 1.",
+            help="Smooth training curves by an exponential moving average with this weight of past values; 0 <= W < 1.",
         ),
     ] = 0.0
     log_x: Annotated[bool, SHOWN("--log-x", help="A logarithmic axis.")] = False
@@ -73,7 +74,7 @@ class PlotOptions:
             "-o",
             "--output",
             metavar="FILE",
-            help="Its suffix is the format; - is standard output. Default: curves.html.",
+            help="Output file, whose suffix sets the format; -: standard output. Default: curves.html.",
         ),
     ] = None
     format: Annotated[
@@ -93,9 +94,9 @@ class PlotOptions:
 def plot(options: PlotOptions) -> None:
     """Plot what runs logged: loss, every validation metric, learning rate, throughput, gradient norm.
 
-    The page (default) holds all metrics of all runs, to choose from and to smooth while looking, and needs no
-    network. A picture has a panel for each --metric. Validation is drawn at the tokens and the time of training that
-    led to it. A run may still be training.
+    The page (default) holds all metrics of all runs, lets you choose and smooth them, and works offline. A picture has
+    a panel for each --metric. A validation is drawn at the number of tokens, or the training time, that preceded it. A
+    run may still be training.
     """
     options.check()
     from tformer.viz.output import choose_output, write_output

@@ -13,12 +13,12 @@ from typing import Any
 from tformer.errors import Interrupted
 
 STARTED = time.monotonic()
-"""Start of this process, as early as Python code can take it: `--max-minutes` counts from here."""
+"Start time of this process, taken as early as possible; `--max-minutes` counts from here."
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Garbage collection is off inside: imports leave no garbage, and torch's and matplotlib's get a fifth faster."""
+    """Context manager that turns garbage collection off: importing torch and matplotlib gets a fifth faster."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -70,13 +70,13 @@ class StopFlag:
         raise self.interrupted("interrupted")
 
     def be_patient(self) -> None:
-        """From now on a signal waits for the next poll, however long that takes."""
+        """Stop interrupting blocked calls: from now on a signal takes effect at the next poll."""
         if not self._patient:
             signal.setitimer(signal.ITIMER_REAL, 0)
         self._patient = True
 
     def should_stop(self) -> bool:
-        """Whether a signal has arrived. The poll itself: after it, the work ends in its own time."""
+        """Whether a signal has arrived."""
         if self.signal_number is None:
             return False
         self.be_patient()

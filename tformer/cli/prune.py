@@ -24,7 +24,7 @@ LEFT_OUT = ("examples", "tokens", "bytes")  # equal before and after
 
 
 def report_lines(pruned: Pruned) -> Iterator[str]:
-    """What was removed, then one figure a line, before and after."""
+    """Text lines: what was removed, then each metric before and after."""
     for side, choice in pruned.layers.items():
         found = "" if choice.method is None else f", {choice.method}, {choice.evaluations} evaluations"
         kept = f"{len(choice.kept)} of {choice.num_layers} layers stay: {', '.join(map(str, choice.kept))}"
@@ -75,10 +75,12 @@ class PruneOptions:
     plan: Plan = field(default_factory=Plan)
     data: DataOptions = field(default_factory=DataOptions)
     max_examples: Annotated[
-        int | None, DATA("--max-examples", metavar="N", help="Use at most N of the examples, evenly spread.")
+        int | None, DATA("--max-examples", metavar="N", help="Maximum number of examples to measure on, evenly spread.")
     ] = None
     no_evaluate: Annotated[bool, DATA("--no-evaluate", help="Do not measure the model before and after.")] = False
-    out: Annotated[Path | None, RESULT("--out", metavar="DIR", help="The new checkpoint; must not exist yet.")] = None
+    out: Annotated[
+        Path | None, RESULT("--out", metavar="DIR", help="Folder of the new checkpoint; must not exist yet.")
+    ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -94,12 +96,12 @@ class PruneOptions:
 
 @takes_options
 def prune(options: PruneOptions) -> None:
-    """Leave out layers or attention heads, and measure what that costs.
+    """Remove layers or attention heads, and measure how the metrics change.
 
     The result is an ordinary smaller checkpoint, for every command that takes a run (generate, evaluate, export, train
     --init-from); it has no optimizer state, so training cannot --resume from it. Models trained with LayerDrop
-    (model.<stack>.layerdrop) lose least. The model is searched and measured on --data, by default on the run's
-    validation data.
+    (model.<stack>.layerdrop) lose the least accuracy. The model is searched and measured on --data, by default on the
+    run's validation data.
     """
     if options.out is None:
         raise InputError("--out is missing: a folder for the smaller model", hint="--out runs/NAME-pruned")

@@ -25,7 +25,7 @@ SORTS = "newest, name, metric, parameters, step, seconds or size"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="List, show and compare runs: what `tformer train` left behind.",
+    help="List, show and compare the runs of `tformer train`.",
     epilog=examples(
         "`tformer runs list`", "`tformer runs show runs/gpt-tiny-1`", "`tformer runs compare runs/a runs/b`"
     ),
@@ -45,15 +45,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 def list_(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Where to look, folders inside (a sweep's) too; default: runs/."),
+        typer.Argument(metavar="FOLDER", help="Folders to search, subfolders (of a sweep) included; default: runs/."),
     ] = None,
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest",
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="The first N of them only.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Show only the first N.")] = None,
     json_: Json = False,
 ) -> None:
     """List runs, the newest first: state, steps, best validation, parameters, time and size on disk.
 
-    A damaged run is listed with what is wrong with it.
+    A damaged run is listed with its problems.
     """
     _check_list_options(sort, limit)
     if not folders and not Path("runs").is_dir():
@@ -84,7 +84,7 @@ def show(
     run: Annotated[str | None, typer.Argument(help="A run, or its name under runs/; default: the newest.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show one run: where its recipe departs from its preset, environment, data, metrics and checkpoints."""
+    """Show one run: differences from its preset, environment, data, metrics and checkpoints."""
     from tformer.workflows.runs.compare import describe_run
     from tformer.workflows.runs.summary import find_run
 
@@ -106,7 +106,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.", show_default=False)],
     json_: Json = False,
 ) -> None:
-    """Compare runs: the keys of their recipes that differ, side by side, then figures, parameters, time and speed."""
+    """Compare runs: the recipe keys that differ, side by side, then metrics, parameters, time and speed."""
     from tformer.workflows.runs.compare import compare_runs
     from tformer.workflows.runs.summary import find_run
 

@@ -45,14 +45,14 @@ class TrainFlags:
     valid: Annotated[tuple[str, ...], DATA("--valid", help="Validation data.")] = ()
     source: Annotated[tuple[str, ...], DATA("--source", help="Source side of aligned text.")] = ()
     target: Annotated[tuple[str, ...], DATA("--target", help="Target side of aligned text.")] = ()
-    valid_source: Annotated[tuple[str, ...], DATA("--valid-source", help="Source side to validate on.")] = ()
-    valid_target: Annotated[tuple[str, ...], DATA("--valid-target", help="Target side to validate on.")] = ()
+    valid_source: Annotated[tuple[str, ...], DATA("--valid-source", help="Source side of the validation data.")] = ()
+    valid_target: Annotated[tuple[str, ...], DATA("--valid-target", help="Target side of the validation data.")] = ()
     text_column: Annotated[str | None, DATA("--text-column", help="Name or number.")] = None
     label_column: Annotated[str | None, DATA("--label-column", help="Name or number.")] = None
     tokenizer: Annotated[
-        Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one is trained for all variants.")
+        Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one tokenizer is trained for all variants.")
     ] = None
-    max_minutes: Annotated[float | None, HOW("--max-minutes", help="Longest time of each training.")] = None
+    max_minutes: Annotated[float | None, HOW("--max-minutes", help="Maximum duration of each training.")] = None
     precision: Annotated[str | None, HOW("--precision", help="auto, fp32, bf16 or fp16.")] = None
     device: Annotated[str | None, HOW("--device", help="auto, cpu, cuda or cuda:N.")] = None
 
@@ -62,7 +62,7 @@ class TaskOptions:
     """Options that describe a plan of one task, in place of --plan."""
 
     config: Annotated[Path | None, WHAT("--config", help="A recipe file.")] = None
-    arch: Annotated[str | None, WHAT("--arch", help="A family, in place of a file.")] = None
+    arch: Annotated[str | None, WHAT("--arch", help="Family, for example gpt, instead of a recipe file.")] = None
     preset: Annotated[str | None, WHAT("--preset", help="A shipped recipe of the family.")] = None
     sets: Annotated[tuple[str, ...], WHAT("--set", metavar="KEY=VALUE", help="Override a key in every variant.")] = ()
     vary: Annotated[
@@ -70,8 +70,8 @@ class TaskOptions:
         WHAT(
             "--vary",
             metavar="KEY=a,b,c",
-            help="An axis: a variant for each value; several axes: their product. `*` in a key: every stack. "
-            "Keys that change together: KEY1,KEY2=[a,b],[c,d].",
+            help="An axis of the sweep, with one variant for each value; several axes: all combinations. `*` in a "
+            "key means every stack. Keys that change together: KEY1,KEY2=[a,b],[c,d].",
         ),
     ] = ()
     evaluate: Annotated[
@@ -79,7 +79,7 @@ class TaskOptions:
         WHAT(
             "--evaluate",
             metavar="LABEL=FLAGS",
-            help="A further column: the result of `tformer evaluate` with these flags.",
+            help="Add a column with the result of `tformer evaluate` with these flags.",
         ),
     ] = ()
     train: TrainFlags = TrainFlags()
@@ -93,20 +93,20 @@ class SweepOptions:
         tuple[str, ...],
         argument("-- TRAIN FLAGS", help="After `--`: any other flags of `tformer train`.", show_default=False),
     ] = ()
-    out: Annotated[Path | None, RUN("--out", help="Folder of the sweep; an unfinished one is continued.")] = None
+    out: Annotated[Path | None, RUN("--out", help="Folder of the sweep; an unfinished sweep is continued.")] = None
     plan: Annotated[
         str | None,
         WHAT(
             "--plan",
-            help="A written plan in place of the options here: a file, or a shipped one (positions, tears).",
+            help="A plan file instead of the options of this panel, or the name of a shipped plan (positions, tears).",
         ),
     ] = None
     task: TaskOptions = TaskOptions()
-    seeds: Annotated[int | None, HOW("--seeds", help="Trainings of each variant (default 1).")] = None
-    max_steps: Annotated[int | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
-    skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Leave out the variants that their recipe refuses.")] = (
-        False
+    seeds: Annotated[int | None, HOW("--seeds", help="Number of trainings (random seeds) per variant (default 1).")] = (
+        None
     )
+    max_steps: Annotated[int | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
+    skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.")] = False
     dry_run: Annotated[bool, RUN("--dry-run", help="List the trainings; run none.")] = False
     as_json: Annotated[bool, RUN("--json", help="One JSON document on standard output.")] = False
 
@@ -143,8 +143,8 @@ def sweep(options: SweepOptions) -> None:
     """Train every variant of a recipe, seed after seed, and compare them in one table.
 
     Each training is a process and a run of its own under OUT/runs. OUT then holds table.md, table.csv, table.json,
-    cells.csv and the plot curves.svg. The same command again continues where it stopped, and repeats what failed but
-    did not diverge.
+    cells.csv and the plot curves.svg. Running the same command again continues an interrupted sweep and repeats
+    trainings that failed, except those that diverged.
     """
     plan = options.make_plan()
     check_flags(plan)

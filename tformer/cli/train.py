@@ -18,7 +18,7 @@ EPILOG = examples(
 
 @takes_options
 def train(options: TrainOptions) -> None:
-    """Train a Transformer, from scratch, from another run's weights, or on from where a run stopped."""
+    """Train a Transformer from scratch, fine-tune another run's weights, or resume a run."""
     options.recipe_values()  # raises what can be refused before torch is imported
     with StopFlag() as stop:
         from tformer.training.session import run_training

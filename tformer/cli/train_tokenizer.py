@@ -34,7 +34,7 @@ class TrainTokenizerOptions:
 
     inputs: Annotated[
         tuple[str, ...],
-        argument("INPUT", help="Files, folders, globs, builtin:NAME or `-`. Nothing given: built-in text."),
+        argument("INPUT", help="Files, folders, globs, builtin:NAME or `-` (standard input); default: built-in text."),
     ] = ()
     tokenizer: TokenizerOptions = field(default_factory=TokenizerOptions)
     errors: Annotated[Errors, TEXT("--errors", help="Invalid UTF-8: an error, or replaced by U+FFFD.")] = "strict"
@@ -42,7 +42,7 @@ class TrainTokenizerOptions:
         str | None, TEXT("--text-column", help="Column of csv, tsv, jsonl or parquet: name or number.")
     ] = None
     out: Annotated[Path, OUTPUT("--out", help="The file to write.")] = Path("tokenizer.json")
-    force: Annotated[bool, OUTPUT("--force", help="Replace a different file that is already there.")] = False
+    force: Annotated[bool, OUTPUT("--force", help="Replace an existing, different file.")] = False
     json_: Annotated[bool, OUTPUT("--json", help="The report as one JSON document on stdout.")] = False
 
 
@@ -87,7 +87,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
 
 
 def _check_output(options: TrainTokenizerOptions) -> None:
-    """Refuse an output before the training that would be refused after it."""
+    """Raise InputError, before the training, for an output that could not be written after it."""
     out = options.out
     if out.is_dir():
         raise InputError(f"--out {out} is a directory, expected a file", hint=f"try {out / 'tokenizer.json'}")

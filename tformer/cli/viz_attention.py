@@ -49,20 +49,21 @@ class AttentionOptions:
         str | None,
         argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run."),
     ] = None
-    text: Annotated[str | None, READ("--text", help="A text; of an encoder-decoder the source.")] = None
-    text2: Annotated[str | None, READ("--text2", help="The second of a pair of texts.")] = None
+    text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
+    text2: Annotated[str | None, READ("--text2", help="The second text, for a model trained on pairs.")] = None
     target: Annotated[
         str | None, READ("--target", help="The decoder's text; default: the model's own translation.")
     ] = None
     image: Annotated[Path | None, READ("--image", metavar="FILE", help="An image file.")] = None
-    max_tokens: Annotated[int | None, READ("--max-tokens", metavar="N", help="Read the first N tokens of a text.")] = (
-        None
-    )
+    max_tokens: Annotated[
+        int | None, READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.")
+    ] = None
     max_new_tokens: Annotated[
-        int | None, READ("--max-new-tokens", metavar="N", help="Let the model generate so many more tokens.")
+        int | None,
+        READ("--max-new-tokens", metavar="N", help="Number of tokens that the model generates after the text."),
     ] = None
     prefix: Annotated[
-        str | None, READ("--prefix", metavar="TEXT", help="Before the source, in place of the run's.")
+        str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.")
     ] = None
     special_tokens: Annotated[
         bool,
@@ -73,7 +74,7 @@ class AttentionOptions:
         SHOWN(
             "--attention",
             metavar="encoder|decoder|cross",
-            help="Default: all that the model has; for a single picture cross before the others.",
+            help="Which attentions to show. Default: all; a single picture shows cross-attention if there is one.",
         ),
     ] = None
     view: Annotated[
@@ -81,32 +82,45 @@ class AttentionOptions:
         SHOWN(
             "--view",
             metavar="head|model|rollout|summary",
-            help="One head with its tokens; all heads, small; the product over layers; measures of every head.",
+            help="head: one head with its tokens; model: all heads, small; rollout: the product over layers; summary: "
+            "measures of every head.",
         ),
     ] = None
     layers: Annotated[str | None, SHOWN("--layers", metavar="0,3-5", help="Default: all.")] = None
     heads: Annotated[
-        str | None, SHOWN("--heads", metavar="0,3-5|mean", help="Default: all; mean: of each layer's.")
+        str | None,
+        SHOWN(
+            "--heads",
+            metavar="0,3-5|mean",
+            help="Heads to show; mean: the mean of each layer's heads. Default: all.",
+        ),
     ] = None
-    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Links drawn or listed for each token.")] = 3
+    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of links drawn or listed for each token.")] = 3
     merge_subwords: Annotated[
         bool, SHOWN("--merge-subwords", help="Merge the tokens of a word: sums over keys, means over queries.")
     ] = False
-    hide_special: Annotated[
-        bool, SHOWN("--hide-special", help="Omit special tokens; rows are divided by the sum of the rest.")
-    ] = False
+    hide_special: Annotated[bool, SHOWN("--hide-special", help="Omit special tokens and normalise each row again.")] = (
+        False
+    )
     output: Annotated[
-        Path | None, PICTURE("-o", "--output", help="A file; its suffix is the format. Default: attention.html.")
+        Path | None,
+        PICTURE("-o", "--output", help="Output file, whose suffix sets the format. Default: attention.html."),
     ] = None
     format: Annotated[
-        str | None, PICTURE("--format", metavar="html|png|svg|terminal|json|csv", help="In place of the suffix.")
+        str | None,
+        PICTURE(
+            "--format",
+            metavar="html|png|svg|terminal|json|csv",
+            help="Output format, instead of the one given by the suffix.",
+        ),
     ] = None
     scale: Annotated[
         str | None,
         PICTURE(
             "--scale",
             metavar="row|global|sqrt|log",
-            help="Of the colours: each row by itself; linear; square root; logarithm. Default: linear, sqrt when long.",
+            help="Colour scale: each row by itself, linear, square root or logarithmic. Default: linear; sqrt for long "
+            "texts.",
         ),
     ] = None
     colours: Annotated[str, PICTURE("--colours", metavar="viridis|cividis", help="Colour map.")] = "viridis"
@@ -117,7 +131,7 @@ class AttentionOptions:
     device: Device = "auto"
 
     def check(self) -> None:
-        """Raise InputError for words and numbers that are invalid for every model."""
+        """Raise InputError for values that are invalid for every model."""
         for option, value, known in (
             ("--attention", self.attention, KINDS),
             ("--view", self.view, VIEWS),
@@ -205,7 +219,7 @@ def parse_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
 def viz_attention(options: AttentionOptions) -> None:
     """Show attention weights: every layer and head of any model that was trained here or imported.
 
-    The page (default) holds all views, needs no network, and draws 12 layers of 12 heads over 512 tokens. Pictures show
+    The page (default) holds all views, works offline, and draws 12 layers of 12 heads over 512 tokens. Pictures show
     all heads unless --view, --layers or --heads say otherwise; the terminal shows the last layer's mean. An
     encoder-decoder without --target shows its own translation. Cells that cannot be seen (later tokens, or outside a
     sparse pattern) are hatched, and null in JSON. The numbers are those that the model computes with.

@@ -42,8 +42,8 @@ class PositionsOptions:
         WHAT(
             "--view",
             metavar="NAME",
-            help="One plot of that kind, for example traces, heatmap, waves, gram, distance, wavelengths; a page opens "
-            "at it. Default: the kind's first.",
+            help="Which plot of the kind to show, for example traces, heatmap, waves, gram, distance or "
+            "wavelengths; a page opens with it. Default: the first plot of the kind.",
         ),
     ] = None
     compare: Annotated[
@@ -51,7 +51,7 @@ class PositionsOptions:
         WHAT(
             "--compare",
             metavar="KIND,...",
-            help="Overlay the decay of these kinds with distance; `all` for every one that has a curve.",
+            help="Overlay how these kinds decay with distance; `all`: every kind that has such a curve.",
         ),
     ] = None
     run: Annotated[
@@ -59,12 +59,12 @@ class PositionsOptions:
         WHAT(
             "--run",
             metavar="RUN",
-            help="A run, checkpoint or Hugging Face folder: its kind and sizes, and what it has learned.",
+            help="A run, checkpoint or Hugging Face folder: show its kind, its sizes and its learned values.",
         ),
     ] = None
-    stack: Annotated[str | None, WHAT("--stack", metavar="SIDE", help="encoder or decoder of the run.")] = None
+    stack: Annotated[str | None, WHAT("--stack", metavar="SIDE", help="Stack of the run: encoder or decoder.")] = None
     layer: Annotated[
-        int, WHAT("--layer", metavar="N", help="Layer of the tables, from 0 (shaw has tables per layer).")
+        int, WHAT("--layer", metavar="N", help="Layer whose tables are shown, from 0 (shaw has tables in every layer).")
     ] = 0
     d_model: Annotated[int, SIZES("--d-model", metavar="D", help="Width of the embeddings.")] = 512
     positions: Annotated[
@@ -88,11 +88,13 @@ class PositionsOptions:
         str | None,
         SIZES("--dims", metavar="N,...", help="Dimensions to draw as waves; for rope pairs, for alibi heads (from 1)."),
     ] = None
-    heads: Annotated[int, SIZES("--heads", metavar="H", help="Heads (alibi; rope's width is d_model / H).")] = 8
+    heads: Annotated[
+        int, SIZES("--heads", metavar="H", help="Number of heads (for alibi; rope rotates d_model / H dimensions).")
+    ] = 8
     buckets: Annotated[int, SIZES("--buckets", metavar="N", help="t5_bias.")] = 32
     max_distance: Annotated[int, SIZES("--max-distance", metavar="N", help="t5_bias.")] = 128
     clip: Annotated[int, SIZES("--clip", metavar="K", help="shaw.")] = 16
-    grid: Annotated[int, SIZES("--grid", metavar="N", help="patch2d: patches a side.")] = 8
+    grid: Annotated[int, SIZES("--grid", metavar="N", help="patch2d: patches per side of the image.")] = 8
     output: Annotated[
         Path | None,
         RESULT(
@@ -134,9 +136,9 @@ class PositionsOptions:
 
 @takes_options
 def viz_pe(options: PositionsOptions) -> None:
-    """Show positional encodings: by default a page with every kind, its sizes under sliders, that needs no network.
+    """Draw positional encodings; by default an offline page with every kind and sliders for the sizes.
 
-    No model is needed, except for what a model has learned (--run). All numbers come from the modules that training
+    A model is needed only for learned encodings (--run). All numbers come from the modules that training
     uses.
     """
     with uncollected():  # imports torch

@@ -1,1 +1,1 @@
-"""What a model costs: floating-point operations (`flops`), and memory of training and decoding (`memory`)."""
+"""Cost of a model: floating-point operations (`flops`), and memory of training and decoding (`memory`)."""

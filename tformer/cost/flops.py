@@ -40,8 +40,10 @@ HEADS, STEM = "heads.", "embedding"
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one example. forward: with every head on every position. training: forward and backward, heads
-    on the positions that have a label."""
+    """Operations of one example.
+
+    forward: with every head on every position. training: forward and backward, heads on the labelled positions.
+    """
 
     forward: float
     training: float
@@ -52,7 +54,7 @@ class Flops:
 
 def module_flops(model: Transformer, section: Model, *, source_length: int, target_length: int) -> dict[str, float]:
     """{name of a module: operations of one example in the forward pass}, for every module that multiplies."""
-    both = model.encoder is not None and model.decoder is not None
+    both = model.is_encoder_decoder
     lengths = {"encoder": source_length, "decoder": target_length if both else source_length}
     found = dict(_product_flops(model, lengths))
     for side in ("encoder", "decoder"):
@@ -134,10 +136,10 @@ def example_flops(
     recipe: Recipe, model: Transformer, generator: Transformer | None, *, source_length: int, target_length: int
 ) -> Flops:
     """Operations of one example of a model, with ELECTRA's generator where there is one."""
-    total = _model_flops(recipe, recipe.model, model, source_length, target_length, labelled_share(recipe))
+    share = labelled_share(recipe)
+    total = _model_flops(recipe, recipe.model, model, source_length, target_length, share)
     if generator is None or recipe.generator is None:
         return total
-    share = labelled_share(recipe)
     beside = _model_flops(recipe, recipe.generator, generator, source_length, target_length, share)
     return Flops(total.forward + beside.forward, total.training + beside.training)
 
@@ -237,7 +239,7 @@ def training_flops_per_token(model: Model, *, parameters: float, source_length: 
     parameters: weights in products that a token passes through (`parameters_per_token`). A token of an encoder-decoder
     passes through the encoder or the decoder: half of the products each.
     """
-    if model.encoder is not None and model.decoder is not None:
+    if model.is_encoder_decoder:
         parameters //= 2
     attention = attention_flops_per_token(model, source_length=source_length, target_length=target_length)
     flops = BACKWARD_AND_FORWARD * (2.0 * parameters + attention)

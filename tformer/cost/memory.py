@@ -1,4 +1,4 @@
-"""Memory in bytes: what training needs (weights, optimizer, activations), and the decoding cache.
+"""Memory in bytes of training (weights, optimizer, activations) and of the decoding cache.
 
 Optimizer state and gradients are fp32; `copies` are the weights in the compute dtype where it is narrower than fp32.
 Activations are the tensors that autograd saves until the backward pass, in the compute dtype, a token and layer:
@@ -10,8 +10,8 @@ Activations are the tensors that autograd saves until the backward pass, in the 
     feed-forward    the inputs of the activation and of the last product: 2 d_ff, for relu d_ff, gated 4 d_ff
     dropout         one number for each that it may drop
 
-Larger calls of attention recompute their scores in the backward pass. A kind of attention states what it saves beside
-Q, K, V and the output (`saved_values`), a norm the size of its input (`saved_bytes`). The workspace is temporary:
+Larger calls of attention recompute their scores in the backward pass. `saved_values` of a kind of attention counts
+its tensors beside Q, K, V and the output, `saved_bytes` of a norm those of its input. The workspace is temporary:
 the largest step of a layer, or the loss. On a CPU the C library keeps freed memory between blocks in use (`held`): a
 measured share of the activations. Gradients fill up while activations are freed, so the sum is an upper bound.
 """
@@ -97,7 +97,7 @@ def estimate_memory(
     """
     length = min(seq_len or model.max_seq_len, tokens_per_micro_batch)
     rows = max(1, tokens_per_micro_batch // length)
-    both = model.encoder is not None and model.decoder is not None
+    both = model.is_encoder_decoder
     activations = workspace = 0
     for side in ("encoder", "decoder"):
         if getattr(model, side) is None:

@@ -61,49 +61,49 @@ class GenerateOptions:
     ] = ()
     prompt: Annotated[
         str | None,
-        PROMPT("--prompt", help="Text to continue (default: nothing); for an encoder-decoder the source."),
+        PROMPT("--prompt", help="Text to continue (default: empty); for an encoder-decoder the source."),
     ] = None
     input_path: Annotated[
         str | None,
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="One prompt or source a line; each gives one line of output, its completion alone. "
-            "For an encoder-decoder the default is standard input.",
+            help="File with one prompt or source per line. Prints one line per line: the completion without the "
+            "prompt. Default of encoder-decoders: standard input.",
         ),
     ] = None
     special_tokens: Annotated[
         bool,
         PROMPT(
             "--special-tokens",
-            help="A special token that a prompt spells (`<mask>`, `<extra_id_0>`) is that token, not text.",
+            help="Read special tokens in a prompt (`<mask>`, `<extra_id_0>`) as special tokens, not as plain text.",
         ),
     ] = False
-    errors: Annotated[Errors, PROMPT("--errors", help="Invalid UTF-8 in --input.")] = "strict"
+    errors: Annotated[Errors, PROMPT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
     prefix: Annotated[
         str | None,
         PROMPT(
             "--prefix",
             metavar="TEXT",
-            help="Written before every source that does not begin with it; default: the prefix that all of the run's "
-            "tasks share.",
+            help="Text to put before every source that does not begin with it. Default: the prefix of training, if "
+            "all training sets have the same.",
         ),
         Use.SOURCE,
     ] = None
     too_long: Annotated[
         Literal["error", "cut"],
-        PROMPT("--too-long", help="A source that is longer than the model reads is refused, or loses its end."),
+        PROMPT("--too-long", help="A source longer than the model's maximum: stop with an error, or cut its end."),
         Use.SOURCE,
         Neutral("error"),
     ] = "error"
     target_prefix: Annotated[
         str | None,
-        PROMPT("--target-prefix", metavar="TEXT", help="Every output begins with it."),
+        PROMPT("--target-prefix", metavar="TEXT", help="Text that every output begins with."),
         Use.SOURCE,
     ] = None
     target_prefix_file: Annotated[
         str | None,
-        PROMPT("--target-prefix-file", metavar="FILE", help="One such beginning per line of --input."),
+        PROMPT("--target-prefix-file", metavar="FILE", help="File with one target prefix per line of --input."),
         Use.SOURCE,
     ] = None
 
@@ -117,27 +117,30 @@ class GenerateOptions:
         BEAMS(
             "--n-best",
             metavar="N",
-            help="The N best different texts of each line, best first: at most N lines of INDEX, SCORE and TEXT with "
-            "tabs between them; INDEX counts the input's lines from 0.",
+            help="Print up to N different texts per input line, best first, as tab-separated INDEX, SCORE and TEXT; "
+            "INDEX is the number of the input line, from 0.",
         ),
         Use.SEARCH,
     ] = None
     length_penalty: Annotated[
         float | None,
-        BEAMS("--length-penalty", metavar="A", help="Above 0 favours long texts, below 0 short."),
+        BEAMS("--length-penalty", metavar="A", help="A above 0 favours long texts, below 0 short ones."),
         Use.SEARCH,
     ] = None
     length_penalty_type: Annotated[
         Literal["gnmt", "avg", "none"] | None,
-        BEAMS("--length-penalty-type", help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1."),
+        BEAMS(
+            "--length-penalty-type", help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1."
+        ),
         Use.SEARCH,
     ] = None
     coverage_penalty: Annotated[
         float | None,
         BEAMS(
             "--coverage-penalty",
-            metavar="B",
-            help="Against skipped source tokens: scores get B times the sum of log min(attention to a token, 1).",
+            metavar="C",
+            help="Penalise source tokens with little attention: add C times the sum of log min(attention, 1) over the "
+            "source tokens to a score.",
         ),
         Use.SEARCH,
         Use.SOURCE,
@@ -147,9 +150,9 @@ class GenerateOptions:
         Literal["beam", "heuristic", "exhaustive"] | None,
         BEAMS(
             "--stopping",
-            help="When the search of a text stops. beam: when B hypotheses have finished. heuristic: when also no "
-            "unfinished hypothesis scores higher than the worst of the B best finished ones. exhaustive: when also "
-            "none can still reach a higher score.",
+            help="When the search of a text stops. beam: B hypotheses are finished. heuristic: B are finished, and no "
+            "unfinished one, scored at its present length, beats the worst of them. exhaustive: B are finished, and "
+            "no unfinished one can beat the worst of them at any allowed length. Default: the recipe's.",
         ),
         Use.SEARCH,
     ] = None
@@ -163,7 +166,7 @@ class GenerateOptions:
         BEAMS(
             "--diversity-penalty",
             metavar="X",
-            help="Subtracted from a token for each hypothesis of earlier groups that took it.",
+            help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
         ),
         Use.SEARCH,
         Neutral(0),
@@ -173,40 +176,44 @@ class GenerateOptions:
         BEAMS(
             "--ensemble",
             metavar="RUN...",
-            help="Average the probabilities of several models of one vocabulary: A B C or A,B,C; the first gives the "
-            "defaults, and RUN is one of them.",
+            help="Average the next-token probabilities of several models with one vocabulary: A B C or A,B,C. The "
+            "recipe of the first gives the defaults; a model named as RUN belongs to the ensemble.",
             show_default=False,
         ),
         Use.SEARCH,
     ] = ()
 
-    temperature: Annotated[float | None, SAMPLING("--temperature", help="0 is greedy."), Use.SAMPLE, Neutral(0)] = None
+    temperature: Annotated[float | None, SAMPLING("--temperature", help="0: greedy."), Use.SAMPLE, Neutral(0)] = None
     top_k: Annotated[
         int | None,
-        SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: the number shown (5)."),
+        SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5)."),
         Use.SAMPLE,
         Neutral(0),
     ] = None
     top_p: Annotated[
         float | None,
-        SAMPLING("--top-p", help="Keep the fewest tokens of total probability P."),
+        SAMPLING("--top-p", help="Keep the smallest set of most probable tokens with a total probability of P."),
         Use.SAMPLE,
         Neutral(1),
     ] = None
     min_p: Annotated[
         float | None,
-        SAMPLING("--min-p", help="Keep tokens at least P times as probable as the best."),
+        SAMPLING("--min-p", help="Keep tokens at least P times as probable as the most probable one."),
         Use.SAMPLE,
         Neutral(0),
     ] = None
-    greedy: Annotated[bool, SAMPLING("--greedy", help="Always the most probable token."), Use.TEXT] = False
+    greedy: Annotated[bool, SAMPLING("--greedy", help="Take the most probable token at every step."), Use.TEXT] = False
     num_samples: Annotated[
-        int, SAMPLING("--num-samples", help="Completions of each prompt."), Use.SAMPLE, Neutral(1)
+        int, SAMPLING("--num-samples", help="Number of completions per prompt."), Use.SAMPLE, Neutral(1)
     ] = 1
     seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
     stop: Annotated[
         tuple[str, ...],
-        SAMPLING("--stop", help="End before this text (not in a beam search); may be repeated.", show_default=False),
+        SAMPLING(
+            "--stop",
+            help="End the completion before this text (not with beam search); may be repeated.",
+            show_default=False,
+        ),
         Use.TEXT,
     ] = ()
 
@@ -218,38 +225,40 @@ class GenerateOptions:
     ] = None
     length_margin: Annotated[
         int | None,
-        LENGTH("--length-margin", metavar="N", help="At most N tokens more than the source has."),
+        LENGTH("--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens."),
         Use.SOURCE,
     ] = None
     repetition_penalty: Annotated[
-        float | None, LENGTH("--repetition-penalty", help="Above 1: used tokens become less likely."), Use.TEXT
+        float | None,
+        LENGTH("--repetition-penalty", help="Above 1 makes tokens that were already used less likely."),
+        Use.TEXT,
     ] = None
     no_repeat_ngram: Annotated[
-        int | None, LENGTH("--no-repeat-ngram", metavar="N", help="No N tokens in a row twice."), Use.TEXT
+        int | None, LENGTH("--no-repeat-ngram", metavar="N", help="Never repeat a sequence of N tokens."), Use.TEXT
     ] = None
     context: Annotated[
         Literal["slide", "error"],
         LENGTH(
             "--context",
-            help="When a decoder's context is full: go on with its last half (a beam search ends), or stop (and refuse "
-            "a longer prompt). For sources there is --too-long.",
+            help="When the context of a decoder-only model is full. slide: continue with its last half (beam search "
+            "stops). error: stop, and refuse a longer prompt. For sources see --too-long.",
         ),
     ] = "slide"
 
-    output: Annotated[Path | None, OUTPUT("--output", help="A file instead of standard output.")] = None
+    output: Annotated[Path | None, OUTPUT("--output", help="Write to this file instead of standard output.")] = None
     as_json: Annotated[
         bool,
-        OUTPUT("--json", help="One JSON document per prompt, one a line, with all completions (and their scores)."),
+        OUTPUT("--json", help="One JSON document per prompt and line, with all completions (and their scores)."),
     ] = False
-    logprobs: Annotated[bool, OUTPUT("--logprobs", help="The model's log-probabilities of the tokens."), Use.TEXT] = (
+    logprobs: Annotated[bool, OUTPUT("--logprobs", help="Add the model's log-probability of each token."), Use.TEXT] = (
         False
     )
     alignments: Annotated[
         bool,
         OUTPUT(
             "--alignments",
-            help="Which source token each output token attends to most, from 0: `SOURCE-TARGET` pairs (0-0 1-2) after "
-            "a tab; in --json [source, target] pairs, with the tokens.",
+            help="Add the source token that each output token attends to most: `SOURCE-TARGET` pairs from 0 (0-0 1-2) "
+            "after a tab; with --json [source, target] pairs and the tokens.",
         ),
         Use.SOURCE,
     ] = False
@@ -257,14 +266,14 @@ class GenerateOptions:
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
         int | None,
-        MACHINE("--batch-size", help="Lines of --input at a time; default: 16, for an encoder-decoder 32."),
+        MACHINE("--batch-size", help="Lines of --input per batch; default: 16, for an encoder-decoder 32."),
     ] = None
     device: Device = "auto"
     precision: Precision = "auto"
     quantize: Quantize = "none"
     compile: Annotated[
         Literal["auto", "on", "off"],
-        MACHINE("--compile", help="Compile the step of decoding; auto: on a GPU, for many tokens."),
+        MACHINE("--compile", help="Compile the decoding step (torch.compile); auto: on a GPU for long outputs."),
     ] = "auto"
 
     # --- what can be refused before a model is loaded -----------------------------------------------------------------
@@ -282,7 +291,7 @@ class GenerateOptions:
             raise InputError(f"{how} and --beam-size {self.beam_size} exclude each other", hint="greedy is a beam of 1")
         if self.input_path is not None and self.num_samples > 1 and not self.as_json:
             raise InputError(
-                f"--num-samples {self.num_samples} with --input gives more than one line a prompt", hint="add --json"
+                f"--num-samples {self.num_samples} with --input would give several lines per prompt", hint="add --json"
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
@@ -358,8 +367,8 @@ class GenerateOptions:
         """Raise InputError for an option about sources, which a decoder alone does not have."""
         for flag in self.given(Use.SOURCE):
             raise InputError(
-                f"{flag} is for encoder-decoders, {path} is a decoder alone",
-                hint="its prompt is what an output begins with" if flag.startswith("--target-prefix") else None,
+                f"{flag} is for encoder-decoders, {path} is a decoder-only model",
+                hint="give the beginning of the output as the prompt" if flag.startswith("--target-prefix") else None,
             )
 
     def sampling_settings(

@@ -33,9 +33,9 @@ from tformer.tokenizer.special import SpecialIds
 HEADS = {options.kind for options in get_args(HeadOptions) if options.label_kind is not None}
 
 
-def head_label_kind(recipe: Recipe) -> LabelKind:
-    """What the recipe's head predicts for an example."""
-    return next(head.label_kind for head in recipe.model.heads if head.label_kind is not None)
+def labelled_head(recipe: Recipe) -> tuple[str, LabelKind]:
+    """(name, kind of label) of the recipe's head that predicts one label, several labels or a score per example."""
+    return next((head.kind, head.label_kind) for head in recipe.model.heads if head.label_kind is not None)
 
 
 def plain_objective(loaded: Loaded) -> Objective:
@@ -52,7 +52,7 @@ def plain_objective(loaded: Loaded) -> Objective:
         if recipe.model.patches is None
         else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
     )
-    return build_objective([labelled_options(head_label_kind(recipe))], context)
+    return build_objective([labelled_options(labelled_head(recipe)[1])], context)
 
 
 class Classifier:
@@ -65,7 +65,7 @@ class Classifier:
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
         self._objective = plain_objective(loaded)
-        self.kind = head_label_kind(loaded.recipe)
+        self._head, self.kind = labelled_head(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
         self.reads_images = loaded.recipe.model.patches is not None
@@ -130,7 +130,7 @@ class Classifier:
             self._loaded.model,
             samples,
             self._objective.collate,
-            head="regression" if self.kind == "score" else "classifier",
+            head=self._head,
             batch_size=self._batch_size,
             should_stop=self._should_stop,
             progress=progress,

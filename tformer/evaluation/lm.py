@@ -6,7 +6,7 @@ windows of `seq_len`:
 - without `stride` windows do not overlap: window k reads t_{kT} ... t_{kT+T-1} and predicts the T tokens one place
   further; the last window is as short as the text leaves it. Validation during training does the same.
 - with `stride` S < T each window moves on by S and only its last S predictions count, so that every prediction but the
-  first few sees at least T - S tokens. Slower by T / S; papers report this as sliding-window perplexity.
+  first few has a context of at least T - S tokens. Slower by T / S; papers report this as sliding-window perplexity.
 
 No window is padded: the short last one is a batch of its own. bits_per_byte = sum of nats / ln 2 / bytes of the text.
 
@@ -70,9 +70,9 @@ def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
 
 def batches(all_windows: Iterator[Window], batch_size: int) -> Iterator[list[Window]]:
     """Batches of up to `batch_size` neighbouring windows of one shape."""
-    for _, alike in groupby(all_windows, key=lambda window: window.shape):
+    for _, same_shape in groupby(all_windows, key=lambda window: window.shape):
         batch: list[Window] = []
-        for window in alike:
+        for window in same_shape:
             batch.append(window)
             if len(batch) == batch_size:
                 yield batch

@@ -48,31 +48,32 @@ class DataOptions:
         Errors | None,
         DATA(
             "--invalid-utf8",
-            help="An error or replaced; default: strict, for the run's own data as in training.",
+            help="Invalid UTF-8: an error (strict) or U+FFFD (replace). Default: strict; for the run's own data as in "
+            "training.",
         ),
     ] = None
     source: Annotated[
-        str | None, PAIRS("--source", metavar="FILE", help="One source a line; its references are --target.")
+        str | None, PAIRS("--source", metavar="FILE", help="File with one source per line; needs --target.")
     ] = None
-    target: Annotated[
-        str | None, PAIRS("--target", metavar="FILE", help="One reference a line, as many as sources.")
-    ] = None
+    target: Annotated[str | None, PAIRS("--target", metavar="FILE", help="File with the reference of each source.")] = (
+        None
+    )
     source_column: Annotated[
-        str | None, PAIRS("--source-column", metavar="C", help="Of the table in --data: name or number.")
+        str | None, PAIRS("--source-column", metavar="C", help="Column of the source in --data: name or number.")
     ] = None
-    target_column: Annotated[str | None, PAIRS("--target-column", metavar="C", help="The reference.")] = None
+    target_column: Annotated[str | None, PAIRS("--target-column", metavar="C", help="Column of the reference.")] = None
     prefix: Annotated[
         str | None,
         PAIRS(
             "--prefix",
             metavar="TEXT",
-            help="Prefix of every source that does not begin with it; default: the one that all tasks of the run "
-            "share.",
+            help="Text to put before every source that does not begin with it. Default: the prefix of training, if "
+            "all training sets have the same.",
         ),
     ] = None
     batch_size: Annotated[
         int | None,
-        MEASURE("--batch-size", help="Windows or examples at a time; the masks of a masked model depend on it."),
+        MEASURE("--batch-size", help="Windows or examples per batch. The masks of a masked model depend on it."),
     ] = None
 
     def given(self) -> Iterator[str]:
@@ -98,24 +99,24 @@ class EvaluationOptions(DataOptions):
     run: Annotated[
         str | None, argument("RUN", help="Run, checkpoint or Hugging Face folder; default: the newest run.")
     ] = None
-    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1 is greedy; default: the run's.")] = None
+    beam_size: Annotated[int | None, PAIRS("--beam-size", metavar="B", help="1: greedy; default: the recipe's.")] = None
     max_new_tokens: Annotated[
         int | None,
         PAIRS(
             "--max-new-tokens",
             metavar="N",
-            help="Maximum number of output tokens; default: as in the recipe, and no fewer than --seq-len.",
+            help="Maximum number of output tokens; default: the larger of the recipe's value and --seq-len.",
         ),
     ] = None
     length_penalty: Annotated[
-        float | None, PAIRS("--length-penalty", metavar="A", help="Above 0 favours long texts.")
+        float | None, PAIRS("--length-penalty", metavar="A", help="A above 0 favours long texts.")
     ] = None
     length_penalty_type: Annotated[
         str | None,
         PAIRS(
             "--length-penalty-type",
             metavar="gnmt|avg|none",
-            help="A score is log-probability / ((5 + length)/6)^A, / length^A, or / 1.",
+            help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
         ),
     ] = None
     bleu_tokenize: Annotated[
@@ -123,17 +124,19 @@ class EvaluationOptions(DataOptions):
         PAIRS(
             "--bleu-tokenize",
             metavar="13a|intl|zh|ja-mecab|char|none|moses[:LANG]",
-            help="Tokenization of BLEU; moses: the older measure on normalised tokens (pip install sacremoses).",
+            help="Tokenization for BLEU; moses: Moses tokens, as in older papers (pip install sacremoses).",
         ),
     ] = None
     lowercase: Annotated[bool, PAIRS("--lowercase", help="Ignore case in BLEU, chrF and exact matches.")] = False
-    no_decode: Annotated[bool, PAIRS("--no-decode", help="Loss, perplexity and token accuracy alone.")] = False
+    no_decode: Annotated[
+        bool, PAIRS("--no-decode", help="Only loss, perplexity and token accuracy; generate nothing.")
+    ] = False
     score: Annotated[
         bool,
         PAIRS(
             "--score",
-            help="Decode nothing: print the log-probability of each target, one a line. Decoder-only models: of "
-            "targets as continuations of the sources.",
+            help="Generate nothing: print the log-probability of each target, one per line. A decoder-only model "
+            "scores a target as the continuation of its source.",
         ),
     ] = False
     errors_file: Annotated[
@@ -149,8 +152,8 @@ class EvaluationOptions(DataOptions):
         MEASURE(
             "--seq-len",
             metavar="N",
-            help="Windows, examples or each side of pairs of up to N tokens, also longer than in training where the "
-            "positions reach that far (rope, alibi, t5_bias, shaw, sinusoidal, none). Default: as in training.",
+            help="Maximum tokens of a window, an example, or a side of a pair. May exceed the training length "
+            "unless the positions are learned. Default: as in training.",
         ),
     ] = None
     stride: Annotated[
@@ -158,13 +161,15 @@ class EvaluationOptions(DataOptions):
         MEASURE(
             "--stride",
             metavar="S",
-            help="Causal models: windows overlap and move on by S tokens, for more context, slower. Default: they do "
-            "not overlap.",
+            help="Causal models: slide the window by S tokens. Overlapping windows give each token more context and "
+            "take longer. Default: no overlap.",
         ),
     ] = None
     pseudo_perplexity: Annotated[
         bool,
-        MEASURE("--pseudo-perplexity", help="Masked models: also mask every token alone, one forward pass each."),
+        MEASURE(
+            "--pseudo-perplexity", help="Masked models: also mask one token at a time, one forward pass per token."
+        ),
     ] = False
     max_tokens: Annotated[
         int | None, MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens for --pseudo-perplexity.")
@@ -212,15 +217,10 @@ COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "devic
 """Options that apply to every kind of data."""
 
 DECODING = frozenset(
-    (
-        "beam_size",
-        "max_new_tokens",
-        "length_penalty",
-        "length_penalty_type",
-        "bleu_tokenize",
-        "lowercase",
-        "errors_file",
-    )
+    {
+        *("beam_size", "max_new_tokens", "length_penalty", "length_penalty_type"),
+        *("bleu_tokenize", "lowercase", "errors_file"),
+    }
 )
 """Options that apply only where the model decodes outputs of its own."""
 

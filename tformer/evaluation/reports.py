@@ -168,7 +168,7 @@ VALIDATION_METRICS = ("loss", "accuracy", "f1", "f1_macro", "mcc", "ece", "pears
 
 
 def label_kind_of(recipe: Recipe) -> LabelKind:
-    """What one example's label is, by the recipe's objective."""
+    """Kind of label of an example, by the recipe's objective."""
     kind = recipe.objectives[0].objective.head.label_kind
     assert kind is not None, "an objective without labels"
     return kind

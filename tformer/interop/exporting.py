@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, files
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
-from tformer.checkpoint.read import differences
+from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.choose import Choice, choose_class, label_keys, without_learned_rates
@@ -34,7 +34,6 @@ from tformer.interop.weight_files import (
     shard_chunks,
 )
 from tformer.nn.structured_dropout import LEARNED
-from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.tokenizer import Tokenizer
@@ -168,7 +167,7 @@ def export_checkpoint(
     """
     target = Path(out)
     require_new(target)
-    recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+    recipe = checkpoint.recipe
     tokenizers = tokenizers_of(checkpoint)
     model = without_learned_rates(resolved(recipe, tokenizers))
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)

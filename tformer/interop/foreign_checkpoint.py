@@ -27,7 +27,6 @@ from tformer.interop.tokenizer_config import special_ids
 from tformer.interop.tokenizer_files import TARGET_FOLDER, TOKENIZER_JSON, FoundTokenizer, read_tokenizer
 from tformer.interop.weight_files import FileRead
 from tformer.recipe import recipe_to_yaml
-from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"
@@ -39,7 +38,6 @@ class ForeignCheckpoint(Checkpoint):
     """A checkpoint that reads a folder in the layout of Hugging Face."""
 
     foreign: ForeignModel = field(kw_only=True)
-    recipe: Recipe = field(kw_only=True)
 
     def has(self, role: str) -> bool:
         return role == "weights"
@@ -132,7 +130,6 @@ def open_folder(
         target_tokenizer_json=None if target is None else target.json,
         notes=[*notes, *dropped],
         foreign=foreign,
-        recipe=recipe,
     )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint import Checkpoint, files
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
@@ -26,7 +27,6 @@ from tformer.interop.choose import choose_class
 from tformer.interop.exporting import ExportReport, Tokenizers, export_checkpoint, resolved, tokenizers_of
 from tformer.interop.tokenizer_config import special_keys
 from tformer.nn.heads import LmHeadOptions
-from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ def export_ctranslate2(
     _require_installed()
     target = Path(out)
     require_new(target)
-    recipe = recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
+    recipe = checkpoint.recipe
     tokenizers = tokenizers_of(checkpoint)
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
     choice = choose_class(resolved(recipe, tokenizers), family=recipe.arch, model_type=model_type, common=keys)

@@ -2,8 +2,8 @@
 
 A compiled step, and a CUDA graph that replays it, is made for tensors of given shapes at given addresses. So all slots
 of a bucket are returned every time, with a mask of those that hold a token; the next slot is a number on the device;
-new keys and values, and rows that move, are written into the same memory. The `ModelCache`
-of the prompts is copied into it. The caller counts the length.
+new keys and values, and rows that move, are written into the same memory. The `ModelCache` of the prompts is copied
+into it. The caller counts the length.
 
 Rows beyond those in use are computed like the others, and their results are ignored.
 

@@ -13,7 +13,7 @@ the middle of training alone and regularises its end.
 
 LayerDrop skips whole layers while training, so that shallower models can be cut out afterwards:
 
-    keep_d = [u_d > p_d],   u_d ~ U(0, 1) anew in every forward;   a kept layer is not rescaled        (as fairseq)
+    keep_d = [u_d > p_d],   u_d ~ U(0, 1), redrawn in every forward;   a kept layer is not rescaled        (as fairseq)
 
 Data-driven rates (the paper's third pruning strategy) learn one logit a_d per layer under a fixed mean rate p:
 
@@ -85,24 +85,18 @@ def step_listeners(model: nn.Module) -> list[StepAware]:
     return [module for module in model.modules() if isinstance(module, StepAware)]
 
 
-def begin_step(model: nn.Module, step: Step) -> None:
-    """Call `begin_step` of every listener in `model`."""
-    for listener in step_listeners(model):
-        listener.begin_step(step)
-
-
 @dataclass(frozen=True)
 class DropHeadSchedule:
     """V-shaped schedule: from `start` down to 0 over the warm-up, then up to `rate` at the last step.
 
-    warmup_steps: null: those of the learning rate.
+    warmup_steps: of this schedule; null: those of the learning rate.
     """
 
     SHORTHAND: ClassVar[str] = "rate"  # the field that a bare number in a recipe sets
 
     rate: float
     start: float
-    warmup_steps: int | None = None  # null: the schedule's
+    warmup_steps: int | None = None  # null: those of the learning rate
 
     def __post_init__(self) -> None:
         require_probability(rate=self.rate, start=self.start)
@@ -275,7 +269,7 @@ class LayerDrop(nn.Module):
         """The decisions of one forward pass; None, and nothing drawn, in evaluation and where all rates are 0."""
         if not self.training or not any(self.fixed):
             return None
-        # Drawn on the CPU for every device: Python has to know which layers run.
+        # Drawn on the CPU for every device: the Python loop over the layers branches on the result.
         return self.decide(torch.rand(len(self.fixed), device="cpu").tolist())
 
     def decide(self, uniform: Sequence[float]) -> Draw:

@@ -27,7 +27,6 @@ from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
 from tformer.metrics import HIGHER_IS_BETTER
 from tformer.objectives.base import Objective, ObjectiveContext
-from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.tokenizer import Tokenizer
@@ -100,18 +99,13 @@ class TrainingStart:
     def stored_labels(self) -> tuple[str, ...]:
         """Label names of `weights` or of the teacher, in the order of their classifier; () without any."""
         if self.weights is not None:
-            return recipe_of(self.weights).data.labels
+            return self.weights.recipe.data.labels
         return () if self.teacher is None else self.teacher.recipe.data.labels
-
-
-def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint was trained with."""
-    return recipe_from_yaml(checkpoint.recipe_text, name=str(checkpoint.path / "recipe.yaml"))
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples to train on, with what the data decided and how a model is validated on the held-out part.
+    """Samples to train on, the recipe with the values that follow from the data, and the validation.
 
     Attributes:
         recipe: with label names, columns and image statistics filled in.
@@ -217,7 +211,8 @@ class ChosenData:
     Attributes:
         columns: of the run, under those given on the command line.
         given: columns given on the command line for data that was named there; None: the run's own data is read.
-        held_out: it is the training data of a run without validation data: only its held-out part is evaluated.
+        held_out: whether this is the training data of a run without validation data, of which only the held-out part is
+            evaluated.
     """
 
     specs: tuple[SourceSpec, ...]

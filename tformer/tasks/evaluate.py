@@ -11,7 +11,7 @@ from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
 from tformer.loading import Loaded, load
-from tformer.nn.positions.base import Positions
+from tformer.nn.positions import POSITIONS, Positions
 from tformer.objectives import OBJECTIVES
 from tformer.output_files import refuse_to_replace
 from tformer.recipe.model import layer_sections
@@ -88,7 +88,7 @@ def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:
 
 
 def _note_prefix(loaded: Loaded, data: ChosenData, options: DataOptions, work: Work) -> None:
-    """Say which prefix sources get. The run's own data has the prefixes of its tasks."""
+    """Note the prefix of the sources; not for the run's own data, which has the prefixes of its tasks."""
     prefix, note = task_prefix(loaded.recipe, options.prefix)
     if note is not None and (prefix or data.given is not None):
         work.note(note)
@@ -97,33 +97,32 @@ def _note_prefix(loaded: Loaded, data: ChosenData, options: DataOptions, work: W
 def at_length(loaded: Loaded, seq_len: int) -> Loaded:
     """The model for sequences (of pairs: each side) of up to `seq_len` tokens, special tokens included.
 
-    Computed positions (sinusoidal, rope, alibi, t5_bias, shaw, none) reach as far as wanted; how well a model
-    extrapolates with them is what is measured then (arXiv 2108.12409). The model itself is changed where it reads
-    further than in training; data is cut at `seq_len` either way.
+    Positions without a maximum encode any length; the evaluation then measures how well the model extrapolates
+    (arXiv 2108.12409). `seq_len` above the model's `max_seq_len` raises that; data is cut at `seq_len` in any case.
 
-    Raises InputError for a table of learned positions that is shorter, and for Linformer's projections, which have a
-    fixed length.
+    Raises InputError for positions and kinds of attention with a smaller maximum length.
     """
     if seq_len > loaded.model.max_seq_len:
-        _require_reach(loaded, seq_len)
+        _require_length(loaded, seq_len)
         loaded.model.max_seq_len = seq_len
     recipe = loaded.recipe
-    both = recipe.model.encoder is not None and recipe.model.decoder is not None
-    data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": seq_len if both else None})
+    target_seq_len = seq_len if recipe.model.is_encoder_decoder else None
+    data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": target_seq_len})
     model = recipe.model.model_copy(update={"max_seq_len": loaded.model.max_seq_len})
     return replace(loaded, recipe=recipe.model_copy(update={"data": data, "model": model}))
 
 
-def _require_reach(loaded: Loaded, seq_len: int) -> None:
+def _require_length(loaded: Loaded, seq_len: int) -> None:
     positions = [module for module in loaded.model.modules() if isinstance(module, Positions)]
     learned = [module.max_positions for module in positions if module.max_positions is not None]
     generator = loaded.recipe.generator  # which replaces tokens of the same sequences
-    if generator is not None and generator.encoder is not None and generator.encoder.positions.kind == "learned":
+    if generator is not None and generator.encoder is not None and generator.encoder.positions.module.fixed_length:
         learned.append(generator.max_seq_len)
     if learned and seq_len > min(learned):
+        unlimited = (kind for kind, module in POSITIONS.items() if not module.fixed_length)
         raise InputError(
             f"--seq-len: found {seq_len:,}, the model has {min(learned):,} learned positions",
-            hint="computed positions read further: rope, alibi, t5_bias, shaw, sinusoidal or none",
+            hint=f"positions without a maximum: {', '.join(unlimited)}",
         )
     model = loaded.recipe.model
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):

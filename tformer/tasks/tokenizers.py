@@ -49,13 +49,13 @@ def obtain_tokenizers(
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """(source's, target's) tokenizers of a training on pairs; the second is None where one serves both sides.
 
-    Errors: as `obtain_tokenizer`; a checkpoint that has one tokenizer where the recipe wants two, or the reverse.
+    Errors: as `obtain_tokenizer`; a checkpoint with one tokenizer for a recipe with two, or the reverse.
     """
     recipe, checkpoint, teacher = start.recipe, start.checkpoint, start.teacher
     if checkpoint is not None and (checkpoint.target_tokenizer_json is not None) != recipe.separate_vocabularies:
         found, wanted = ("one vocabulary", "two") if recipe.separate_vocabularies else ("two vocabularies", "one")
         raise InputError(
-            f"{checkpoint.path} has {found}, the recipe wants {wanted}",
+            f"{checkpoint.path} has {found}, the recipe needs {wanted}",
             hint="leave --vocabulary (tokenizer.separate) as the checkpoint has it",
         )
     if not recipe.separate_vocabularies:

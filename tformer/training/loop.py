@@ -1,6 +1,6 @@
 """The training loop: optimizer steps, log lines, validations and checkpoints.
 
-One optimizer step sees a global batch, cut into micro-batches and over processes. The loss is
+One optimizer step trains on a global batch, which is split over processes and into micro-batches. The loss is
     sum over terms of weight * sum / count,
 where the counts are those of the WHOLE global batch and are known before the first backward: accumulating gradients, or
 having several processes, then gives exactly the gradient of one big batch.
@@ -38,7 +38,6 @@ from tformer.training.state import LossScaler, RunningSums, TrainerState
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive steps without a finite gradient that end the run; fewer are skipped and counted."""
-
 
 STEPS_BEFORE_FREEZE = 2
 """Steps of this process after which all long-lived objects exist."""
@@ -169,7 +168,7 @@ class Trainer:
         loss = torch.zeros((), device=parts.device)
         terms: dict[str, Tensor] = {}
         parts.model.train()
-        self._announce(step)
+        self._begin_step(step)
         for index, host_batch in enumerate(micro_batches):
             batch = host_batch.to(parts.device, non_blocking=True)
             torch.manual_seed(random_key(self.recipe.seed, step, index, parts.parallel.rank))
@@ -185,15 +184,16 @@ class Trainer:
         parts.optimizer.zero_grad()
         state.step = step
         self._score = None
-        state.tokens += sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
+        tokens = sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
+        state.tokens += tokens
+        self._work_tokens += tokens
         state.cursor = parts.batches.cursor()
         self._sums.append((loss, norm, *map(parts.parallel.sum, terms.values())))
         self._term_names = tuple(terms)
-        self._work_tokens += sum(batch.num_tokens for batch in micro_batches) * parts.parallel.world_size
         self._work_seconds += time.perf_counter() - began
 
-    def _announce(self, number: int) -> None:
-        """Announce the step to modules that depend on it."""
+    def _begin_step(self, number: int) -> None:
+        """Call `begin_step` of the modules that depend on the step."""
         step = Step(
             number=number,
             max_steps=self.training.max_steps,

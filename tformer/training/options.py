@@ -36,7 +36,7 @@ class TrainOptions:
     preset: Annotated[
         str | None, MODEL("--preset", help="A shipped recipe of that family; `tformer config list` names them.")
     ] = None
-    config: Annotated[Path | None, MODEL("--config", help="A recipe file of your own, over the preset.")] = None
+    config: Annotated[Path | None, MODEL("--config", help="A recipe file; its values override the preset's.")] = None
     sets: Annotated[
         tuple[str, ...],
         MODEL("--set", metavar="KEY=VALUE", help="Override any key of the recipe.", show_default=False),
@@ -45,7 +45,7 @@ class TrainOptions:
         Path | None,
         MODEL(
             "--init-from",
-            help="Start from the weights, body and tokenizer of this run; heads of another shape are initialised "
+            help="Start from the model, weights and tokenizer of this run; heads of another shape are initialised "
             "from scratch.",
         ),
     ] = None
@@ -74,10 +74,10 @@ class TrainOptions:
     ] = None
     source: Annotated[
         tuple[str, ...],
-        DATA("--source", help="Source side of aligned text, a line a sentence; may be repeated.", show_default=False),
+        DATA("--source", help="Source side of aligned text, one sentence per line; repeatable.", show_default=False),
     ] = ()
     target: Annotated[
-        tuple[str, ...], DATA("--target", help="Target side, with as many lines.", show_default=False)
+        tuple[str, ...], DATA("--target", help="Target side, with as many lines as --source.", show_default=False)
     ] = ()
     valid_source: Annotated[
         tuple[str, ...], DATA("--valid-source", help="Source side of validation data.", show_default=False)
@@ -87,7 +87,7 @@ class TrainOptions:
     ] = ()
     prefix: Annotated[
         str | None,
-        DATA("--prefix", help='Pairs: prefix of every source of the data named here, for example "translate: ".'),
+        DATA("--prefix", help='Pairs: text before every source of --data or --source, for example "translate: ".'),
     ] = None
     source_column: Annotated[
         str | None,
@@ -136,9 +136,9 @@ class TrainOptions:
         RUN("--max-minutes", help="Save and stop after this time; the learning-rate schedule stays the same."),
         Key("training.max_minutes"),
     ] = None
-    dry_run: Annotated[bool, RUN("--dry-run", help="Show recipe, parameters, memory and one batch; train nothing.")] = (
-        False
-    )
+    dry_run: Annotated[
+        bool, RUN("--dry-run", help="Show recipe, parameters, estimated memory and one batch; do not train.")
+    ] = False
     as_json: Annotated[bool, RUN("--json", help="One JSON document on stdout.")] = False
     batch_size: Annotated[
         int | None, OPTIMIZATION("--batch-size", help="Sequences in one micro-batch."), Key("training.batch_size")
@@ -147,7 +147,7 @@ class TrainOptions:
         int | None,
         OPTIMIZATION(
             "--batch-tokens",
-            help="Tokens in one micro-batch (of pairs those of the longer side), instead of --batch-size.",
+            help="Maximum tokens in one micro-batch, instead of --batch-size; for pairs of the longer side.",
         ),
         Key("training.batch_tokens"),
     ] = None
@@ -162,7 +162,8 @@ class TrainOptions:
         Path | None,
         OPTIMIZATION(
             "--teacher",
-            help="Distil this run, checkpoint or Hugging Face folder into the new model, which takes its tokenizer.",
+            help="Teacher for distillation: a run, checkpoint or Hugging Face folder. The new model takes its "
+            "tokenizer.",
         ),
         Key("teacher.path"),
     ] = None
@@ -170,8 +171,8 @@ class TrainOptions:
         str | None,
         OPTIMIZATION(
             "--distil",
-            help="What is learned from --teacher: soft (its predictions, default) or sequence (of pairs: its "
-            "translations).",
+            help="soft (default): learn the teacher's probabilities. sequence (encoder-decoders): learn the "
+            "teacher's translations.",
         ),
         Key("teacher.kind"),
     ] = None

@@ -16,7 +16,7 @@ from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
-from tformer.tasks.base import TrainingStart, recipe_of
+from tformer.tasks.base import TrainingStart
 from tformer.training.options import TrainOptions
 from tformer.training.teacher import (
     check_teacher,
@@ -53,7 +53,7 @@ class Start(TrainingStart):
     def kept_heads(self, recipe: Recipe) -> frozenset[str]:
         """The heads of `weights` that `recipe` can use: all, except a classifier with other labels."""
         assert self.weights is not None
-        stored = recipe_of(self.weights)
+        stored = self.weights.recipe
         kinds = {head.kind for head in recipe.model.heads}
         same_labels = stored.model.heads == recipe.model.heads and stored.data.labels == recipe.data.labels
         return frozenset(kinds if same_labels else kinds - {"classifier"})
@@ -164,7 +164,7 @@ def _init_from(options: TrainOptions) -> Start:
     assert options.init_from is not None
     checkpoint = open_checkpoint(options.init_from)
     imported = "imported" in checkpoint.trainer  # then its recipe is one for fine-tuning
-    stored = recipe_of(checkpoint)
+    stored = checkpoint.recipe
     extra: list[str] = []
     if not (imported or any(_named(options)) or options.config) and _learns_labels_first(options, stored):
         options = replace(options, preset=FINE_TUNING)

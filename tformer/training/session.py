@@ -25,7 +25,7 @@ from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
 from tformer.recipe import recipe_to_yaml
-from tformer.tasks.base import Progress, Work, recipe_of
+from tformer.tasks.base import Progress, ShouldStop, Work
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
 from tformer.training.loop import Components, Hooks, Trainer
@@ -35,8 +35,6 @@ from tformer.training.prepare import Prepared, check_target, describe, measure_p
 from tformer.training.request import RUNS, find_start
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
-
-ShouldStop = Callable[[], bool]
 
 RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
@@ -114,10 +112,10 @@ class Session:
         if state.global_batch != batch:
             own, given = _global_batch_text(state.global_batch), _global_batch_text(batch)
             raise InputError(
-                f"a step of this run takes {own}, this command asks for {given}",
+                f"a step of this run has {own}, this command sets {given}",
                 hint="keep batch size times accumulation, or start a new run from these weights with --init-from",
             )
-        stored = recipe_of(resumed).training
+        stored = resumed.recipe.training
         if (stored.max_steps, stored.early_stopping) != (training.max_steps, training.early_stopping):
             state.finished = False  # the setting that ended the run has changed
         return state
@@ -194,7 +192,7 @@ class Session:
             parts.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
 
     def _open_run(self) -> RunDirectory:
-        """Create or reopen the run directory. All other errors in the input are raised before this."""
+        """Create or reopen the run directory. Errors in other input are raised before."""
         start, recipe = self.prepared.start, self.prepared.recipe
         weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_by_name()
         needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted

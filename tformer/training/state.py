@@ -46,9 +46,8 @@ class TrainerState:
     scaler: dict[str, Any] = field(default_factory=dict)
     sums: RunningSums = field(default_factory=RunningSums)
     data_fingerprint: str = ""
-    global_batch: list[int | None] = field(
-        default_factory=list
-    )  # [sequences, tokens] of one step, the unit of the cursor
+    # [sequences, tokens] of one step, the unit of the cursor
+    global_batch: list[int | None] = field(default_factory=list)
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:

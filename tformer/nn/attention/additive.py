@@ -5,8 +5,8 @@
 with one learned vector w per head; the matrices of the paper's W q + U k are the projections of queries and keys, which
 every kind has. No factor 1/sqrt(head_dim) is applied beyond the kind's `scale` (auto: 1).
 
-The tanh of every pair has h numbers: they are formed for a chunk of queries at a time (`chunked.py`), and formed again
-in the backward pass.
+The tanh of every pair has h numbers: they are formed for a chunk of queries at a time (`routes.attend_chunked`), and
+formed again in the backward pass.
 
 Shape legend: B batch, H query heads, K kv heads, G = H / K, T queries, S keys, h head_dim, v value_dim; t queries of a
 chunk, s keys that it reads.

@@ -110,7 +110,7 @@ class Layout:
     num_blocks: Tensor
 
     def random(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """What blocks of queries [B or 1, N] read at random: see `random_blocks`."""
+        """The random blocks of blocks of queries [B or 1, N]: see `random_blocks`."""
         return random_blocks(
             blocks,
             self.num_blocks,
@@ -182,9 +182,10 @@ class Layout:
         return GlobalTokens(index.clamp(0, num_keys - 1), None if all_true_on_cpu(exists) else exists, mask)
 
     def beside(self, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """What the queries between two places of at most two blocks read outside their windows: the slots of the global
-        and the random blocks, long [B or 1, keys], and whether each counts, not being there twice, bool.
+        """Keys outside the windows of the queries between two places, which lie in at most two blocks.
 
+        Returns the slots of the global and the random blocks, long [B or 1, keys], and a bool mask of the same shape,
+        False for missing and repeated blocks.
         ends: the first and the last place, [B or 1, 2], or the only one, [B or 1, 1].
         """
         index, counts = self.random(ends // self.block)

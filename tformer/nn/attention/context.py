@@ -124,7 +124,7 @@ class AttentionContext:
         global_mask: [B, T], True or 1 where a position sees all and is seen by all (Longformer); None: the kind's own.
         mask, is_causal: the dense mask made of causality, padding and documents, see `limits`; only for kinds that
             read one.
-        rotation: what the positions prepared of `q_pos` for all layers; None: each layer does it.
+        rotation: `positions.prepare(q_pos)`, computed once for all layers; None: each layer computes it.
         memory: the encoder's output [B, S, memory_dim], from which cross-attention makes keys and values.
         cross: the context of the same block's cross-attention.
     """

@@ -65,9 +65,8 @@ def few_are_faster(q_BHTh: Tensor) -> bool:
 def _fits_few(inputs: AttentionInputs) -> bool:
     if inputs.context.is_causal or not few_are_faster(inputs.q_BHTh):
         return False
-    return not inputs.has_bias or (
-        get_kernels() is not None and not torch.is_grad_enabled()
-    )  # only C kernels add a bias
+    # Only the C kernels add a bias.
+    return not inputs.has_bias or (get_kernels() is not None and not torch.is_grad_enabled())
 
 
 def _fits_blocked(inputs: AttentionInputs) -> bool:

@@ -10,7 +10,7 @@ Features. Every term is positive, so no weight of the approximated attention is 
 orthogonal within each block of h, which lowers the variance, and as long as independent Gaussian vectors, which keeps
 the mean. A key's feature can be any number from 0 to exp(|w|^2 / 2): it is held as a number in [0, 1] and the logarithm
 of the factor that all features of this key share, its level. The table is not learned. It is saved with the weights,
-and drawn anew every `redraw_steps` training steps, from a generator of its own: no other draw of the training moves,
+and redrawn every `redraw_steps` training steps, from a generator of its own: no other draw of the training moves,
 and evaluation uses the table as it is.
 
 Sums. Without causality the sums over all keys are taken once, then every query reads them: O(S m v + T m v). Causal
@@ -24,8 +24,8 @@ Levels. A query's numbers are taken relative to the highest level among the keys
 Padding has level -inf, and with it weight 0. Levels cancel in the quotient, so only the part -|k|^2 / 2 of a key's own
 carries a gradient.
 
-Queries see keys through m numbers only, never one by one: there are no scores to which positions could add a bias and
-no weights to drop, and documents that share a row cannot be kept apart.
+Queries read sums over all keys, not single keys: there are no scores to which positions could add a bias and no weights
+to drop, and documents that share a row cannot be separated.
 
 Shape legend: * leading dimensions, B batch, K kv heads, G query heads on one kv head, H = K G, T queries, S keys,
 h head_dim, v value_dim, m features; L positions of a segment, N chunks in it, C positions of a chunk, R = G C;
@@ -54,7 +54,7 @@ from tformer.nn.structured_dropout import Step
 Kernel = Literal["softmax", "relu"]
 
 MASK_64 = (1 << 64) - 1
-RELU_FLOOR = 1.0e-3  # added to relu features, so that no query sees nothing (the paper's code)
+RELU_FLOOR = 1.0e-3  # added to relu features, so that every denominator is positive (the paper's code)
 
 
 def default_features(head_dim: int) -> int:
@@ -113,7 +113,7 @@ SEGMENT_ELEMENTS = 2**20  # features of a segment, over batch and heads: 4 MiB i
 SEGMENT_CHUNKS = 16  # at most, however few features there are
 
 LOWEST = -1.0e30  # below any level, and yet finite
-SMALLEST = 1.0e-37  # a denominator below has lost its digits: the query sees nothing
+SMALLEST = 1.0e-37  # a smaller denominator is rounding error: the output is 0
 
 Result = TypeVar("Result")
 
@@ -336,7 +336,7 @@ class PerformerAttention(Mechanism):
         self._draw(torch.initial_seed())
 
     def begin_step(self, step: Step) -> None:
-        """Draw the table anew every `redraw_steps` steps: the same one on every process, and after a resume."""
+        """Redraw the table every `redraw_steps` steps: the same one on every process, and after a resume."""
         if self.redraw_steps and step.number > 1 and (step.number - 1) % self.redraw_steps == 0:
             self._draw(step.seed)
 

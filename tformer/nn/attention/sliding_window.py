@@ -66,7 +66,7 @@ class Fold:
         return F.pad(x_BS, (0, -x_BS.shape[1] % self.ways)).unflatten(1, (-1, self.ways)).transpose(1, 2).flatten(0, 1)
 
     def repeat(self, x_BRx: Tensor) -> Tensor:
-        """What every residue reads, [B or 1, *] -> [B d or 1, *]"""
+        """Tensors that all residues share, [B or 1, *] -> [B d or 1, *]"""
         return x_BRx if x_BRx.shape[0] != self.batch else x_BRx.repeat_interleave(self.ways, dim=0)
 
     def pattern(self, pattern: Pattern, num_slots: int) -> Pattern:
@@ -325,10 +325,8 @@ class SlidingWindowOptions(ProjectionOptions):
         require_positive(window=self.window, block=self.block, dilation=self.dilation)
         require(self.window % 2 == 0, f"window: expected an even number, found {self.window}")
         half = self.window // 2
-        require(
-            self.block is None or half % self.block == 0,
-            f"block: {self.block} does not divide half of window, {half}",
-        )
+        fits = self.block is None or half % self.block == 0
+        require(fits, f"block: {self.block} does not divide half of window, {half}")
         require(self.global_tokens >= 0, f"global_tokens must be at least 0, found {self.global_tokens}")
         require(not (self.global_projections and self.qk_norm), "global_projections: not defined together with qk_norm")
 

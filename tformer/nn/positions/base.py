@@ -44,6 +44,7 @@ class Positions(nn.Module):
         per_head: one bias for each head, so that all layers must have the same number of heads.
         changes_scores: it adds to the scores of attention or to its output.
         acts_in_attention: it changes scores, or turns queries and keys.
+        fixed_length: inputs longer than `max_seq_len` are impossible.
         padding_position: the position of padding; None: the number of real tokens before it.
         max_positions: number of positions that can be encoded; None: any number.
     """
@@ -59,6 +60,7 @@ class Positions(nn.Module):
     has_mix: bool = False
     changes_scores: ClassVar[bool] = False
     acts_in_attention: ClassVar[bool] = False
+    fixed_length: ClassVar[bool] = False
     padding_position: int | None = None
     max_positions: int | None = None
 
@@ -123,6 +125,7 @@ class LearnedPositions(Positions):
 
     kind = "learned"
     about = "A learned vector per position, added to the embeddings (GPT, BERT, BART)."
+    fixed_length = True
 
     def __init__(self, options: LearnedOptions, *, d_model: int, max_seq_len: int) -> None:
         super().__init__()

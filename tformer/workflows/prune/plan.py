@@ -22,34 +22,34 @@ class Plan:
     """What is removed from which stacks; numbers apply to each stack. None: not given."""
 
     keep_layers: Annotated[
-        str | None, LAYERS("--keep-layers", metavar="0,2,4", help="The layers that stay, numbered from 0.")
+        str | None, LAYERS("--keep-layers", metavar="0,2,4", help="Layers to keep, numbered from 0.")
     ] = None
-    drop_layers: Annotated[str | None, LAYERS("--drop-layers", metavar="1,3", help="The layers that are removed.")] = (
-        None
-    )
+    drop_layers: Annotated[str | None, LAYERS("--drop-layers", metavar="1,3", help="Layers to remove.")] = None
     keep: Annotated[
-        int | None, LAYERS("--keep", metavar="N", help="Number of layers that stay, chosen by --strategy.")
+        int | None, LAYERS("--keep", metavar="N", help="Number of layers to keep, chosen by --strategy.")
     ] = None
     rate: Annotated[
-        float | None, LAYERS("--rate", metavar="P", help="Share of layers that is removed, chosen by --strategy.")
+        float | None, LAYERS("--rate", metavar="P", help="Share of layers to remove, chosen by --strategy.")
     ] = None
     strategy: Annotated[
         Strategy | None,
         LAYERS(
             "--strategy",
-            help="search: the best on the data; learned: the lowest learned LayerDrop rates. Default: every-other.",
+            help="How layers are chosen. every-other: evenly spaced (default); search: the best score on the data; "
+            "learned: the lowest learned LayerDrop rates.",
         ),
     ] = None
     stack: Annotated[
-        Stacks | None, LAYERS("--stack", help="Stacks to prune; numbers apply to each. Default: all of the model.")
+        Stacks | None,
+        LAYERS("--stack", help="Stacks to prune; layer numbers apply to each. Default: all stacks of the model."),
     ] = None
     max_trials: Annotated[
         int | None,
         LAYERS(
             "--max-trials",
             metavar="N",
-            help="Most subsets that a search measures one by one; where there are more it removes one layer at a "
-            "time. Default: 100.",
+            help="Maximum number of subsets that a search measures; if there are more, it removes one layer at a "
+            "time (greedy). Default: 100.",
         ),
     ] = None
     heads: Annotated[
@@ -57,7 +57,7 @@ class Plan:
         HEADS(
             "--heads",
             metavar="RATE|N",
-            help="Share (below 1) or number of all attention heads to remove, those that matter least to the loss; "
+            help="Share (below 1) or number of attention heads to remove, the least important for the loss first; "
             "every layer keeps one.",
         ),
     ] = None
@@ -65,7 +65,8 @@ class Plan:
         HeadsPerLayer | None,
         HEADS(
             "--heads-per-layer",
-            help="even: the same number in every layer (default); free: wherever they matter least.",
+            help="even: remove the same number from every layer (default); free: remove the least important heads of "
+            "all layers.",
         ),
     ] = None
 

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Block-sparse attention: patterns of visible keys, fused kernels, and explicit scores for biases and dropout."""

@@ -126,7 +126,7 @@ def groups(pattern: Pattern, tensors: _Tensors) -> Iterator[Group]:
 
 
 def _rows(x_BHTx: Tensor, group: Group, pattern: Pattern, per_head: int) -> Tensor:
-    """The queries of a group, or what belongs to them: [M, G w, x]. The G heads of a key head are one matrix."""
+    """The rows of a group's queries: [M, G w, x]. The G heads of a key head are one matrix."""
     heads = slice(group.heads.start * per_head, group.heads.stop * per_head)
     start = group.first * pattern.block
     x = x_BHTx[group.examples, heads, start : start + group.num_blocks * group.width]

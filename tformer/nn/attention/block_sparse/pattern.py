@@ -54,7 +54,7 @@ def first_tokens(count: int, key_mask: Tensor | None, num_keys: int, device: tor
 
 
 def marked_tokens(global_mask: Tensor, key_mask: Tensor | None) -> GlobalTokens | None:
-    """The slots that a mask [B, S] names. Their number is asked for: a synchronisation on accelerators."""
+    """The slots that a mask [B, S] marks. Reading their number synchronises accelerators."""
     marked = global_mask.bool() if key_mask is None else global_mask.bool() & key_mask.bool()
     count = int(marked.sum(dim=1).max())
     return _ranked(marked, count) if count else None
@@ -310,7 +310,7 @@ def _spans(x_BS: Tensor, pattern: Pattern, group: Group) -> Tensor:
 
 
 def _of_queries(x_BS: Tensor, pattern: Pattern, group: Group) -> Tensor:
-    """What belongs to the queries' own slots, [b or 1, n, w, 1]."""
+    """Numbers of the queries' own slots, [b or 1, n, w, 1]."""
     begin = pattern.start + group.first * pattern.block
     chosen = _of_examples(x_BS, group)[:, begin : begin + group.num_blocks * group.width]
     return chosen.unflatten(1, (group.num_blocks, group.width)).unsqueeze(-1)
@@ -325,5 +325,5 @@ def _random_slots(x_bS: Tensor, index_bnr: Tensor, block: int) -> Tensor:
 
 
 def band_of(allowed: Tensor) -> Tensor:
-    """What is added to scores so that only those where bool [*] is True count: a band, or any other mask."""
+    """An additive mask of bool [*]: 0 where True, MASKED_SCORE elsewhere."""
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, MASKED_SCORE)
