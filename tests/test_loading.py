@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import tformer
 from tformer.build import build_model
-from tformer.checkpoint import RunDirectory, read_checkpoint, save_checkpoint
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import save_checkpoint
 from tformer.errors import InputError
 from tformer.loading import load, load_weights
 from tformer.model import Transformer

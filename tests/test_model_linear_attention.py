@@ -14,7 +14,9 @@ from tests.checkpoint.conftest import save
 from tests.decoding.uncached import uncached_generate
 from tests.training.test_training_resume import final_hash, metrics, train, write_recipe
 from tformer.build import build_model
-from tformer.checkpoint import RunDirectory, average_checkpoints, read_checkpoint
+from tformer.checkpoint.average import average_checkpoints
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.run import RunDirectory
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.generate import generate
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings

@@ -114,7 +114,7 @@ def _section(model: Model, side: str) -> StackSection:
 
 
 def _build(model: Model, vocab: int | None, target_vocab: int | None, num_labels: int | None) -> Transformer:
-    both = model.encoder is not None and model.decoder is not None
+    both = model.is_encoder_decoder
     first = "encoder" if model.encoder is not None else "decoder"
     embedding: TokenEmbedding | PatchEmbedding
     if model.patches is not None:

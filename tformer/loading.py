@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
-from tformer.checkpoint.read import differences
+from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
+from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.errors import InputError
 from tformer.formatting import short_hash
 from tformer.interop.importing import open_checkpoint

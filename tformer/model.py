@@ -63,6 +63,10 @@ class Transformer(nn.Module):
 
     # --- properties --------------------------------------------------------------------------------------------------
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return self.encoder is not None and self.decoder is not None
+
     def num_parameters(self, *, trainable: bool | None = None, embeddings: bool = True) -> int:
         """Number of distinct parameters; tied ones count once.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoint.conftest import save
-from tformer.checkpoint import RunDirectory
+from tformer.checkpoint.run import RunDirectory
 
 RECIPE = """
 model: {d_model: 8, max_seq_len: 16, decoder: {num_layers: 1, num_heads: 2, dropout: 0.1}}

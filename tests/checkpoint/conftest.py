@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.checkpoint import RunDirectory, files, save_checkpoint
+from tformer.checkpoint import files
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import save_checkpoint
 
 TOKENIZER = '{"model": {"type": "char"}}'
 PRIMITIVES = (

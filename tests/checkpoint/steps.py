@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tformer.checkpoint import RunDirectory
+from tformer.checkpoint.run import RunDirectory
 
 
 def steps(run: RunDirectory) -> list[int]:

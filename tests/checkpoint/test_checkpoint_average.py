@@ -13,8 +13,10 @@ from torch import Tensor
 
 from tests.checkpoint.averages import RECIPE, TARGET_TOKENIZER, keep, random_weights
 from tests.checkpoint.conftest import TOKENIZER, tree
-from tformer.checkpoint import RunDirectory, average_checkpoints, last_checkpoints, read_checkpoint
-from tformer.checkpoint.average import RunningMean
+from tformer.checkpoint.average import RunningMean, average_checkpoints
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.resolve import last_checkpoints
+from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import read_specs
 from tformer.errors import InputError
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from tests.checkpoint.averages import RECIPE, TARGET_TOKENIZER, keep, random_weights
 from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest, tree
-from tformer.checkpoint import RunDirectory, average_checkpoints, read_checkpoint
+from tformer.checkpoint.average import average_checkpoints
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError, Interrupted, StorageError
 
 

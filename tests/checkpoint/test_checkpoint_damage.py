@@ -15,7 +15,9 @@ import torch
 
 from tests.checkpoint.conftest import TOKENIZER, rewrite_manifest, save, weights_at
 from tests.checkpoint.steps import steps
-from tformer.checkpoint import RunDirectory, read_checkpoint, resolve_checkpoint
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.resolve import resolve_checkpoint
+from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import tensor_chunks
 from tformer.errors import InputError
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
-from tformer.checkpoint import RunDirectory, files, read_checkpoint
+from tformer.checkpoint import files
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.run import RunDirectory
 from tformer.errors import StorageError
 
 KEEP = 2

@@ -13,7 +13,10 @@ import torch
 
 from tests.checkpoint.conftest import TOKENIZER, save, tree, weights_at
 from tests.checkpoint.steps import steps
-from tformer.checkpoint import RunDirectory, newest_checkpoint, read_checkpoint, resolve_checkpoint, write_checkpoint
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import write_checkpoint
 from tformer.checkpoint.tensor_files import read_specs
 from tformer.errors import InputError
 from tformer.tokenizer.tokenizer import canonical_sha256

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.checkpoint import find_tied
 from tformer.checkpoint.tensor_files import (
     DTYPES,
     MAX_HEADER_BYTES,
     file_bytes,
+    find_tied,
     read_specs,
     read_tensors,
     tensor_chunks,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import TOKENIZER, Disk, Killed, rewrite_manifest, save
-from tformer.checkpoint import RunDirectory, read_checkpoint
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError
 from tformer.tokenizer.tokenizer import canonical_sha256
 

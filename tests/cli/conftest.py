@@ -30,7 +30,8 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         import torch
 
         from tformer.build import build_model
-        from tformer.checkpoint import RunDirectory, save_checkpoint
+        from tformer.checkpoint.run import RunDirectory
+        from tformer.checkpoint.save import save_checkpoint
         from tformer.recipe.load import recipe_from_yaml
         from tformer.tokenizer import TokenizerOptions, train_tokenizer
 

@@ -27,7 +27,8 @@ STEPS = (3, 6, 9)  # 3 is what `make_run` saves
 @pytest.fixture(scope="module")
 def run(make_run: Callable[..., Path]) -> Path:
     """A run with three checkpoints, whose weights are those of the first and more."""
-    from tformer.checkpoint import read_checkpoint, write_checkpoint
+    from tformer.checkpoint.read import read_checkpoint
+    from tformer.checkpoint.save import write_checkpoint
 
     path = make_run(seed=5)
     first = read_checkpoint(path / "checkpoints" / "step-00000003")
@@ -76,7 +77,8 @@ def test_a_best_checkpoint_from_earlier_is_none_of_the_last(
     cli: Cli, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     """As `keep_last: 2` leaves it, with a best model of step 12 and saves at every fourth step."""
-    from tformer.checkpoint import read_checkpoint, write_checkpoint
+    from tformer.checkpoint.read import read_checkpoint
+    from tformer.checkpoint.save import write_checkpoint
 
     run = make_run(seed=6)
     first = read_checkpoint(checkpoint(run, 3))
@@ -149,7 +151,7 @@ def test_separate_vocabularies_go_through(cli: Cli, tmp_path: Path) -> None:
 
     import tformer
     from tformer.build import build_model
-    from tformer.checkpoint import write_checkpoint
+    from tformer.checkpoint.save import write_checkpoint
     from tformer.recipe.load import recipe_from_yaml
     from tformer.tokenizer import TokenizerOptions, train_tokenizer
 

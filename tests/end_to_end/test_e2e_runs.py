@@ -84,7 +84,7 @@ def test_no_runs_yet(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_that_trains_at_this_moment_is_in_use(home: Path, cli: Cli) -> None:
-    from tformer.checkpoint import RunDirectory
+    from tformer.checkpoint.run import RunDirectory
 
     with RunDirectory.open("runs/begun", lock=True):
         [state] = [run["state"] for run in json.loads(cli("runs", "list", "runs/begun", "--json").out)]

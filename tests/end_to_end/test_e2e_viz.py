@@ -233,7 +233,7 @@ def test_a_learned_table_is_shown_as_it_is(run: Callable[[str], Path], cli: Call
 
 
 def test_an_untrained_table_says_so(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tformer.checkpoint as checkpoint
+    import tformer.checkpoint.save as checkpoint
 
     save = checkpoint.save_checkpoint
     monkeypatch.setattr(

@@ -42,7 +42,8 @@ def build_run(
     import torch
 
     from tformer.build import build_model
-    from tformer.checkpoint import RunDirectory, save_checkpoint
+    from tformer.checkpoint.run import RunDirectory
+    from tformer.checkpoint.save import save_checkpoint
     from tformer.recipe.load import recipe_from_yaml
     from tformer.tokenizer import TokenizerOptions, train_tokenizer
 

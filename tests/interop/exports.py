@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tformer.checkpoint.read import Checkpoint, read_checkpoint
+from tformer.checkpoint.save import write_checkpoint
 from tformer.interop.exporting import Tokenizers, resolved
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import tformer
 from tests.interop import tiny_folders as tiny
-from tformer.checkpoint import read_checkpoint, write_checkpoint
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.save import write_checkpoint
 from tformer.interop.importing import import_folder, open_folder
 from tformer.interop.read_model import read_model
 from tformer.recipe.load import recipe_from_yaml

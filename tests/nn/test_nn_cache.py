@@ -111,6 +111,17 @@ def test_append_returns_all_slots_and_refuses_overflow() -> None:
         cache.advance(torch.tensor([[6]]))
 
 
+def test_a_layer_whose_rows_moved_grows_and_keeps_every_slot() -> None:
+    layer, order = model_cache(capacity=20).layers[0], torch.tensor([2, 0, 1])
+    first, more = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 9, 4)
+    layer.append(first, first + 1)
+    layer.select_rows(order)
+    assert layer.keys.shape[2] < 13  # room for few more slots
+    keys, values = layer.append(more, more + 1)
+    expected = torch.cat([first[order], more], dim=2)
+    assert torch.equal(keys, expected) and torch.equal(values, expected + 1)
+
+
 def filled(cross: int = 1) -> ModelCache:
     """Row b of every tensor holds the number b."""
     cache = model_cache(cross=cross)

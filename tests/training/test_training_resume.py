@@ -9,12 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from rich.console import Console
 
 from tests.conftest import TINY_RECIPE
+from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_recipe
+from tformer.data.shards.pair_tokens import PairExample
 from tformer.errors import Interrupted
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
@@ -150,6 +153,18 @@ def test_accumulated_micro_batches_give_the_loss_of_one_big_batch(tmp_path: Path
     train(parts, tmp_path / "parts")
     one, many = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
     assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in many], rel=2e-5)
+
+
+def test_micro_batches_of_unequal_length_count_by_their_tokens() -> None:
+    recipe = small_recipe("transformer/tiny", dropout=False)
+    draw = np.random.default_rng(0)
+    rows = [PairExample(*draw.integers(FIRST_WORD, LAST_WORD, (2, length))) for length in (24, 20, 3, 2)]
+    found = []
+    for parts in ([rows], [rows[:2], rows[2:]]):
+        stepper = Stepper(recipe)
+        stepper.step(*(stepper.objective.collate(part, rng=draw) for part in parts))
+        found.append([float(value) for value in stepper.trainer._sums[-1][:2]])  # loss, gradient norm
+    assert found[1] == pytest.approx(found[0], rel=2e-5)
 
 
 def test_a_resumed_run_refuses_other_data(tmp_path: Path, text_file: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.test_training_resume import final_hash, metrics, train, write_recipe
-from tformer.checkpoint import read_checkpoint
+from tformer.checkpoint.read import read_checkpoint
 from tformer.loading import load, load_body
 from tformer.model import Transformer
 from tformer.nn.structured_dropout import DropHead, LayerDrop, Step

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import write_checkpoint
+from tformer.checkpoint.save import write_checkpoint
 from tformer.loading import Loaded, load
 from tformer.model import Transformer
 from tformer.recipe import recipe_from_yaml

@@ -42,7 +42,8 @@ def make_run(
     import torch
 
     from tformer.build import build_model
-    from tformer.checkpoint import RunDirectory, save_checkpoint
+    from tformer.checkpoint.run import RunDirectory
+    from tformer.checkpoint.save import save_checkpoint
     from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 
     recipe = recipe_from_yaml(RECIPE.format(norm=norm, d_model=d_model, preset=preset, metric=metric), name="test")

@@ -12,7 +12,8 @@ import torch
 
 from tests.cli.conftest import LETTERS
 from tformer.build import build_model
-from tformer.checkpoint import RunDirectory, save_checkpoint
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import save_checkpoint
 from tformer.errors import InputError
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workflows.prune_runs import EFFICIENT, make, output, output_without_layers, recipe_text
-from tformer.checkpoint import read_checkpoint
+from tformer.checkpoint.read import read_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.loading import load
 from tformer.workflows.prune.heads import choose_heads

@@ -77,8 +77,7 @@ def average(options: AverageOptions) -> None:
     options.check()
     assert options.out is not None  # `check` requires it
     with StopFlag() as flag:
-        from tformer.checkpoint import average_checkpoints
-        from tformer.checkpoint.average import require_new
+        from tformer.checkpoint.average import average_checkpoints, require_new
 
         require_new(options.out)
         paths = _paths(options)
@@ -100,7 +99,7 @@ def average(options: AverageOptions) -> None:
 
 def _paths(options: AverageOptions) -> list[Path]:
     """The checkpoint folders to average."""
-    from tformer.checkpoint import last_checkpoints, newest_checkpoint, resolve_checkpoint
+    from tformer.checkpoint.resolve import last_checkpoints, newest_checkpoint, resolve_checkpoint
 
     if options.last is None:
         return [resolve_checkpoint(name) for name in options.checkpoints]

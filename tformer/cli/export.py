@@ -83,8 +83,8 @@ def export(options: ExportOptions) -> None:
 
 
 def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportReport:
-    from tformer.checkpoint import newest_checkpoint
     from tformer.checkpoint.average import require_new
+    from tformer.checkpoint.resolve import newest_checkpoint
     from tformer.interop.exporting import DTYPES, export_checkpoint
     from tformer.interop.importing import open_checkpoint
 

@@ -148,7 +148,7 @@ def count_lines(path: str | None) -> int:
 
 
 def is_encoder_decoder(loaded: Loaded) -> bool:
-    return loaded.model.encoder is not None and loaded.model.decoder is not None
+    return loaded.model.is_encoder_decoder
 
 
 def fills_masks(loaded: Loaded) -> bool:

@@ -54,7 +54,7 @@ class Flops:
 
 def module_flops(model: Transformer, section: Model, *, source_length: int, target_length: int) -> dict[str, float]:
     """{name of a module: operations of one example in the forward pass}, for every module that multiplies."""
-    both = model.encoder is not None and model.decoder is not None
+    both = model.is_encoder_decoder
     lengths = {"encoder": source_length, "decoder": target_length if both else source_length}
     found = dict(_product_flops(model, lengths))
     for side in ("encoder", "decoder"):
@@ -239,7 +239,7 @@ def training_flops_per_token(model: Model, *, parameters: float, source_length: 
     parameters: weights in products that a token passes through (`parameters_per_token`). A token of an encoder-decoder
     passes through the encoder or the decoder: half of the products each.
     """
-    if model.encoder is not None and model.decoder is not None:
+    if model.is_encoder_decoder:
         parameters //= 2
     attention = attention_flops_per_token(model, source_length=source_length, target_length=target_length)
     flops = BACKWARD_AND_FORWARD * (2.0 * parameters + attention)

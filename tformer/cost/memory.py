@@ -97,7 +97,7 @@ def estimate_memory(
     """
     length = min(seq_len or model.max_seq_len, tokens_per_micro_batch)
     rows = max(1, tokens_per_micro_batch // length)
-    both = model.encoder is not None and model.decoder is not None
+    both = model.is_encoder_decoder
     activations = workspace = 0
     for side in ("encoder", "decoder"):
         if getattr(model, side) is None:

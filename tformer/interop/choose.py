@@ -47,7 +47,7 @@ def canonical(model: Model) -> dict[str, Any]:
     """The canonical form, as nested plain values, of a resolved model section (vocabulary sizes, numbers of labels)."""
     data = model.model_dump(mode="json")
     del data["init"]
-    both = model.encoder is not None and model.decoder is not None
+    both = model.is_encoder_decoder
     for side in ("encoder", "decoder"):
         stack: Stack | None = getattr(model, side)
         if stack is not None:

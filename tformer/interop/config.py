@@ -1,7 +1,7 @@
-"""Reader of `config.json` that refuses every key which the architecture did not read.
+"""Reader of `config.json` that refuses every key that the architecture did not read.
 
-A key that nobody understands may change what the model computes. So every reader takes the keys that it knows, and
-`finish` refuses the rest, except what is empty and what concerns training, storage or generation alone.
+An unknown key may change what the model computes. So an architecture reads its keys, and `finish` refuses the rest,
+except empty ones and those that concern training, storage or generation only.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, files
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
-from tformer.checkpoint.read import differences
+from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.choose import Choice, choose_class, label_keys, without_learned_rates

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, files, read_checkpoint, resolve_checkpoint, write_checkpoint
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.files import MANIFEST
+from tformer.checkpoint.read import Checkpoint, read_checkpoint
+from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import is_run, make_folders
+from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.interop.hub import is_hub_name

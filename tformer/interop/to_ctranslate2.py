@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint import Checkpoint, files
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES

@@ -71,7 +71,7 @@ def special_keys(recipe: Recipe, tokenizer: Tokenizer | None, target: Tokenizer 
     source, own = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
     special = (own or source).special
     keys: dict[str, Any] = {"bos_token_id": special.bos, "eos_token_id": special.eos, "pad_token_id": special.pad}
-    if recipe.model.encoder is not None and recipe.model.decoder is not None:
+    if recipe.model.is_encoder_decoder:
         given = recipe.tokenizer.special_ids
         ends = decoder_tokens(special, start=given.decoder_start, eos=given.eos, forced_bos=given.forced_bos)
         keys |= {

@@ -44,8 +44,7 @@ def _unused_sources(recipe: Recipe) -> Iterator[Problem]:
     if recipe.data_kind == "pairs":
         return
     kinds = " and ".join(objective.kind for objective in recipe.objectives)
-    both = recipe.model.encoder is not None and recipe.model.decoder is not None
-    hint = f"to train on pairs: {'--objective seq2seq' if both else '--arch transformer'}"
+    hint = f"to train on pairs: {'--objective seq2seq' if recipe.model.is_encoder_decoder else '--arch transformer'}"
     for part in ("train", "valid"):
         for number, spec in enumerate(getattr(recipe.data, part)):
             path = ("data", part, str(number))
@@ -71,7 +70,7 @@ def _unfit_vocabularies(recipe: Recipe) -> Iterator[Problem]:
             f"found {tokenizer.path}, expected null where source and target have a vocabulary each",
             "a file for each side: --source-tokenizer FILE --target-tokenizer FILE; one for both: --vocabulary joint",
         )
-    both = recipe.model.encoder is not None and recipe.model.decoder is not None
+    both = recipe.model.is_encoder_decoder
     rows, target_rows = recipe.model.vocab_size, recipe.model.target_vocab_size
     one_table = rows is not None and rows == target_rows  # two tokenizers with the same ids, as Marian's
     if recipe.separate_vocabularies and recipe.model.tie.source_target and both and not one_table:

@@ -103,6 +103,10 @@ class Model(Section):
     patches: Patches | None = None
     init: InitOptions = InitOptions()
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return self.encoder is not None and self.decoder is not None
+
     @model_validator(mode="after")
     def _has_a_stack(self) -> Model:
         if self.encoder is None and self.decoder is None:

@@ -106,8 +106,8 @@ def at_length(loaded: Loaded, seq_len: int) -> Loaded:
         _require_length(loaded, seq_len)
         loaded.model.max_seq_len = seq_len
     recipe = loaded.recipe
-    both = recipe.model.encoder is not None and recipe.model.decoder is not None
-    data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": seq_len if both else None})
+    target_seq_len = seq_len if recipe.model.is_encoder_decoder else None
+    data = recipe.data.model_copy(update={"seq_len": seq_len, "target_seq_len": target_seq_len})
     model = recipe.model.model_copy(update={"max_seq_len": loaded.model.max_seq_len})
     return replace(loaded, recipe=recipe.model_copy(update={"data": data, "model": model}))
 

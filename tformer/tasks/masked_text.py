@@ -40,8 +40,8 @@ def corruption_context(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext
     """The context of an objective that corrupts text. Errors: a tokenizer without the special tokens that it needs."""
     for options in recipe.objectives:
         require_special_tokens(options, tokenizer.special)
-    both = recipe.model.encoder is not None and recipe.model.decoder is not None
-    return decoder_context(recipe, tokenizer) if both else text_context(recipe, tokenizer)
+    make_context = decoder_context if recipe.model.is_encoder_decoder else text_context
+    return make_context(recipe, tokenizer)
 
 
 def loaded_objective(loaded: Loaded) -> Objective:

@@ -171,8 +171,7 @@ def check_vocabulary(recipe: Recipe, teacher: Loaded, tokenizer: Tokenizer | Non
     if tokenizer is not None:
         _same_vocabulary(teacher, tokenizer, teacher.text_tokenizer, "source " if target is not None else "")
         _same_vocabulary(teacher, target or tokenizer, teacher.target_tokenizer, "target " if target else "")
-        both = recipe.model.encoder is not None and recipe.model.decoder is not None
-        if both and decoder_tokens_of(recipe, target or tokenizer) != teacher.decoder_tokens:
+        if recipe.model.is_encoder_decoder and decoder_tokens_of(recipe, target or tokenizer) != teacher.decoder_tokens:
             raise InputError(
                 f"teacher: {teacher.path} begins or ends a target with other tokens than the student "
                 "(tokenizer.special_ids)"
@@ -237,7 +236,7 @@ def with_teacher_vocabulary(recipe: Recipe, teacher: Loaded) -> Recipe:
         ids = tokenizer.special_ids
         ids = teacher.recipe.tokenizer.special_ids if ids == SpecialTokens() else ids
         tokenizer = tokenizer.model_copy(update={"separate": separate, "special_ids": ids})
-        if separate and model.encoder is not None and model.decoder is not None:
+        if separate and model.is_encoder_decoder:
             model = model.model_copy(update={"tie": model.tie.model_copy(update={"source_target": False})})
     if model.patches is not None and not (data.image_mean and data.image_std):
         own = teacher.recipe.data

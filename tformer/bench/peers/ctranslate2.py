@@ -22,7 +22,8 @@ import torch
 from tformer.bench.workloads import SEED, Contender
 from tformer.bench.workloads.decoding import sources_of
 from tformer.build import build_model
-from tformer.checkpoint import read_checkpoint, write_checkpoint
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError
 from tformer.interop.to_ctranslate2 import export_ctranslate2
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml

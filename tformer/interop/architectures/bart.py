@@ -5,8 +5,8 @@
     Pegasus  pre-norm, sinusoids
     Marian   post-norm, sinusoids, vocabularies of its own for source and target where the config says so
 
-Older config files name these traits (`normalize_before` ...); the classes have them written in, so another value is a
-model that they are not. The eps of every norm is written in too. Nobody reads the first two rows of learned positions.
+Older config files name these traits (`normalize_before` ...). The classes fix them, so another value is refused; the
+eps of every norm is fixed as well. The first two rows of learned positions are unused.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, newest_checkpoint
+from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
@@ -77,7 +78,7 @@ class Subject:
     @property
     def has_both(self) -> bool:
         """Whether there is an encoder and a decoder."""
-        return self.model.encoder is not None and self.model.decoder is not None
+        return self.model.is_encoder_decoder
 
     @property
     def tokens(self) -> int:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from tformer.checkpoint.catalog import BEST, LATEST, read_pointer
 from tformer.checkpoint.files import MANIFEST, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
-from tformer.checkpoint.read import differences
+from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
+from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model, resolve_sizes
-from tformer.checkpoint import Checkpoint, files, find_tied, write_checkpoint
+from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
+from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import make_folders
-from tformer.checkpoint.tensor_files import file_bytes
+from tformer.checkpoint.save import write_checkpoint
+from tformer.checkpoint.tensor_files import file_bytes, find_tied
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.nn.attention.multi_head import MultiHeadAttention

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint import RunDirectory, catalog, read_checkpoint
+from tformer.checkpoint import catalog
 from tformer.checkpoint.logs import read_metrics
+from tformer.checkpoint.read import read_checkpoint
+from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_to_data
 from tformer.recipe.load import leaves

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tformer.build import count_parameters
-from tformer.checkpoint import Checkpoint, Entry, RunDirectory, read_checkpoint
+from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.files import MANIFEST, read_bounded
+from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, is_locked
+from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
 from tformer.errors import InputError
 from tformer.loading import TARGET_TABLE, TOKEN_TABLE
 from tformer.metrics import HIGHER_IS_BETTER
