@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import typer
 
+from tformer.cli import app as program
 from tformer.cli.app import COMMANDS, make_app
 
 
@@ -43,3 +45,19 @@ def test_help_without_a_command_ends_with_words(cli: Callable[..., Any], words: 
     done = cli(*words)
     assert done.code == 2 and "error: no command was given" in done.err
     assert f"see '{' '.join(['tformer', *words])} --help'" in done.err
+
+
+def test_an_interrupt_within_a_command_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def add_commands(app: typer.Typer, words: list[str]) -> None:
+        app.command("one")(interrupted)
+
+    monkeypatch.setattr(program, "add_commands", add_commands)
+    with pytest.raises(SystemExit) as exit_info:
+        program.main(["one"])
+    assert exit_info.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"

@@ -123,6 +123,7 @@ def _listed_only() -> None:
 
 
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
+INTERRUPTED = 130  # exit code: 128 + SIGINT
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
 
 
@@ -171,6 +172,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = make_app(words)(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer makes this exit code, without a message, of a KeyboardInterrupt
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except BrokenPipeError:
         # The reader of the pipe has closed it: keep the interpreter from reporting that while it shuts down.
@@ -178,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(141)
     except KeyboardInterrupt:
         _print_error("interrupted", None)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -33,9 +33,9 @@ from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.formatting import as_one_line
 from tformer.loading import Loaded, load
+from tformer.nn.heads import HEADS
 from tformer.tokenizer import Tokenizer
 
-HEADS = {"lm", "masked_lm"}
 SAMPLE_SEPARATOR = "---------------"
 MASK_CANDIDATES = 5
 
@@ -91,9 +91,10 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
 def load_models(options: GenerateOptions) -> list[Loaded]:
     """The models, each once, prepared for decoding. Raises InputError for models that cannot form an ensemble."""
     device = resolve_device(options.device)
+    heads = {kind for kind, head in HEADS.items() if head.over_vocabulary}
     models: dict[Path, Loaded] = {}
     for name in names_of_models(options.arguments, options.ensemble):
-        loaded = load(name, device=device, which=options.checkpoint, kinds=HEADS)
+        loaded = load(name, device=device, which=options.checkpoint, kinds=heads)
         if options.special_tokens:
             loaded.tokenizer = loaded.text_tokenizer.reading_special()
         models.setdefault(loaded.path.resolve(), loaded)

@@ -151,7 +151,7 @@ HeadOptions = (
 )
 """The table of heads: the options of each, which build it."""
 
-HEADS: dict[str, type] = {options.kind: options for options in get_args(HeadOptions)}
+HEADS: dict[str, Any] = {options.kind: options for options in get_args(HeadOptions)}
 
 
 @dataclass
