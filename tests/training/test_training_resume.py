@@ -19,6 +19,7 @@ from tests.conftest import TINY_RECIPE
 from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_recipe
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.errors import Interrupted
+from tformer.training.loop import score
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
 
@@ -165,6 +166,15 @@ def test_micro_batches_of_unequal_length_count_by_their_tokens() -> None:
         stepper.step(*(stepper.objective.collate(part, rng=draw) for part in parts))
         found.append([float(value) for value in stepper.trainer._sums[-1][:2]])  # loss, gradient norm
     assert found[1] == pytest.approx(found[0], rel=2e-5)
+
+
+def test_the_best_checkpoint_has_the_highest_accuracy_and_the_lowest_loss() -> None:
+    training = small_recipe("gpt/tiny", dropout=False).training
+    values = [{"loss": 2.0, "accuracy": 0.6}, {"loss": 1.0, "accuracy": 0.5}]
+    for metric, best in (("accuracy", 0), ("loss", 1)):
+        by_metric = training.model_copy(update={"best_metric": metric})
+        scores = [score(each, by_metric) for each in values]  # lower is better
+        assert scores.index(min(scores)) == best
 
 
 def test_a_resumed_run_refuses_other_data(tmp_path: Path, text_file: Path) -> None:
