@@ -50,7 +50,7 @@ def test_a_dry_run_as_json_has_each_command(tiny_recipe: Path, cli: Callable[...
         (["--out", "o", "--vary", "optimizer.lr=fast"], "lr fast: --set: optimizer.lr: found the text 'fast'"),
         (["--out", "o", "--plan", "tears"], "--plan and --config exclude each other"),
         (["--out", "o", "--", "--frobnicate", "1"], "No such option: --frobnicate"),
-        (["--out", "o", "--", "--seed", "1"], "--seed: a sweep gives this flag"),
+        (["--out", "o", "--", "--seed", "1"], "--seed: a sweep sets this flag"),
         (["--out", "o", "stray"], "unexpected extra argument"),
         (["--out", "o", "--evaluate", "test=--nonsense"], "evaluate test: No such option: --nonsense"),
         (["--out", "o", "--evaluate", "test=--beam-size x"], "evaluate test: Invalid value"),

@@ -437,7 +437,7 @@ def test_an_ensemble_of_different_vocabularies_is_refused_with_both_names():
         "objectives: [{kind: seq2seq}]\ngeneration: {beam_size: 3, length_margin: 4, coverage_penalty: 0.2}", ""
     )
     alone = loaded(name="two", recipe=decoder)
-    with pytest.raises(InputError, match="one and two, two has no encoder beside its decoder"):
+    with pytest.raises(InputError, match="of one and two, two has no encoder"):
         translator_of(loaded(), alone)
     with pytest.raises(InputError, match="two: translation needs a model with an encoder and a decoder"):
         translator_of(alone)

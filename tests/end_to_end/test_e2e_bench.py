@@ -59,6 +59,7 @@ def test_a_short_bench(
     assert "tokens/s" in err and "tformer fp32" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
     words = ("--data", text_file, "--set", "tokenizer.train.vocab_size=300", "--megabytes", 0.01)
     out, err = cli_process("bench", "tokenize", *words, *SHARED, cwd=tmp_path).communicate(timeout=1800)
@@ -67,6 +68,7 @@ def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> Non
     assert {"step_ms", "share_of_peak", "spread"} <= row.keys() and "tokens/s" in err
 
 
+@pytest.mark.slow
 def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
     command = ("bench", "attention", "--kinds", "full", "--lengths", "32", "--heads", 2, "--head-dim", 8,
                "--repeats", 1, "--max-seconds", 600, "--device", "cpu", "--out", "report", "--json")  # fmt: skip

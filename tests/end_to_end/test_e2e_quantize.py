@@ -144,4 +144,4 @@ def test_a_processor_without_8_bit_products_is_told_of(cli: Cli, decoder: Run, m
 @pytest.mark.parametrize("command", ["generate", "classify", "evaluate"])
 def test_the_help_says_what_it_does(cli: Cli, command: str) -> None:
     shown = " ".join(cli(command, "--help").out.replace("│", " ").split())
-    assert "--quantize" in shown and "weights on disk stay as trained" in shown
+    assert "--quantize" in shown and "multiply 8-bit weights and inputs" in shown

@@ -320,7 +320,7 @@ def test_a_variant_that_the_recipe_refuses_is_told_before_anything_is_trained(
 
 def test_a_grid_without_end_is_refused_at_once(tiny_recipe: Path) -> None:
     task = Task(config=str(tiny_recipe), vary={"model.decoder.dropout": (0.0, 0.1)})
-    with pytest.raises(InputError, match="make 200,000,000 trainings, expected at most 10,000"):
+    with pytest.raises(InputError, match="give 200,000,000 trainings, expected at most 10,000"):
         resolve_plan(Plan(tasks=(task,), seeds=10**8))
 
 

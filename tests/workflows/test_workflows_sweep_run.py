@@ -305,7 +305,7 @@ def test_training_is_not_repeated_for_an_evaluation_that_was_interrupted(
 def test_a_folder_keeps_to_its_plan(tiny_recipe: Path, tmp_path: Path, children: Children) -> None:
     sweep(plan(tiny_recipe), tmp_path / "out", children)
     for other, words in (
-        (plan(tiny_recipe, seeds=2), "seeds is 1 there, 2 here"),
+        (plan(tiny_recipe, seeds=2), "seeds is 1 in the folder, 2 in this command"),
         (plan(tiny_recipe, set={"optimizer.lr": 0.5}), "tasks.0.set.optimizer.lr is null there, 0.5 here"),
         (plan(tiny_recipe).model_copy(update={"max_steps": 3}), "max_steps is null there, 3 here"),
     ):
