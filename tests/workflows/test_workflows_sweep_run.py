@@ -306,8 +306,11 @@ def test_a_folder_keeps_to_its_plan(tiny_recipe: Path, tmp_path: Path, children:
     sweep(plan(tiny_recipe), tmp_path / "out", children)
     for other, words in (
         (plan(tiny_recipe, seeds=2), "seeds is 1 in the folder, 2 in this command"),
-        (plan(tiny_recipe, set={"optimizer.lr": 0.5}), "tasks.0.set.optimizer.lr is null there, 0.5 here"),
-        (plan(tiny_recipe).model_copy(update={"max_steps": 3}), "max_steps is null there, 3 here"),
+        (
+            plan(tiny_recipe, set={"optimizer.lr": 0.5}),
+            "tasks.0.set.optimizer.lr is null in the folder, 0.5 in this command",
+        ),
+        (plan(tiny_recipe).model_copy(update={"max_steps": 3}), "max_steps is null in the folder, 3 in this command"),
     ):
         with pytest.raises(InputError, match=f"holds another sweep: {words}"):
             sweep(other, tmp_path / "out", children)
