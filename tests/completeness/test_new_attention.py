@@ -1,4 +1,4 @@
-"""A new kind of attention, with a decoding state of its own, takes one file and one row."""
+"""A new kind of attention with its own decoding state takes one file and one row."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Benchmarks of speed, memory and time to quality: every measurement in a process of its own, and reports of them."""
+"""Benchmarks of speed, memory and time to quality: every measurement runs in a separate process; and the reports."""

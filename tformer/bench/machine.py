@@ -198,7 +198,7 @@ def data_sheet_of(device: torch.device) -> DataSheet | None:
 
 
 def data_sheet_named(name: str) -> DataSheet | None:
-    """Data sheet of a GPU by its name. A one-word part must be a word of its own: an L4 is not an L40."""
+    """Data sheet of a GPU by its name. A part of one word must match a whole word: an L4 is not an L40."""
     words = set(name.replace("-", " ").split())
     return next(
         (sheet for part, sheet in DATA_SHEETS.items() if part in name and (not part.isalnum() or part in words)), None

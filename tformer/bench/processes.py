@@ -55,7 +55,7 @@ class MeasuringProcess:
     """
 
     def __init__(self, *, max_seconds: float, should_stop: Callable[[], bool]) -> None:
-        """max_seconds: of its own time, starting Python included, other contenders' rounds not."""
+        """max_seconds: limit of this process's time, with the start of Python, without other contenders' rounds."""
         self.failed: str | None = None
         self.seconds_left = max_seconds
         self._max_seconds, self._should_stop = max_seconds, should_stop
@@ -209,7 +209,7 @@ def race(
 ) -> list[RacedRow] | None:
     """A row for each contender, in order; None when stopped.
 
-    Every contender has a process of its own; all are prepared and warmed up, then their rounds alternate (A B A B), so
+    Every contender runs in its process; all are prepared and warmed up, then their rounds alternate (A B A B), so
     that another program or a hot processor slows all of them equally. A contender that ran out of memory while others
     held some is measured again, alone: its row has {"alone": True}.
 
