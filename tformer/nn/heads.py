@@ -29,6 +29,7 @@ from tformer.nn.classification_heads import (
     HeadContext,
     LabelKind,
     NextSentenceHeadOptions,
+    PoolerHeadOptions,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
 )
@@ -147,6 +148,7 @@ HeadOptions = (
     | ClassifierHeadOptions
     | RegressionHeadOptions
     | NextSentenceHeadOptions
+    | PoolerHeadOptions
     | ReplacedTokenHeadOptions
 )
 """The table of heads: the options of each, which build it."""

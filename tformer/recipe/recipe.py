@@ -26,7 +26,7 @@ from tformer.recipe.sections import (
 from tformer.tokenizer import Tokenizer as LoadedTokenizer
 from tformer.tokenizer.options import TokenizerOptions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class SpecialTokens(Section):
@@ -70,7 +70,7 @@ class Teacher(Section):
 class Recipe(Section):
     """Everything that defines a run."""
 
-    schema_version: Literal[1] = Field(default=1, alias="schema")
+    schema_version: Literal[2] = Field(default=2, alias="schema")
     arch: str = "gpt"
     preset: str | None = None
     tokenizer: Tokenizer = Tokenizer()

@@ -298,6 +298,10 @@ def _head_steps(name: str, head: nn.Module, hidden: Tensor, sizes: Mapping[str, 
     title = f"head {name}"
     taps = TapSink(frozenset(("features", "normalised", "pooled", "pooler")))
     logits = head(hidden, taps=taps)
+    if isinstance(head, PooledHead) and head.project is None:
+        vector = ("pooled vector", ("B", "D"), "the first position after one more layer")
+        yield title, None, _step(title, "", vector, logits, sizes)
+        return
     own: dict[str, int] = {}
     if isinstance(head, VocabularyHead):
         own = {"E": head.weight.shape[1], "V": head.weight.shape[0]}
@@ -312,7 +316,7 @@ def _head_steps(name: str, head: nn.Module, hidden: Tensor, sizes: Mapping[str, 
             "logits": ("logits", ("B", "T", "V"), "a score for every token"),
             "labels": ("labels", ("B", "T"), "the token that is right at each position"),
         }
-    elif isinstance(head, PooledHead):
+    elif isinstance(head, PooledHead) and head.project is not None:
         own = {"L": head.project.out_features}
         pooled = {"cls": "the first position", "eos": "the last position", "mean": "the mean of all positions"}
         is_class = logits.shape[-1] > 1
