@@ -10,6 +10,7 @@ from typing import Any
 
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, show_notes
+from tformer.data.encoding import encode_prompt
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import inference_dtype, prepare_decoding
@@ -25,7 +26,7 @@ from tformer.decoding.lines import (
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions, Use
 from tformer.decoding.output import generated_document, translation_document, translation_lines
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens, task_prefix
+from tformer.decoding.prompts import suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.translate import Continuer, Translation
