@@ -25,7 +25,7 @@ from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
-from tformer.metrics import HIGHER_IS_BETTER
+from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
@@ -171,7 +171,7 @@ class HeldOut:
     def score(self, metrics: dict[str, float]) -> tuple[float, float]:
         """(metric, loss) of a model, signed so that lower is better."""
         name = self.metric(metrics)
-        return -metrics[name] if name in HIGHER_IS_BETTER else metrics[name], metrics["loss"]
+        return lower_is_better(name, metrics[name]), metrics["loss"]
 
     def at_most(self, max_examples: int) -> HeldOut:
         """Up to `max_examples` of the samples, evenly spread."""
