@@ -55,6 +55,7 @@ class Batches(Protocol):
 class Observer(Protocol):
     """Receiver of training events: the terminal and metrics.jsonl."""
 
+    def stepped(self, step: int) -> None: ...
     def logged(self, record: dict[str, Any]) -> None: ...
     def validated(self, record: dict[str, Any]) -> None: ...
     def sampled(self, step: int, text: str) -> None: ...
@@ -131,6 +132,7 @@ class Trainer:
             if self._must_stop():
                 return self._leave()
             self._step()
+            self.observer.stepped(state.step)
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
                 # Full passes of the garbage collector over long-lived objects would pause training.
