@@ -190,7 +190,7 @@ class Text(CorpusTask):
         work: Work,
     ) -> dict[str, Any]:
         parts: list[dict[str, Any]] = []
-        with work.progress("validating", total=sum(map(len, corpora)), unit="tokens") as report:
+        with work.progress("validating", total=sum(len(corpus) - 1 for corpus in corpora), unit="tokens") as report:
             for corpus in corpora:
                 parts.append(
                     evaluate_lm(
