@@ -216,9 +216,9 @@ def test_a_sample_at_its_limit_ends_where_the_settings_say_so(scripted, engine) 
 
 def test_an_end_at_the_limit_needs_a_token_that_ends_a_text() -> None:
     for kind in (BeamSettings, GenerationSettings):
-        with pytest.raises(InputError, match="^--at-limit end needs an end-of-sequence token, the model has none$"):
+        with pytest.raises(InputError, match=r"^--at-limit end needs an end-of-sequence token, the model has none$"):
             kind(at_limit="end")
-        with pytest.raises(InputError, match="^at_limit must be cut or end, found stop$"):
+        with pytest.raises(InputError, match=r"^at_limit must be cut or end, found stop$"):
             kind(at_limit="stop", eos_id=EOS)
         assert kind(at_limit="end", stop_tokens=(3, 4)).last_token == 3
         assert kind(at_limit="end", eos_id=5, stop_tokens=(3, 4)).last_token == 5
