@@ -16,7 +16,9 @@ from tformer.decoding.lines import WINDOW_BATCHES, prompt_window, prompt_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import translation_document, translation_lines
 from tformer.decoding.sentences import SentenceReader
+from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import EMPTY, Translation
+from tformer.decoding.writers import Searcher
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
@@ -197,15 +199,8 @@ def test_a_document_holds_the_log_probability_of_each_id_but_those_of_the_target
 
 def session(search, reader, tokenizer, *, written, stop=lambda: False, **options):
     flag = SimpleNamespace(should_stop=stop, interrupted=lambda message: Interrupted(message, signal_number=2))
-    return SearchSession(
-        search,
-        GenerateOptions(**options),
-        flag,
-        DataOutput(written.append, on_terminal=False),
-        reader=reader,
-        tokenizers=(tokenizer, tokenizer),
-        batch_size=2,
-    )
+    searcher = Searcher(search, BeamSettings(), reader, (tokenizer, tokenizer), batch_size=2)
+    return SearchSession(searcher, GenerateOptions(**options), flag, DataOutput(written.append, on_terminal=False))
 
 
 class Upper:
@@ -214,7 +209,7 @@ class Upper:
     def __init__(self, fails_at=10**9, forced=0):
         self.fails_at, self.forced, self.calls = fails_at, forced, []
 
-    def __call__(self, window):
+    def __call__(self, window, should_stop):
         self.calls.append(window)
         return [
             [
