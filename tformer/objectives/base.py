@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from tformer.data.batching.batch import Batch, PadTo, Side
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import PadTo, Side
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
@@ -69,6 +70,7 @@ GENERATION_KEYS = (
     "generation.beam_groups",
     "generation.diversity_penalty",
     "generation.min_new_tokens",
+    "generation.at_limit",
     "generation.suppress_tokens",
     *SOURCE_KEYS,
 )
@@ -160,6 +162,7 @@ class Objective:
         reads_images: whether `model.patches` is allowed.
         metrics: names of the metrics that validation reports; `training.best_metric` is one of them.
         decoded_metrics: those of them that need decoded outputs.
+        shown_metrics: {metric of this objective alone: its format in the line of a validation}.
         unused_keys: keys of the recipe that the objective does not read.
         special_tokens: roles of `SpecialIds` that the tokenizer must have.
         needs_generator: whether the recipe needs a second model (ELECTRA's generator).
@@ -176,6 +179,7 @@ class Objective:
     reads_images: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
     decoded_metrics: ClassVar[tuple[str, ...]] = ()
+    shown_metrics: ClassVar[Mapping[str, str]] = {}
     unused_keys: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
     needs_generator: ClassVar[bool] = False
