@@ -13,7 +13,7 @@ import typer
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_json, emit_lines, show_notes
+from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.errors import InputError, did_you_mean, visible
 from tformer.options import argument, panel
 
@@ -25,7 +25,6 @@ MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors
 LAYOUTS = ("mermaid", "dot", "tree")
 LAYOUT_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot"}
 SHORT = 8  # positions of --shapes without a text and without a length
-PIPE_WIDTH = 100
 
 WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("What to show"), panel("Result")
 

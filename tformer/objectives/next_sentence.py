@@ -34,6 +34,7 @@ class NextSentence(Objective):
     parts = ("encoder",)
     without = ("decoder",)
     companion_of = "masked_lm"
+    predicts = "0: the second text follows the first, 1: it was drawn at random"
     unused_keys = (*UNUSED_BY_ENCODERS, "data.document_mask", "data.packing", "generator")
 
     def collate(

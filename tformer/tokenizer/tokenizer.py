@@ -18,9 +18,19 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError, cannot_write
-from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
+from tformer.tokenizer.decoding import (
+    REPLACEMENT,
+    PieceStream,
+    PieceTable,
+    StreamDecoder,
+    WindowStream,
+    concatenating_reader,
+)
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
+
+SPELLED_OUT = ("wordpiece", "word", "char")
+"""Kinds whose tokens are shown as in the vocabulary."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -223,6 +233,19 @@ class Tokenizer:
         if token is None:
             raise ValueError(f"id {token_id} is not in the vocabulary of {self.vocab_size}")
         return token
+
+    def text_of(self, token_id: int) -> str:
+        """The text of a token with its leading space; part of a character as the vocabulary spells it.
+
+        Tokens of words and characters, and special tokens, are spelled as in the vocabulary.
+        """
+        spelled = self.token(token_id)
+        if self.kind in SPELLED_OUT or self.is_special(token_id):
+            return spelled
+        text = self.decode([token_id], skip_special=False)
+        if spelled.startswith("▁") and not text.startswith(" "):
+            text = " " + text  # the decoder dropped the first space of a text
+        return text if text and REPLACEMENT not in text else spelled
 
     @property
     def tokens(self) -> list[str]:

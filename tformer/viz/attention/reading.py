@@ -32,7 +32,6 @@ from tformer.nn.embedding import PatchEmbedding
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
 
-SPELLED_OUT = ("wordpiece", "word", "char")  # kinds with tokens shown as in the vocabulary
 CONTINUES = "##"
 
 
@@ -81,7 +80,7 @@ def side_of(
 ) -> Side:
     """The tokens of these ids. special: None: the special tokens of the vocabulary."""
     marks = [tokenizer.is_special(token) for token in ids] if special is None else list(special)
-    tokens = tuple(token_text(tokenizer, token) for token in ids)
+    tokens = tuple(tokenizer.text_of(token) for token in ids)
     spelled = [tokenizer.token(token) for token in ids]
     if tokenizer.kind == "char":
         starts = [token.isspace() for token in spelled]  # a space belongs to the word after it
@@ -96,17 +95,6 @@ def image_side(*, rows: int, columns: int, has_cls: bool) -> Side:
     tokens = (["CLS"] if has_cls else []) + patches
     special = np.arange(len(tokens)) < has_cls
     return Side("encoder", tuple(tokens), tuple(special.tolist()), (True,) * len(tokens))
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of a token with its leading space; a part of a character as the vocabulary spells it."""
-    spelled = tokenizer.token(token)
-    if tokenizer.kind in SPELLED_OUT or tokenizer.is_special(token):
-        return spelled
-    text = tokenizer.decode([token], skip_special=False)
-    if spelled.startswith("▁") and not text.startswith(" "):
-        text = " " + text  # the decoder dropped the first space of a text
-    return text if text and "\N{REPLACEMENT CHARACTER}" not in text else spelled
 
 
 def _joined(tokens: Sequence[str]) -> str:
