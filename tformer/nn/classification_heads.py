@@ -29,6 +29,12 @@ from tformer.nn.norm import NormOptions
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
 Pooling = Literal["cls", "mean", "eos"]
+POOLING_MEANINGS = {
+    "cls": "the first position",
+    "eos": "the last position",
+    "mean": "the mean of all positions",
+}
+"""What each pooling takes of the hidden states."""
 LabelKind = Literal["classes", "labels", "score"]
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -99,7 +105,8 @@ class ReplacedTokenHead(nn.Module):
 
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 logits [B, T] of hidden states [B, T, D]."""
-        return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
+        features = tap(taps, "features", self.dense(hidden))
+        return self.project(self.activation(features)).squeeze(-1).float()
 
 
 @dataclass(frozen=True)

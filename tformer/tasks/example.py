@@ -20,6 +20,7 @@ from tformer.errors import visible
 from tformer.formatting import as_cell, as_one_line, shortened
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import Objective
+from tformer.tasks.base import Tokenizers
 from tformer.tokenizer import Tokenizer
 
 SHOWN_POSITIONS = 48  # of a sequence, as lines of text
@@ -42,9 +43,6 @@ SIDES = (
 )
 """Tensors with one value for each position of the encoder or of the only stack, and of a decoder beside an encoder."""
 
-Tokenizers = tuple[Tokenizer | None, Tokenizer | None]
-"""Of the source, or the only one, and of the target where it has its own. (None, None): images."""
-
 
 def example_document(
     objective: Objective, samples: Sequence[Any], batch: Batch, tokenizers: Tokenizers, *, labels: Sequence[str] = ()
@@ -61,9 +59,7 @@ def example_document(
     source, target = tokenizers[0], tokenizers[1] or tokenizers[0]
     document: dict[str, Any] = {"objective": {each.options.kind: each.predicts for each in objective.members}}
     originals = objective.originals(samples[0])
-    document["original"] = {
-        name: _text(target if name == "target" else source, ids) for name, ids in originals.items()
-    }
+    document["original"] = {name: _text(target if name == "target" else source, ids) for name, ids in originals.items()}
     values = {name: tensor[0] for name, tensor in batch.tensors().items()}
     if batch.pixel_values is not None:
         pixels = values.pop("pixel_values")
