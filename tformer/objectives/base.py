@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from tformer.data.batching.batch import Batch, PadTo, Side
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import PadTo, Side
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
@@ -70,6 +71,7 @@ GENERATION_KEYS = (
     "generation.beam_groups",
     "generation.diversity_penalty",
     "generation.min_new_tokens",
+    "generation.at_limit",
     "generation.suppress_tokens",
     *SOURCE_KEYS,
 )

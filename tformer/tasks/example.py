@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
+from tformer.data.encoding import token_text
 from tformer.errors import visible
 from tformer.formatting import as_cell, as_one_line, shortened
 from tformer.nn.losses import IGNORED_LABEL
@@ -82,7 +83,7 @@ def _tokens(tokenizer: Tokenizer | None, ids: Sequence[int]) -> dict[str, list[A
     """{"ids", "tokens"}: null for an ignored label."""
     assert tokenizer is not None
     known = [None if token == IGNORED_LABEL else token for token in ids]
-    return {"ids": known, "tokens": [None if token is None else tokenizer.text_of(token) for token in known]}
+    return {"ids": known, "tokens": [None if token is None else token_text(tokenizer, token) for token in known]}
 
 
 def _text(tokenizer: Tokenizer | None, ids: np.ndarray) -> dict[str, Any]:

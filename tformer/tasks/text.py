@@ -16,11 +16,11 @@ import numpy as np
 
 from tformer.data.batching.mixture import MixedWindows
 from tformer.data.batching.windows import LmWindows, document_ids
+from tformer.data.encoding import encode_prompt
 from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
 from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError
 from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows
@@ -152,7 +152,7 @@ class CorpusTask(Task):
         ids, end = tokenizer.encode(given.text), tokenizer.special.eos
         if not ids:
             raise InputError("--text: found no tokens in the text")
-        corpus = TokenCorpus.from_ids([*ids, *([] if end is None else [end])], name="--text")
+        corpus = TokenCorpus.from_ids([*tokenizer.opening, *ids, *([] if end is None else [end])], name="--text")
         context = self.context(recipe, tokenizer)
         whole = recipe.model_copy(update={"data": recipe.data.model_copy(update={"packing": "none"})})
         [windows] = self.windows(whole, [corpus], tokenizer, context)

@@ -18,19 +18,9 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError, cannot_write
-from tformer.tokenizer.decoding import (
-    REPLACEMENT,
-    PieceStream,
-    PieceTable,
-    StreamDecoder,
-    WindowStream,
-    concatenating_reader,
-)
+from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
-
-SPELLED_OUT = ("wordpiece", "word", "char")
-"""Kinds whose tokens are shown as in the vocabulary."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -200,6 +190,14 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode(texts, error) from error
 
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last."""
+        try:
+            encoding = self._rust.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_unicode([text], error) from error
+        return encoding.ids, encoding.offsets
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts in the pair template: (ids, token type ids)."""
         try:
@@ -233,19 +231,6 @@ class Tokenizer:
         if token is None:
             raise ValueError(f"id {token_id} is not in the vocabulary of {self.vocab_size}")
         return token
-
-    def text_of(self, token_id: int) -> str:
-        """The text of a token with its leading space; part of a character as the vocabulary spells it.
-
-        Tokens of words and characters, and special tokens, are spelled as in the vocabulary.
-        """
-        spelled = self.token(token_id)
-        if self.kind in SPELLED_OUT or self.is_special(token_id):
-            return spelled
-        text = self.decode([token_id], skip_special=False)
-        if spelled.startswith("▁") and not text.startswith(" "):
-            text = " " + text  # the decoder dropped the first space of a text
-        return text if text and REPLACEMENT not in text else spelled
 
     @property
     def tokens(self) -> list[str]:

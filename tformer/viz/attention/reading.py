@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tformer.data.encoding import encode_prompt, token_text
 from tformer.data.shards.template import TextTemplate, pair_template, single_template
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
 from tformer.errors import InputError
 from tformer.loading import Loaded
@@ -80,7 +81,7 @@ def side_of(
 ) -> Side:
     """The tokens of these ids. special: None: the special tokens of the vocabulary."""
     marks = [tokenizer.is_special(token) for token in ids] if special is None else list(special)
-    tokens = tuple(tokenizer.text_of(token) for token in ids)
+    tokens = tuple(token_text(tokenizer, token) for token in ids)
     spelled = [tokenizer.token(token) for token in ids]
     if tokenizer.kind == "char":
         starts = [token.isspace() for token in spelled]  # a space belongs to the word after it
