@@ -318,6 +318,7 @@ class _Path:
     ) -> None:
         """Add the steps of one module. places: full names of "" (the module) and of what else descriptions name."""
         sizes = {**self.sizes, **own, **tensors.letters}
+        self.known |= {name: f"{prefix}.{name}" for name in values}
         for name, tensor in values.items():
             described = tensors.described[name]
             shape = tuple(tensor.shape)
@@ -411,8 +412,8 @@ def _sections(seen: Sequence[Seen]) -> Iterator[Section]:
         else:
             found.append(Section(title, () if layer is None else (layer,), steps))
             owners = steps
+        shown |= {step.id: owner.id for step, owner in zip(steps, owners, strict=True)}
         for step, owner in zip(steps, owners, strict=True):
-            shown[step.id] = owner.id
             inputs.setdefault(owner.id, {}).update({shown[each]: None for each in step.inputs})
     for section in found:
         yield replace(section, steps=tuple(replace(step, inputs=tuple(inputs[step.id])) for step in section.steps))
