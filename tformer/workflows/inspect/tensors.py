@@ -81,7 +81,7 @@ def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Pos
     return Tensors(described, {"E": width}, {f"before {last}": embedding.dropout})
 
 
-def around(module: nn.Module, at: str, *, is_pre_norm: bool) -> dict[str, Described]:
+def around(at: str, *, is_pre_norm: bool) -> dict[str, Described]:
     """The norm and the sum around a function of a layer. `norm` is the one before or after it."""
     place = "before the function" if is_pre_norm else "after the sum"
     return {

@@ -287,7 +287,7 @@ class _Path:
             after = {"down": block.dropout}
         if function == "feedforward" and stack.layerdrop is not None:
             after["residual"] = stack.layerdrop.fixed[layer]
-        described = tensors.described | around(module, at, is_pre_norm=block.place == "pre")
+        described = tensors.described | around(at, is_pre_norm=block.place == "pre")
         tensors = Tensors(described, tensors.letters, {**tensors.dropout, **after})
         places = {"": prefix, "norm": f"{prefix}_norm", "positions": _positions_name(side, stack, layer)}
         self.last = (self.stream,)
