@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer.data.encoding import encode_prompt, start_ids
 from tformer.decoding.completion import TextFollower, held_length
 from tformer.decoding.lines import line_blocks
 from tformer.decoding.output import generated_document
-from tformer.decoding.prompts import encode_prompt, start_ids
 from tformer.decoding.sampling import (
     UniformStream,
     block_tokens,

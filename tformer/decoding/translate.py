@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from tformer.data.encoding import encode_prompt
 from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.completion import TextFollower, check_prompts
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
 from tformer.decoding.settings import (

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tformer.data.encoding import encode_prompt
 from tformer.decoding.completion import OnToken
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import inference_dtype, prepare_decoding
 from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens, task_prefix
+from tformer.decoding.prompts import suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.translate import Continuer, Translation

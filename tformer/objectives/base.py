@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from tformer.data.batching.batch import Batch, PadTo, Side
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import PadTo, Side
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, pad_layout
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import WIDTH_MULTIPLE, pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import LmHeadOptions

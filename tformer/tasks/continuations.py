@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tformer.data.encoding import encode_prompt
 from tformer.data.sources.pairs import open_pairs
-from tformer.decoding.prompts import encode_continuation, encode_prompt
+from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import TargetScore, score_continuations
 from tformer.errors import InputError
 from tformer.evaluation.options import EvaluationOptions

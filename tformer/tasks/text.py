@@ -16,11 +16,11 @@ import numpy as np
 
 from tformer.data.batching.mixture import MixedWindows
 from tformer.data.batching.windows import LmWindows, document_ids
+from tformer.data.encoding import encode_prompt
 from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
 from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError
 from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tformer.build import build_model
-from tformer.data.batching.batch import Batch, padded_lengths
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.device import has_bf16_instructions
 from tformer.errors import InputError
