@@ -271,11 +271,14 @@ class Task(ABC):
         description: of its models, for error messages.
         options: names of the fields of `EvaluationOptions` that it accepts.
         tokenizer_texts: equal for tasks that train a tokenizer on the same texts.
+        row_keys: keys of the values of a row that is given as a tuple, one entry for each number of values; (): the
+            data are not rows.
     """
 
     description: ClassVar[str]
     options: ClassVar[frozenset[str]]
     tokenizer_texts: ClassVar[str]
+    row_keys: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:

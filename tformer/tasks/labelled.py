@@ -54,6 +54,7 @@ class Labelled(Task):
     description = "a model of labelled examples"
     options = TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"}
     tokenizer_texts = "labelled"
+    row_keys = (("text", "label"), ("text", "text2", "label"))
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read and tokenise the rows. Errors: a file without labels, an unknown label, one class only."""

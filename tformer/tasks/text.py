@@ -76,6 +76,7 @@ class CorpusTask(Task):
     """Running text as token corpora; a subclass defines the windows and how a model is measured on them."""
 
     tokenizer_texts = "text"
+    row_keys = (("text",),)
 
     @abstractmethod
     def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:

@@ -78,7 +78,9 @@ def _not_names_of_files(rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _wrong_rows(found: str, *, hint: str | None = None) -> InputError:
-    return InputError(f"data: found {found}, expected a path, rows (dicts, tuples or strings) or a data frame", hint=hint)
+    return InputError(
+        f"data: found {found}, expected a path, rows (dicts, tuples or strings) or a data frame", hint=hint
+    )
 
 
 def _line(row: Any, keys: Sequence[tuple[str, ...]], *, place: str) -> bytes:
@@ -112,5 +114,7 @@ def _plain(value: Any) -> Any:
     """A value that JSON has: numbers of numpy become Python's, a missing one (NaN, NA, NaT) null."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
-    missing = value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    missing = (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
     return None if missing else value
