@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +187,14 @@ def test_a_document_holds_everything(tokenizer):
     assert len(document["completions"][1]["tokens"]) == 2  # cut before one came
     document = translation_document(4, "ab", BEST, source="g ab", tokenizers=(tokenizer, tokenizer))
     assert (document["prompt"], document["source"], document["source_tokens"]) == ("ab", "g ab", [*"g ab"])
+    assert "logprobs" not in document and "logprobs" not in document["completions"][0]
+
+
+def test_a_document_holds_the_log_probability_of_each_id_but_those_of_the_target_prefix():
+    answers = [replace(BEST[0], num_forced=1, logprobs=(-0.25, -0.75)), replace(BEST[1], logprobs=(-0.5, -1.0))]
+    document = translation_document(0, "ab", answers, target_prefix="a", logprobs=True)
+    assert [answer["logprobs"] for answer in document["completions"]] == [[None, -0.25, -0.75], [-0.5, -1.0]]
+    assert document["logprobs"] == document["completions"][0]["logprobs"]
 
 
 def session(search, reader, tokenizer, *, written, stop=lambda: False, **options):
@@ -203,7 +212,17 @@ class Upper:
     def __call__(self, window, should_stop):
         self.calls.append(window)
         return [
-            [Translation(text.upper(), (9, 9, 9), -1.0, -1.0, self._reason(row), num_forced=self.forced)]
+            [
+                Translation(
+                    text.upper(),
+                    (9, 9, 9),
+                    -1.0,
+                    -1.0,
+                    self._reason(row),
+                    num_forced=self.forced,
+                    logprobs=(-1.0 / (3 - self.forced),) * (3 - self.forced),
+                )
+            ]
             for row, text in enumerate(window.sources, start=window.first)
         ]
 

@@ -216,6 +216,7 @@ class SearchSession:
                 source=window.sources[index],
                 target_prefix=None if window.prefixes is None else window.prefixes[index],
                 tokenizers=self.searcher.tokenizers if options.alignments else None,
+                logprobs=options.logprobs,
             )
             self.output.documents([document])
         else:
@@ -228,7 +229,7 @@ class SearchSession:
         if self.options.logprobs:
             several = self.options.n_best is not None or self.options.num_samples > 1
             for answer in answers if several else answers[:1]:
-                show_logprob(answer.logprob, answer.num_scored)
+                show_logprob(answer.logprob, len(answer.logprobs))
 
     def _show_cut(self) -> None:
         if self.reader is not None and self.reader.cut:

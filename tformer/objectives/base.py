@@ -70,6 +70,7 @@ GENERATION_KEYS = (
     "generation.beam_groups",
     "generation.diversity_penalty",
     "generation.min_new_tokens",
+    "generation.at_limit",
     "generation.suppress_tokens",
     *SOURCE_KEYS,
 )

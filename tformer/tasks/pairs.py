@@ -63,7 +63,7 @@ class Pairs(Task):
     description = "a model of pairs"
     options = PAIR_OPTIONS | {
         *("prefix", "errors_file", "no_decode", "beam_size", "length_penalty", "length_penalty_type"),
-        *("max_new_tokens", "bleu_tokenize", "lowercase"),
+        *("max_new_tokens", "at_limit", "bleu_tokenize", "lowercase"),
     }
     tokenizer_texts = "pairs"
     row_keys = (("source", "target"),)
@@ -353,6 +353,7 @@ def _translator(loaded: Loaded, options: EvaluationOptions) -> Translator:
         max_new_tokens=max_new_tokens,
         length_penalty=options.length_penalty,
         length_penalty_type=options.length_penalty_type,
+        at_limit=options.at_limit,
         eos_id=loaded.decoder_tokens.eos,
     )
     return translator_of(loaded, settings=settings)
