@@ -183,14 +183,15 @@ class Run(Loaded):
             options.check()
             writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
             prompts = [texts] if isinstance(texts, str) else list(texts)
-            prefix, found = options.target_prefix, []
+            found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
                 size = options.texts_at_once(encoder_decoder=False)
                 for window in text_windows(prompts, size=size):
                     found += writer.write(window.sources, first_row=window.first)
             else:
                 size = writer.batch_size * (1 if writer.reader is None else WINDOW_BATCHES)
-                for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=prefix):
+                start = options.target_prefix
+                for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
                     found += writer.search(window, _never)
         answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
         return answers[0] if isinstance(texts, str) else answers
@@ -250,14 +251,14 @@ class Run(Loaded):
         """
         with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
-            work = _silent_work()
-            if data is not None and not is_path(data):
+            work, are_rows = _silent_work(), data is not None and not is_path(data)
+            if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
                 data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), _silent_work(Path(scratch))
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
             _, report = evaluate_loaded(self._copy(), chosen, work)
-        return report
+        return report | {"data": "rows"} if are_rows else report
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 

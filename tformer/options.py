@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from os import PathLike
-from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from tformer.errors import InputError, TformerError, did_you_mean
 
@@ -115,11 +115,7 @@ def from_keywords(
 
     excluded = without or {}
     hints = get_type_hints(options_type)
-    names = {
-        keyword: field.name
-        for field in fields(cast(Any, options_type))
-        if (keyword := _keyword(options_type, field.name))
-    }
+    names = {keyword: name for name, keyword in _keywords(options_type) if keyword}
     filled = {}
     for keyword, value in values.items():
         if keyword in excluded:
@@ -137,16 +133,18 @@ def from_keywords(
         try:
             filled[names[keyword]] = TypeAdapter(hint).validate_python(value)
         except ValidationError as error:
-            expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+            expected, *_ = (
+                error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ").split(", unable to")
+            )
             raise InputError(f"{keyword}: found {value!r}, expected {expected}") from error
     return options_type(**filled)
 
 
-def _keyword(options_type: type[Any], name: str) -> str:
-    """The keyword of a field; empty for an argument without a flag."""
-    metadata = get_type_hints(options_type, include_extras=True)[name].__metadata__
-    [declared] = [fact for fact in metadata if isinstance(fact, Option)]
-    return as_keyword(declared.flags[0]) if declared.flags else ""
+def _keywords(options_type: type[Any]) -> Iterator[tuple[str, str]]:
+    """(name, keyword) of each field; the keyword of an argument without a flag is empty."""
+    for name, hint in get_type_hints(options_type, include_extras=True).items():
+        [declared] = [fact for fact in hint.__metadata__ if isinstance(fact, Option)]
+        yield name, as_keyword(declared.flags[0]) if declared.flags else ""
 
 
 def as_keyword(flag: str) -> str:

@@ -34,6 +34,7 @@ from tformer.tokenizer import Tokenizer
 COLUMNS = ("text", "text2", "label", "source", "target")
 """Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
 
+RowKeys = tuple[tuple[str, ...], ...]
 Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
 ShouldStop = Callable[[], bool]
 
@@ -278,7 +279,7 @@ class Task(ABC):
     description: ClassVar[str]
     options: ClassVar[frozenset[str]]
     tokenizer_texts: ClassVar[str]
-    row_keys: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    row_keys: ClassVar[RowKeys] = ()
 
     @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:

@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +26,17 @@ from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.base import (
+    ChosenData,
+    HeldOut,
+    RowKeys,
+    ShouldStop,
+    Task,
+    TrainingData,
+    TrainingStart,
+    Work,
+    require_finite,
+)
 from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
@@ -54,7 +64,7 @@ class Labelled(Task):
     description = "a model of labelled examples"
     options = TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"}
     tokenizer_texts = "labelled"
-    row_keys = (("text", "label"), ("text", "text2", "label"))
+    row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read and tokenise the rows. Errors: a file without labels, an unknown label, one class only."""
