@@ -93,9 +93,10 @@ class Loaded:
 
 def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
     """How a recipe's model reads a text, or a source; `tokenizer` has the recipe's special ids."""
-    writes_only = recipe.model.encoder is None and "lm" in _heads(recipe)
-    reads = TextReader.of_prompts if writes_only else TextReader.of_encoder
-    return replace(reads(tokenizer), **_lengths(recipe, recipe.data.seq_len), truncation=recipe.data.truncation)
+    writes = "lm" in _heads(recipe)
+    reads = TextReader.of_prompts if writes and recipe.model.encoder is None else TextReader.of_encoder
+    lengths: dict[str, Any] = {**_lengths(recipe, recipe.data.seq_len), **({"pair": None} if writes else {})}
+    return replace(reads(tokenizer), **lengths, truncation=recipe.data.truncation)
 
 
 def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:

@@ -162,6 +162,7 @@ class Objective:
         reads_images: whether `model.patches` is allowed.
         metrics: names of the metrics that validation reports; `training.best_metric` is one of them.
         decoded_metrics: those of them that need decoded outputs.
+        shown_metrics: {metric of this objective alone: its format in the line of a validation}.
         unused_keys: keys of the recipe that the objective does not read.
         special_tokens: roles of `SpecialIds` that the tokenizer must have.
         needs_generator: whether the recipe needs a second model (ELECTRA's generator).
@@ -178,6 +179,7 @@ class Objective:
     reads_images: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
     decoded_metrics: ClassVar[tuple[str, ...]] = ()
+    shown_metrics: ClassVar[Mapping[str, str]] = {}
     unused_keys: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
     needs_generator: ClassVar[bool] = False

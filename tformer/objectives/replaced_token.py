@@ -15,7 +15,7 @@ Shapes: B samples, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -51,6 +51,10 @@ class ReplacedToken(Objective):
     parts = ("encoder",)
     without = ("decoder",)
     metrics = ("loss", "accuracy")
+    shown_metrics: ClassVar[Mapping[str, str]] = {
+        "replaced_accuracy": "of the replaced tokens {:.4f}",
+        "generator_accuracy": "generator {:.4f}",
+    }
     special_tokens = ("mask",)
     needs_generator = True
     shares_forward = False

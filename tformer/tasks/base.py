@@ -25,7 +25,7 @@ from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
-from tformer.metrics import HIGHER_IS_BETTER
+from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
@@ -38,9 +38,6 @@ RowKeys = tuple[tuple[str, ...], ...]
 Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
 ShouldStop = Callable[[], bool]
 
-Validate = Callable[[Any, Objective, ShouldStop], dict[str, Any]]
-"""(model, objective, should_stop) -> metrics of a validation, `loss` among them; without meaning once should_stop()."""
-
 WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
 
@@ -50,7 +47,8 @@ class Work:
     """Callbacks of long work.
 
     Attributes:
-        progress: `with progress(description, total=None) as report: report(done, total)`.
+        progress: `with progress(description, total=None, unit="") as report: report(done, total)`; the unit names what
+            is counted (`pairs`, `B` for bytes).
         should_stop: polled between batches; True after an interruption.
         note: shows one message to the user.
         cache_dir: of token files and translations; None: the default cache directory.
@@ -70,6 +68,10 @@ class Work:
         """Raise Interrupted when work on the data was interrupted: its results are incomplete."""
         if self.should_stop():
             raise Interrupted(f"interrupted {doing}", signal_number=signal.SIGINT)
+
+
+Validate = Callable[[Any, Objective, Work], dict[str, Any]]
+"""(model, objective, work) -> metrics of a validation, `loss` among them; without meaning once work.should_stop()."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +151,9 @@ class HeldOut:
     recipe: Recipe
     batch_size: int | None = None
 
-    def measure(self, model: Any, should_stop: ShouldStop) -> dict[str, Any]:
+    def measure(
+        self, model: Any, should_stop: ShouldStop, progress: Callable[..., None] | None = None
+    ) -> dict[str, Any]:
         """Loss and metrics of a validation; without meaning once should_stop()."""
         return evaluate_objective(
             model,
@@ -158,11 +162,13 @@ class HeldOut:
             batch_size=self.batch_size,
             seed=self.recipe.seed,
             should_stop=should_stop,
+            progress=progress,
         )
 
-    def validate(self, model: Any, objective: Objective, should_stop: ShouldStop) -> dict[str, Any]:
+    def validate(self, model: Any, objective: Objective, work: Work) -> dict[str, Any]:
         """`measure` by the objective of a training, which may have a generator beside the model."""
-        return replace(self, objective=objective).measure(model, should_stop)
+        with work.progress("validating", total=len(self.samples), unit="examples") as report:
+            return replace(self, objective=objective).measure(model, work.should_stop, report)
 
     def metric(self, metrics: dict[str, float]) -> str:
         """The name of the metric that `score` compares: the run's best_metric where it was measured."""
@@ -172,7 +178,7 @@ class HeldOut:
     def score(self, metrics: dict[str, float]) -> tuple[float, float]:
         """(metric, loss) of a model, signed so that lower is better."""
         name = self.metric(metrics)
-        return -metrics[name] if name in HIGHER_IS_BETTER else metrics[name], metrics["loss"]
+        return lower_is_better(name, metrics[name]), metrics["loss"]
 
     def at_most(self, max_examples: int) -> HeldOut:
         """Up to `max_examples` of the samples, evenly spread."""

@@ -53,7 +53,7 @@ class Continuations(Text):
         name = ", ".join(source.name for source in sources)
         if not any(targets):
             raise InputError(f"{name}: no continuation has a token")
-        with work.progress("scoring") as progress:
+        with work.progress("scoring", unit="continuations") as progress:
             scores = score_continuations(
                 loaded.model,
                 prompts,

@@ -81,7 +81,7 @@ def _read(recipe: Recipe, specs: tuple[SourceSpec, ...], labels: tuple[str, ...]
         raise InputError(f"--data: {len(specs)} sets of images, expected one", hint="put them into one folder")
     patches, path = recipe.model.patches, specs[0].path
     assert patches is not None
-    with work.progress(f"reading {path}") as report:
+    with work.progress(f"reading {path}", unit="images") as report:
         images = open_images(
             path,
             size=patches.image_size,

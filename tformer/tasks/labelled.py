@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,7 +38,7 @@ from tformer.tasks.base import (
     require_finite,
 )
 from tformer.tasks.text import TEXT_OPTIONS
-from tformer.tasks.tokenizers import obtain_tokenizer, text_context
+from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
 MAX_LISTED_LABELS = 20
@@ -48,8 +48,12 @@ MAX_LISTED_LABELS = 20
 class LabelledHeldOut(HeldOut):
     """Held-out labelled examples: the metrics are those of their report."""
 
-    def measure(self, model: Any, should_stop: ShouldStop) -> dict[str, Any]:
-        return evaluate_labelled(model, self.objective, self.samples, self.recipe, should_stop=should_stop)
+    def measure(
+        self, model: Any, should_stop: ShouldStop, progress: Callable[..., None] | None = None
+    ) -> dict[str, Any]:
+        return evaluate_labelled(
+            model, self.objective, self.samples, self.recipe, should_stop=should_stop, progress=progress
+        )
 
 
 def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
@@ -78,7 +82,7 @@ class Labelled(Task):
                 "objectives.0.swap_pairs: needs pairs of texts and a model that distinguishes them "
                 "(embedding.token_types: 2)"
             )
-        tokenizer = obtain_tokenizer(start, work, lambda: _texts(sources))
+        tokenizer = obtain_tokenizer(start, work, Texts.of(sources, lambda: _texts(sources), part="labelled"))
         index = None
         if label_kind_of(recipe) != "score":
             names = data.labels or _label_names(recipe, sources, start.stored_labels)
@@ -148,7 +152,7 @@ class Labelled(Task):
         if not len(samples):
             raise InputError(f"{name}: no examples to evaluate")
         began = time.perf_counter()
-        with work.progress(f"evaluating {name}") as progress:
+        with work.progress(f"evaluating {name}", unit="examples") as progress:
             scores_NL = classifier.scores(samples, progress=progress)
         work.require_finished("before every example was read")
         seconds = time.perf_counter() - began
@@ -219,7 +223,7 @@ def _tokenise(
     recipe: Recipe, sources: Sequence[LabelledSource], tokenizer: Tokenizer, index: LabelIndex | None, work: Work
 ) -> LabelledTokens:
     name = ", ".join(dict.fromkeys(source.name for source in sources))
-    with work.progress(f"tokenising {name}") as report:
+    with work.progress(f"tokenising {name}", unit="characters") as report:
         return tokenise_labelled(
             sources,
             tokenizer,

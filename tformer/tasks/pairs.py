@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ from tformer.tasks.base import (
 )
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
-from tformer.tasks.tokenizers import decoder_context, obtain_tokenizers
+from tformer.tasks.tokenizers import Texts, decoder_context, obtain_tokenizers
 from tformer.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096  # of the longer side, for the loss
@@ -78,7 +78,9 @@ class Pairs(Task):
         sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
         valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
         recipe = _with_columns(recipe, [*sources, *valid_sources])
-        tokenizer, own_target = obtain_tokenizers(start, work, _texts(sources, "source"), _texts(sources, "target"))
+        tokenizer, own_target = obtain_tokenizers(
+            start, work, *(_texts(sources, side) for side in ("source", "target"))
+        )
         tokenizers = (tokenizer, own_target or tokenizer)
         validation = PairValidation.plan(recipe, tokenizers)
         tasks = tuple(source.task for source in sources)
@@ -146,7 +148,7 @@ class Pairs(Task):
         if not len(pairs):
             raise InputError(f"{name}: no pairs to evaluate")
         if options.score:
-            with work.progress("scoring") as progress:
+            with work.progress("scoring", unit="pairs") as progress:
                 scores = score_pairs(
                     loaded.model,
                     pairs,
@@ -158,7 +160,7 @@ class Pairs(Task):
                 )
             work.require_finished("before every pair was read")
             return {"data": name, **score_report(scores)}
-        with work.progress("reading the pairs") as progress:
+        with work.progress("reading the pairs", unit="pairs") as progress:
             metrics: dict[str, Any] = evaluate_pairs(
                 loaded.model,
                 _objective(loaded),
@@ -220,23 +222,25 @@ class PairValidation:
         beam = fitting_beam_settings(generation, eos_id=eos, beam_size=size) if size else None
         return cls(recipe, tokenizers, beam, fitting_beam_settings(generation, eos_id=eos, beam_size=1))
 
-    def validate(
-        self, held_out: PairTokens, model: Transformer, objective: Objective, should_stop: ShouldStop
-    ) -> dict[str, Any]:
+    def validate(self, held_out: PairTokens, model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
         """The loss on the targets, and BLEU, chrF and exact matches of the model's own outputs."""
-        metrics: dict[str, Any] = evaluate_pairs(
-            model,
-            objective,
-            held_out,
-            batch_tokens=BATCH_TOKENS,
-            seed=self.recipe.seed,
-            should_stop=should_stop,
-        )
-        if self.beam is not None and not should_stop():
+        with work.progress("validating", total=len(held_out), unit="pairs") as report:
+            metrics: dict[str, Any] = evaluate_pairs(
+                model,
+                objective,
+                held_out,
+                batch_tokens=BATCH_TOKENS,
+                seed=self.recipe.seed,
+                should_stop=work.should_stop,
+                progress=report,
+            )
+        if self.beam is not None and not work.should_stop():
             count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
             numbers = np.arange(count)  # the first pairs; of several tasks a share of each
             decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
-            outputs = translate_pairs(self._translator(model, self.beam), decoded, should_stop=should_stop)
+            translator = self._translator(model, self.beam)
+            with work.progress("decoding the validation data", total=count, unit="pairs") as report:
+                outputs = translate_pairs(translator, decoded, should_stop=work.should_stop, progress=report)
             metrics |= output_metrics(outputs, decoded)
         return metrics
 
@@ -272,9 +276,9 @@ def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": columns})})
 
 
-def _texts(sources: Sequence[PairSource], side: str) -> Callable[[], Iterator[str]]:
-    """A function that reads the texts of one side."""
-    return lambda: (getattr(row, side) for source in sources for row in source.rows())
+def _texts(sources: Sequence[PairSource], side: str) -> Texts:
+    """The texts of one side."""
+    return Texts.of(sources, lambda: (getattr(row, side) for source in sources for row in source.rows()), part=side)
 
 
 def _tokenise(
@@ -298,7 +302,7 @@ def _tokenise(
     drops_overlong = recipe.data.overlong == "drop" and not keep_all  # then nothing is ever cut
     refuses = whole and not drops_overlong
     seq_len, target_seq_len = (longest, longest) if refuses else (recipe.seq_len, recipe.target_seq_len)
-    with work.progress(f"tokenising {source.name}") as report:
+    with work.progress(f"tokenising {source.name}", unit="B") as report:
         return tokenise_pairs(
             [source],
             *tokenizers,
@@ -366,7 +370,7 @@ def _decoded(
     if options.quantize == "none":  # else it was prepared when it was quantised
         prepare_inference(loaded.model, loaded.model.compute_dtype)
     began = time.perf_counter()
-    with work.progress("decoding") as progress:
+    with work.progress("decoding", unit="pairs") as progress:
         outputs = translate_pairs(
             translator,
             pairs,

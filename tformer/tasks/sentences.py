@@ -12,7 +12,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.tasks.base import ChosenData, HeldOut, TrainingData, TrainingStart, Work
 from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective
 from tformer.tasks.text import NO_DATA, documents_of, open_text
-from tformer.tasks.tokenizers import obtain_tokenizer
+from tformer.tasks.tokenizers import Texts, obtain_tokenizer
 from tformer.tokenizer import Tokenizer
 
 VALIDATION_PAIRS = 64  # of a batch
@@ -29,7 +29,7 @@ class Sentences(MaskedText):
         data = recipe.data
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
-        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources))
+        tokenizer = obtain_tokenizer(start, work, Texts.of(sources, lambda: documents_of(sources), part="text"))
         context = corruption_context(recipe, tokenizer)
         train = _read_sentences(sources, tokenizer, work)
         if valid_sources:
@@ -65,7 +65,7 @@ class Sentences(MaskedText):
 
 
 def _read_sentences(sources: Sequence[TextSource], tokenizer: Tokenizer, work: Work) -> SentenceCorpus:
-    with work.progress(f"splitting {', '.join(source.name for source in sources)} into sentences") as report:
+    with work.progress(f"splitting {', '.join(source.name for source in sources)} into sentences", unit="B") as report:
         return prepare_sentences(sources, tokenizer, progress=report, should_stop=work.should_stop)
 
 

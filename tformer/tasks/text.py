@@ -44,7 +44,7 @@ from tformer.tasks.base import (
     hold_out,
     require_finite,
 )
-from tformer.tasks.tokenizers import obtain_tokenizer, text_context
+from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
 TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
@@ -97,7 +97,7 @@ class CorpusTask(Task):
         tokenizer: Tokenizer,
         model: Transformer,
         objective: Objective,
-        should_stop: ShouldStop,
+        work: Work,
     ) -> dict[str, Any]:
         """Metrics of a model in training on the validation corpora."""
 
@@ -111,7 +111,8 @@ class CorpusTask(Task):
         data = recipe.data
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
-        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources), size_bytes=total_bytes(sources))
+        texts = Texts.of(sources, lambda: documents_of(sources), part="text", size_bytes=total_bytes(sources))
+        tokenizer = obtain_tokenizer(start, work, texts)
         context = self.context(recipe, tokenizer)
         train = [read_corpus(source, tokenizer, work) for source in sources]
         valid = [read_corpus(source, tokenizer, work) for source in valid_sources]
@@ -159,7 +160,7 @@ class CorpusTask(Task):
 
 def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
     """The tokens of a source, from the cache or made now."""
-    with work.progress(f"tokenising {source.name}", total=source.size_bytes()) as report:
+    with work.progress(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as report:
         return token_corpus(source, tokenizer, cache_dir=work.cache_dir, progress=report, should_stop=work.should_stop)
 
 
@@ -188,19 +189,22 @@ class Text(CorpusTask):
         tokenizer: Tokenizer,
         model: Transformer,
         objective: Objective,
-        should_stop: ShouldStop,
+        work: Work,
     ) -> dict[str, Any]:
-        parts = [
-            evaluate_lm(
-                model,
-                corpus,
-                seq_len=recipe.seq_len,
-                batch_size=validation_batch(recipe.seq_len),
-                document_mask=isolates_documents(recipe.data),
-                should_stop=should_stop,
-            )
-            for corpus in corpora
-        ]
+        parts: list[dict[str, Any]] = []
+        with work.progress("validating", total=sum(len(corpus) - 1 for corpus in corpora), unit="tokens") as report:
+            for corpus in corpora:
+                parts.append(
+                    evaluate_lm(
+                        model,
+                        corpus,
+                        seq_len=recipe.seq_len,
+                        batch_size=validation_batch(recipe.seq_len),
+                        document_mask=isolates_documents(recipe.data),
+                        progress=lambda done, _, before=sum(part["tokens"] for part in parts): report(before + done),
+                        should_stop=work.should_stop,
+                    )
+                )
         metrics = combine_validation(parts)
         del metrics["tokens_per_second"]
         return metrics
@@ -236,7 +240,7 @@ class Text(CorpusTask):
         corpora, name = self.read(loaded, data, work)
         parts = []
         for corpus in corpora:
-            with work.progress(f"evaluating {corpus.name}") as progress:
+            with work.progress(f"evaluating {corpus.name}", unit="tokens") as progress:
                 part = evaluate_lm(
                     loaded.model,
                     corpus,
