@@ -140,6 +140,23 @@ def test_a_cut_prompt_is_a_warning(lm: tformer.Run) -> None:
         lm.generate("the cat " * 6, max_new_tokens=2)
 
 
+# --- classify ---------------------------------------------------------------------------------------------------------
+
+
+def test_classify_gives_the_labels_and_probabilities_of_the_command(
+    classifier: tformer.Run, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS[:8]))
+    found = documents(cli, "classify", classifier.path, "--input", tmp_path / "texts.txt", "--json")
+    answers = classifier.classify(TEXTS[:8])
+    assert [answer.label for answer in answers] == [document["label"] for document in found]
+    for answer, document in zip(answers, found, strict=True):
+        assert list(answer.probabilities) == list(document["probabilities"])
+        assert answer.probabilities == pytest.approx(document["probabilities"], abs=1e-6)
+    alone = classifier.classify(TEXTS[0])
+    assert alone.label == answers[0].label and alone.score is None and alone.labels == ()
+
+
 # --- evaluate, score, embed -------------------------------------------------------------------------------------------
 
 
@@ -344,6 +361,11 @@ MISTAKES = [
     ("masked", "generate", ["x"], {}, "fills masks", "run.fill_masks"),
     ("masked", "fill_masks", ["[MASK]"], {"temperature": 1.0}, "temperature is for models that continue", "top_k"),
     ("masked", "fill_masks", ["none"], {}, "mask", None),
+    ("lm", "classify", ["x"], {}, "no head this command can use: found lm", None),
+    ("classifier", "classify", [("x", "y")], {}, "trained on single texts, not on pairs", None),
+    ("classifier", "classify", ["x"], {"threshold": 0.5}, "threshold is for multi-label models", None),
+    ("classifier", "classify", ["x"], {"text": "y"}, "classify takes no text", "first argument"),
+    ("classifier", "generate", ["x"], {}, "generation needs a model with a decoder", None),
     ("lm", "embed", ["x"], {"pooling": "sum"}, "pooling: found 'sum', expected 'cls'", None),
     ("lm", "embed", ["x"], {"layer": 2}, "layer must be between -2 and 1, found 2", None),
     ("lm", "embed", ["x"], {"batch_size": 0}, "batch_size must be at least 1", None),

@@ -46,6 +46,9 @@ from tformer.decoding.writers import (
 )
 from tformer.device import default_cache_dir, resolve_device
 from tformer.errors import InputError
+from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
+from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
+from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
@@ -53,6 +56,7 @@ from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
 from tformer.tasks import task_of
 from tformer.tasks.base import Work
+from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
 from tformer.training.display import Console
 from tformer.training.options import TrainOptions
@@ -69,6 +73,12 @@ NOT_OF_GENERATE = OF_LOAD | {
     "input": "the first argument may be a list of texts",
     "invalid_utf8": "texts are given as strings",
     "target_prefix_file": "call once for each target_prefix",
+    "output": RETURNED,
+    "json": RETURNED,
+}
+NOT_OF_CLASSIFY = OF_LOAD | {
+    **dict.fromkeys(("text", "text2", "image", "input"), "the inputs are the first argument; a pair is a tuple"),
+    **dict.fromkeys(("text_column", "text2_column", "errors"), "texts are given as strings"),
     "output": RETURNED,
     "json": RETURNED,
 }
@@ -104,6 +114,19 @@ class Score:
 
     logprob: float
     tokens: int
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The label of an input, the labels above the threshold (multi-label models), or the score (regressions).
+
+    `probabilities`: of each label, the most probable first.
+    """
+
+    label: str | None = None
+    labels: Sequence[str] = ()
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+    score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +234,29 @@ class Run(Loaded):
 
     # --- labels, vectors, scores --------------------------------------------------------------------------------------
 
+    @overload
+    def classify(self, inputs: str | tuple[str, str] | os.PathLike[str], **options: Any) -> Classification: ...
+    @overload
+    def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
+    def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
+        """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
+        each, is_one = _as_list(inputs)
+        with flags_as_keywords(), _kernels_restored():
+            chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
+            loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
+            classifier = Classifier(self._classifier(chosen.precision, chosen.quantize), batch_size=chosen.batch_size)
+            for given in _as_options(each, images=classifier.reads_images):
+                alone = replace(chosen, **given)
+                alone.check()
+                alone.check_model(classifier)
+            if classifier.reads_images:
+                scores_NL = classifier.classify_images([Path(place) for place in each])
+            else:
+                scores_NL = classifier.classify(_pairs(each))
+            form = AnswerFormat.of(classifier, chosen)
+            answers = [Classification(**form.document(row_L)) for row_L in classifier.probabilities(scores_NL)]
+        return answers[0] if is_one else answers
+
     def embed(self, inputs: Any, **options: Any) -> np.ndarray:
         """Pooled hidden states: fp32 [D] of a text, of a pair (tuple) of texts or of an image's path; of a list [N, D].
 
@@ -251,6 +297,7 @@ class Run(Loaded):
         """
         with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
+            loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
             work, are_rows = _silent_work(), data is not None and not is_path(data)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
@@ -368,6 +415,16 @@ def _as_list(inputs: Any) -> tuple[list[Any], bool]:
 def _pairs(texts: Iterable[str | tuple[str, str]]) -> list[tuple[str, str | None]]:
     """(text, second text or None) of texts and pairs of texts."""
     return [(text, None) if isinstance(text, str) else text for text in texts]
+
+
+def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, Any]]:
+    """The forms of the inputs, each once, as `tformer classify` would get them."""
+    if images:
+        yield {"image": tuple(map(Path, inputs))}
+        return
+    one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
+    for text, text2 in one_of_each.values():
+        yield {"text": text, "text2": text2}
 
 
 def _warn_of_cut(number: int, length: int, limit: int) -> None:

@@ -126,7 +126,7 @@ def from_keywords(
         hint = hints[names[keyword]]
         if get_origin(hint) is tuple and isinstance(value, str | PathLike):
             value = (value,)
-        if get_origin(hint) is tuple and not isinstance(value, str):
+        if get_origin(hint) is tuple and isinstance(value, list | tuple):
             value = tuple(str(item) if isinstance(item, PathLike) else item for item in value)
         elif isinstance(value, PathLike):
             value = str(value)

@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pytest
 
-from tformer.cli.classify import AnswerFormat
 from tformer.decoding.lines import blocks, line_blocks, text_blocks
 from tformer.errors import InputError
+from tformer.evaluation.answers import AnswerFormat
 from tformer.recipe.sections import Columns
 
 
