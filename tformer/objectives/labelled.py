@@ -70,7 +70,7 @@ class LabelledObjective(Objective):
     """
 
     data = "labelled"
-    parts = ("encoder",)
+    parts = ()
     unused_keys: ClassVar[tuple[str, ...]] = (
         *PAIR_KEYS,
         *GENERATION_KEYS,

@@ -25,7 +25,7 @@ from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
 
 DEFAULT_EVERY = 500
-"""Default number of steps between validations, and between checkpoints, of a training without epochs."""
+"""Default maximum of steps between validations, and between checkpoints, of a training without epochs."""
 
 MAX_VALIDATIONS = 20
 """Maximum number of validations of a training by epochs, evenly spread."""
@@ -111,7 +111,9 @@ def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
     max_steps = training.max_steps
     if training.max_epochs is not None:
         max_steps = min(max_steps, max(1, math.ceil(training.max_epochs * per_epoch)))
-    every = DEFAULT_EVERY if training.max_epochs is None else max(per_epoch, math.ceil(max_steps / MAX_VALIDATIONS))
+    every = max(per_epoch, math.ceil(max_steps / MAX_VALIDATIONS))
+    if training.max_epochs is None:
+        every = min(every, DEFAULT_EVERY)
     eval_every = training.eval_every or min(every, max_steps)
     updates = {"max_steps": max_steps, "eval_every": eval_every, "save_every": training.save_every or eval_every}
     if schedule.warmup_ratio and not schedule.warmup_steps:
