@@ -93,9 +93,10 @@ class Loaded:
 
 def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
     """How a recipe's model reads a text, or a source; `tokenizer` has the recipe's special ids."""
-    writes_only = recipe.model.encoder is None and "lm" in _heads(recipe)
-    reads = TextReader.of_prompts if writes_only else TextReader.of_encoder
-    return replace(reads(tokenizer), **_lengths(recipe, recipe.data.seq_len), truncation=recipe.data.truncation)
+    writes = "lm" in _heads(recipe)
+    reads = TextReader.of_prompts if writes and recipe.model.encoder is None else TextReader.of_encoder
+    lengths: dict[str, Any] = {**_lengths(recipe, recipe.data.seq_len), **({"pair": None} if writes else {})}
+    return replace(reads(tokenizer), **lengths, truncation=recipe.data.truncation)
 
 
 def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
@@ -150,16 +151,7 @@ def load(
     folder = checkpoint.path
     recipe = checkpoint.recipe
     _require_kind(folder, recipe, kinds)
-    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
-    if tokenizer is not None:
-        _check_tokenizer(checkpoint, recipe, tokenizer)
-    elif recipe.model.patches is None:
-        raise InputError(f"{folder} holds a model of text without its tokenizer.json")
-    target = None
-    if checkpoint.target_tokenizer_json is not None:
-        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
-        _check_tokenizer(checkpoint, recipe, target, side="target")
-    tokenizer, target = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
+    tokenizer, target = load_tokenizers(checkpoint)
     with NoDraws():
         model = build_model(
             recipe.model,
@@ -184,6 +176,20 @@ def load(
         target,
         imported="imported" in checkpoint.trainer,
     )
+
+
+def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizer (None for images) and the target side's own; InputError for others than the model's."""
+    recipe, target = checkpoint.recipe, None
+    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
+    if tokenizer is not None:
+        _check_tokenizer(checkpoint, recipe, tokenizer)
+    elif recipe.model.patches is None:
+        raise InputError(f"{checkpoint.path} holds a model of text without its tokenizer.json")
+    if checkpoint.target_tokenizer_json is not None:
+        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
+        _check_tokenizer(checkpoint, recipe, target, side="target")
+    return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:

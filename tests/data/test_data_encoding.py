@@ -93,7 +93,7 @@ def test_a_batch_is_padded_on_its_side_and_masked() -> None:
 
 def test_what_does_not_fit_is_one_clear_error() -> None:
     tokenizer = trained("bpe", "bert")
-    with pytest.raises(InputError, match="one text, not pairs"):
+    with pytest.raises(InputError, match="no template for two texts"):
         TextReader.of_prompts(tokenizer).encode("a", "b")
     with pytest.raises(InputError, match="the maximum length: 2 tokens leave no room for text"):
         TextReader.of_encoder(tokenizer, max_length=2).encode("the cat", cut=True)

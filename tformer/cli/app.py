@@ -81,6 +81,11 @@ COMMANDS = {
         "inspect",
         "Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.",
     ),
+    "tokenize": Command(
+        LOOK_INSIDE,
+        "tokenize",
+        "Show how a text becomes tokens: pieces, ids, offsets, special tokens, padding and mask of a batch.",
+    ),
     "viz-pe": Command(
         LOOK_INSIDE,
         "viz_pe",

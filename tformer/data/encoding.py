@@ -115,8 +115,9 @@ class TextReader:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer, **settings: Any) -> TextReader:
-        """A tokenizer without a model: its own template."""
-        return cls(tokenizer, own_template(tokenizer), pair_template, **settings)
+        """A tokenizer without a model: its own template, if it has one."""
+        own = own_template(tokenizer)
+        return cls(tokenizer, own, pair_template if own.num_special else None, **settings)
 
     @classmethod
     def of_prompts(cls, tokenizer: Tokenizer, **settings: Any) -> TextReader:
@@ -146,7 +147,7 @@ class TextReader:
         """
         texts = [text] if text2 is None else [text, text2]
         if len(texts) == 2 and self.pair is None:
-            raise InputError("the model reads one text, not pairs", hint="give the whole text as one")
+            raise InputError("there is no template for two texts here, only for one", hint="give the whole text as one")
         template = self.single if self.pair is None or text2 is None else self.pair(self.tokenizer)
         encoded = [self.tokenizer.encode_spans(one) for one in texts]
         sizes = [len(ids) for ids, _ in encoded]

@@ -111,7 +111,10 @@ class Session:
         batch = [size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)]
         if resumed is None:
             return TrainerState(data_fingerprint=self.prepared.data.fingerprint, global_batch=batch)
-        state = TrainerState.from_json(resumed.trainer)
+        name = resumed.path / "trainer.json"
+        state = TrainerState.from_json(resumed.trainer, name=str(name))
+        if state.step != resumed.step:
+            raise InputError(f"{name} is damaged: step: expected {resumed.step} as in the manifest, found {state.step}")
         if state.global_batch != batch:
             own, given = _global_batch_text(state.global_batch), _global_batch_text(batch)
             raise InputError(
