@@ -425,10 +425,8 @@ def test_no_forked_child_outlives_the_call(tmp_path: Path, warm: Start, tiny_rec
 @pytest.mark.slow
 def test_children_are_started_from_scratch_where_the_warm_process_was_killed(tmp_path: Path) -> None:
     with warm_process() as start:
-        version = partial(
-            run_started_child, ["--version"], log=tmp_path / "log", should_stop=lambda: False, start=start
-        )
-        assert version().code == 0
+        settings: dict[str, Any] = {"log": tmp_path / "log", "should_stop": lambda: False, "start": start}
+        assert run_started_child(["--version"], **settings).code == 0
         server = start.__self__._process  # type: ignore[attr-defined]
         server.kill()
         server.wait()
