@@ -27,6 +27,7 @@ COMMANDS = (
     "export",
     "import",
     "inspect",
+    "tokenize",
     "viz-pe",
     "viz-attention",
     "plot",

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated
@@ -21,7 +22,7 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
-from tformer.cli.report import console
+from tformer.cli.report import console, spinner
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
 
@@ -79,6 +80,11 @@ COMMANDS = {
         LOOK_INSIDE,
         "inspect",
         "Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.",
+    ),
+    "tokenize": Command(
+        LOOK_INSIDE,
+        "tokenize",
+        "Show how a text becomes tokens: pieces, ids, offsets, special tokens, padding and mask of a batch.",
     ),
     "viz-pe": Command(
         LOOK_INSIDE,
@@ -170,7 +176,8 @@ def main(arguments: list[str] | None = None) -> None:
     _replace_closed_streams()
     _tolerate_any_locale()
     try:
-        code = make_app(words)(words, prog_name="tformer", standalone_mode=False)
+        with spinner.shown() if "-" not in words else nullcontext():  # what is typed on a terminal is echoed there
+            code = make_app(words)(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer makes this exit code, without a message, of a KeyboardInterrupt
             raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Classifier:
         """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch."""
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
-        self._objective = plain_objective(loaded)
+        self.collate = plain_objective(loaded).collate
         self._head, self.kind = labelled_head(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
@@ -79,7 +79,7 @@ class Classifier:
         """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""
         recipe = self._loaded.recipe
         tokens = tokenise_labelled(
-            [_GivenRows([LabelledRow(text, text2, None, "") for text, text2 in texts])],
+            [GivenRows([LabelledRow(text, text2, None, "") for text, text2 in texts])],
             self._loaded.text_tokenizer,
             seq_len=recipe.seq_len,
             index=None,
@@ -91,7 +91,11 @@ class Classifier:
         return self.scores(tokens)
 
     def classify_images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of image files, in their order.
+        """fp32 [N, L] scores of image files, in their order; see `images`."""
+        return self.scores(self.images(paths, named_in=named_in))
+
+    def images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> Samples:
+        """Image files as samples.
 
         Raises InputError for a file that is no image, with the place that named it (`list.txt:2`) if given.
         """
@@ -103,7 +107,7 @@ class Classifier:
                 if named_in is None:
                     raise
                 raise InputError(f"{named_in[index]}: {error.message}", hint=error.hint) from error
-        return self.scores(_ImagesInMemory(images, self.seq_len))
+        return _ImagesInMemory(images, self.seq_len)
 
     def _read_image(self, path: Path) -> np.ndarray:
         patches = self._loaded.recipe.model.patches
@@ -129,7 +133,7 @@ class Classifier:
         return predict_scores(
             self._loaded.model,
             samples,
-            self._objective.collate,
+            self.collate,
             head=self._head,
             batch_size=self._batch_size,
             should_stop=self._should_stop,
@@ -148,17 +152,20 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class _GivenRows:
-    """Texts in memory as a source of rows."""
+class GivenRows:
+    """Rows in memory as a source of rows."""
 
-    texts: Sequence[LabelledRow]
+    given: Sequence[Any]
     name: str = "the given texts"
 
-    def rows(self) -> Iterator[LabelledRow]:
-        return iter(self.texts)
+    def rows(self) -> Iterator[Any]:
+        return iter(self.given)
 
     def fingerprint(self) -> str:
         return self.name
+
+    def size_bytes(self) -> int | None:
+        return None
 
 
 @dataclass(frozen=True)

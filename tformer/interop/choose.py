@@ -31,6 +31,7 @@ NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.encoder\.attention\.qk_norm", True),
     (r"model\.(encoder|decoder)\.feedforward\.activation", "relu2"),
     (r"model\.heads\.\w+\.pooling", "mean"),
+    (r"model\.heads\.\w+\.pooling", "max"),
 )
 # The kinds that some class has; a model with another kind is refused by its name.
 KNOWN_KINDS: tuple[tuple[str, frozenset[str]], ...] = (

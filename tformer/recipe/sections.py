@@ -162,6 +162,7 @@ class Generation(Section):
     repetition_penalty: PositiveFloat = 1.0
     no_repeat_ngram: NonNegative = 0
     min_new_tokens: NonNegative = 0
+    at_limit: Literal["cut", "end"] = "cut"  # end: a text at its maximum length ends with eos, whose probability counts
     length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
     beam_size: Positive = 1
     length_penalty: float = 1.0

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, causal_mask
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted, causal_mask
 from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
@@ -84,8 +84,19 @@ class StateBytes(NamedTuple):
     constant: int
 
 
-OwnTap = tuple[tuple[str, ...], str]
-"""Shape letters and meaning of a tensor."""
+class OwnTap(NamedTuple):
+    """A kind's own inner tensor.
+
+    symbols, meaning: shape letters (see `workflows.inspect.trace`) and meaning. inputs: names of the tensors it is made
+    of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place later
+    steps read this one.
+    """
+
+    symbols: tuple[str, ...]
+    meaning: str
+    inputs: tuple[str, ...] = ("queries", "keys")
+    parameters: tuple[str, ...] | None = None
+    replaces: str | None = None
 
 
 class Mechanism(nn.Module):
@@ -138,19 +149,6 @@ class Mechanism(nn.Module):
         """Name of the kind in recipes."""
         return self.options.kind
 
-    def inputs(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        positions: Positions | None,
-        taps: TapSink | None,
-    ) -> AttentionInputs:
-        """Arguments of the attention functions, with the kind's scale and dropout."""
-        dropout = self.dropout if self.training else 0.0
-        return AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
-
     def forward(
         self,
         q_BHTh: Tensor,
@@ -162,7 +160,7 @@ class Mechanism(nn.Module):
         positions: Positions | None = None,
         state: LayerState | None = None,
         taps: TapSink | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Weighted:
         """Outputs [B, H, T, v] and, if `taps` wants them, the weights [B, H, T, S] in fp32 before dropout.
 
         Args:
@@ -172,6 +170,12 @@ class Mechanism(nn.Module):
             state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
             taps: the sink of this attention.
         """
+        dropout = self.dropout if self.training else 0.0
+        inputs = AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
+        return self.compute(inputs, x_BTD=x_BTD, state=state)
+
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        """The kind's own attention, see `forward`; `inputs` hold its scale and the dropout to apply now."""
         raise NotImplementedError
 
     def visible_mask(self, context: AttentionContext) -> Tensor:
@@ -209,7 +213,7 @@ class Mechanism(nn.Module):
         return StateBytes(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) * dtype.itemsize, 0)
 
     def taps(self) -> dict[str, OwnTap]:
-        """Inner tensors of this kind by name: shape letters (see `workflows.inspect.trace`) and meaning."""
+        """Inner tensors of this kind by name."""
         return {}
 
     def shape_letters(self, num_keys: int) -> dict[str, int]:
