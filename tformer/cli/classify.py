@@ -43,7 +43,7 @@ TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
     '`tformer classify --text "Who wrote Hamlet ?"`',
-    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top 3`",
+    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top-k 3`",
     "`tformer classify runs/vit-mnist-1 --image three.png --json`",
 )
 
@@ -80,8 +80,8 @@ class ClassifyOptions:
         INPUT("--text-column", metavar="C", help="Column of a table, by name or number; default: as in training."),
     ] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
-    errors: Annotated[Errors, INPUT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
-    top: Annotated[int | None, ANSWER("--top", metavar="K", help="Show the K most probable labels.")] = None
+    invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,
         ANSWER(
@@ -110,7 +110,7 @@ class ClassifyOptions:
                 hint="give --text TEXT, --image FILE or --input FILE, or pipe one text a line into the command",
             )
         if self.top is not None and self.top < 1:
-            raise InputError(f"--top must be at least 1, found {self.top}")
+            raise InputError(f"--top-k must be at least 1, found {self.top}")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
         if self.batch_size is not None and self.batch_size < 1:
@@ -134,7 +134,7 @@ class ClassifyOptions:
         if self.threshold is not None and classifier.kind != "labels":
             raise InputError(f"--threshold is for multi-label models, which {path} is not")
         if self.top is not None and classifier.kind == "score":
-            raise InputError(f"--top: {path} gives a score, not labels")
+            raise InputError(f"--top-k: {path} gives a score, not labels")
 
     @property
     def run(self) -> str | None:
@@ -176,7 +176,7 @@ class ClassifyOptions:
 def classify(options: ClassifyOptions) -> None:
     """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
 
-    A line holds the label and its probability, separated by a tab (with --top K: the K best labels, each followed by
+    A line holds the label and its probability, separated by a tab (with --top-k K: the K best labels, each followed by
     its probability). Multi-label models give the labels above the threshold, joined by commas; regressions give the
     score. An empty line is classified like any other.
     """
@@ -241,7 +241,7 @@ class _Session:
             pairs=True if options.text2_column is not None else self.classifier.reads_pairs,
             columns=options.columns(self.classifier.columns),
             by_column=options.text_column is not None or options.text2_column is not None,
-            errors=options.errors,
+            errors=options.invalid_utf8,
             on_note=lambda note: show_notes([note]),
         )
 
@@ -261,7 +261,7 @@ class _Session:
                 yield self.classifier.scores(part), part.places
         else:
             number = 1
-            for places in line_blocks(source, errors=self.options.errors, size=BLOCK_IMAGES):
+            for places in line_blocks(source, errors=self.options.invalid_utf8, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
                 yield self.classifier.classify_images([Path(place) for place in places], named_in=lines), places
                 number += len(places)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer.cli.command import examples
+from tformer.cli.completion import completer
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes
 from tformer.errors import InputError
 
@@ -18,8 +19,18 @@ app = typer.Typer(
     epilog=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 
-Arch = Annotated[str | None, typer.Option(help="Family, for example gpt or llama.")]
-Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; see `config list`.")]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", help="Family, for example gpt or llama.", autocompletion=completer(["--arch"], None)),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="A shipped recipe of that family; see `config list`.",
+        autocompletion=completer(["--preset"], None),
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated."),
@@ -39,15 +50,22 @@ def show(
     file: Annotated[Path | None, typer.Argument(help="A recipe file.")] = None,
     arch: Arch = None,
     preset: Preset = None,
+    objective: Annotated[
+        str | None, typer.Option(help="What the model learns, as for `tformer train`; it gets the head that it needs.")
+    ] = None,
     set_: Sets = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value beside it.")] = False,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Print the resolved recipe as YAML: defaults < preset < file < --set."""
+    """Print the resolved recipe as YAML: defaults < preset < file < --objective < --set."""
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
+    from tformer.training.options import TrainOptions
 
-    resolved = load_recipe(arch=arch, preset=preset, config=file, sets=set_ or (), device=_device_kind(device))
+    flags = TrainOptions(objective=objective).recipe_values()
+    resolved = load_recipe(
+        arch=arch, preset=preset, config=file, flags=flags, sets=set_ or (), device=_device_kind(device)
+    )
     show_notes(f"note: {note}" for note in resolved.notes)
     if json_:
         emit_json({"recipe": recipe_to_data(resolved.recipe), "origins": resolved.origins, "notes": resolved.notes})
@@ -114,7 +132,7 @@ def schema() -> None:
 def list_(arch: Arch = None, json_: Json = False) -> None:
     """List the shipped presets and their purpose."""
     from tformer.errors import did_you_mean
-    from tformer.recipe import list_presets, preset_summary
+    from tformer.shipped import list_presets, preset_summary
 
     presets = list_presets()
     if arch is not None and arch not in presets:

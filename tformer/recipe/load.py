@@ -20,10 +20,11 @@ from tformer.nn.heads import HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
-from tformer.recipe.presets import Base, agree_with_stored, choose_base, list_presets, preset_path
+from tformer.recipe.presets import Base, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml, to_yaml
+from tformer.shipped import list_presets, preset_path
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 

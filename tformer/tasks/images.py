@@ -23,7 +23,7 @@ class Images(Labelled):
     """Labelled images. Evaluation is that of labelled texts."""
 
     description = "a model of images"
-    options = frozenset({"errors_file"})
+    options = frozenset({"mistakes"})
     tokenizer_texts = "none"
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
