@@ -56,7 +56,9 @@ COMMANDS = {
     "train": Command(
         TRAIN, "train", "Train a Transformer from scratch, fine-tune another run's weights, or resume a run."
     ),
-    "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
+    "config": Command(
+        TRAIN, "config", "Show, validate, explain and list recipes, the files that define a run.", is_group=True
+    ),
     "average": Command(
         TRAIN,
         "average",
@@ -230,9 +232,10 @@ def report(error: Exception, words: Sequence[str] = ()) -> int:
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
         command = _command_of(words) if context is None else context.command_path
-        new_name = RENAMED.get(command.removeprefix("tformer "), {}).get(getattr(error, "option_name", ""))
+        former_name = getattr(error, "option_name", "")
+        new_name = RENAMED.get(command.removeprefix("tformer "), {}).get(former_name)
         if new_name is not None:
-            _print_error(f"{error.option_name} of {command} is now {new_name}", f"see '{command} --help'")
+            _print_error(f"{former_name} of {command} is now {new_name}", f"see '{command} --help'")
             return 2
         # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
