@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.model import Transformer
+from tformer.nn.classification_heads import POOLING_MEANINGS
 from tformer.recipe.model import Model
 
 VOCABULARY, LABELS = 23, 3
@@ -26,12 +27,12 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "shaw": {"kind": "shaw", "clip": 4},
 }
 every_position = pytest.mark.parametrize("positions", list(POSITIONS.values()), ids=list(POSITIONS))
-every_pooling = pytest.mark.parametrize("pooling", ["cls", "mean", "eos"])
+every_pooling = pytest.mark.parametrize("pooling", POOLING_MEANINGS)
 every_place = pytest.mark.parametrize("place", ["post", "pre"])
 
 
-def make(positions: dict[str, Any], *, pooling: str = "cls", place: str = "post") -> Transformer:
-    """A tiny encoder with every parameter random and logits of the order of 1."""
+def make(positions: dict[str, Any], *, pooling: str = "cls", place: str = "post", side: str = "encoder") -> Transformer:
+    """A tiny model of one stack with every parameter random and logits of the order of 1."""
     torch.manual_seed(0)
     stack = {
         "num_layers": 2,
@@ -43,7 +44,7 @@ def make(positions: dict[str, Any], *, pooling: str = "cls", place: str = "post"
     }
     head = {"kind": "classifier", "num_labels": LABELS, "pooling": pooling}
     heads = [head, {"kind": "masked_lm"}, {"kind": "replaced_token"}]
-    values = {"d_model": 16, "max_seq_len": 24, "vocab_size": VOCABULARY, "heads": heads, "encoder": stack}
+    values = {"d_model": 16, "max_seq_len": 24, "vocab_size": VOCABULARY, "heads": heads, side: stack}
     model = build_model(Model.model_validate({**values, "embedding": {"norm": True, "token_types": 2}}))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,6 +97,18 @@ def test_padding_does_not_change_a_prediction(positions: dict[str, Any], pooling
         for left in (None, spare, [(3 * index) % (room + 1) for index, room in enumerate(spare)]):
             with torch.no_grad():
                 assert_same(model(**batch(rows, width=width, left=left)).logits, expected)
+
+
+@pytest.mark.parametrize("pooling", ["eos", "mean", "max"])
+@pytest.mark.parametrize("kind", ["rope", "learned-roberta", "alibi", "none"])
+def test_padding_does_not_change_a_prediction_of_a_decoder(kind: str, pooling: str) -> None:
+    model, rows = make(POSITIONS[kind], pooling=pooling, place="pre", side="decoder"), texts()
+    expected = torch.stack([alone(model, row, "classifier") for row in rows])
+    assert expected.std(dim=0).min() > 0.01
+    width = max(LENGTHS) + 3
+    for left in (None, [width - length for length in LENGTHS]):
+        with torch.no_grad():
+            assert_same(model(**batch(rows, width=width, left=left)).logits, expected)
 
 
 @every_pooling

@@ -56,6 +56,13 @@ def decimal_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def counted(done: float, total: float | None, unit: str) -> str:
+    """How far work is: 12 of 40 steps, 0.5 MB of 1.1 MB (unit B), 1,234 pairs."""
+    if unit == "B":
+        return decimal_bytes(round(done)) + (f" of {decimal_bytes(round(total))}" if total else "")
+    return f"{done:,.0f}" + (f" of {total:,.0f}" if total else "") + (f" {unit}" if unit else "")
+
+
 def binary_bytes(count: float) -> str:
     """Three digits: 0.5 MiB, 34.1 MiB, 1.25 GiB."""
     value, unit = (count / 2**30, "GiB") if count >= 2**30 else (count / 2**20, "MiB")

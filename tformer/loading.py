@@ -8,9 +8,10 @@ A checkpoint folder alone is enough: nothing outside it is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from torch import nn
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
+from tformer.data.encoding import TextReader
 from tformer.errors import InputError
 from tformer.formatting import short_hash
 from tformer.interop.importing import open_checkpoint
@@ -60,11 +62,62 @@ class Loaded:
         return decoder_tokens_of(self.recipe, self.target_tokenizer)
 
     @property
+    def reader(self) -> TextReader:
+        """How the model reads a text: ids inside their template, with offsets; padded batches."""
+        return text_reader(self.recipe, self.text_tokenizer)
+
+    def encode(self, text: str, text2: str | None = None) -> list[int]:
+        """The ids that the model reads for a text (of an encoder-decoder: the source) or a pair of texts.
+
+        The special tokens of the model's template are among them; nothing is cut. Raises InputError for a pair where
+        the model reads one text.
+        """
+        return list(self.reader.encode(text, text2).ids)
+
+    def encode_target(self, text: str) -> tuple[list[int], list[int]]:
+        """(decoder_input_ids, labels) of a target text: the decoder reads the first and predicts the second."""
+        ids = target_reader(self.recipe, self.target_tokenizer).encode(text).ids
+        return list(ids[:-1]), list(ids[1:])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids that the model wrote, without special tokens."""
+        return self.target_tokenizer.decode(ids)
+
+    @property
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises InputError for a model of images."""
         if self.tokenizer is None:
             raise InputError(f"{self.path} is a model of images: it reads no text")
         return self.tokenizer
+
+
+def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
+    """How a recipe's model reads a text, or a source; `tokenizer` has the recipe's special ids."""
+    writes = "lm" in _heads(recipe)
+    reads = TextReader.of_prompts if writes and recipe.model.encoder is None else TextReader.of_encoder
+    lengths: dict[str, Any] = {**_lengths(recipe, recipe.data.seq_len), **({"pair": None} if writes else {})}
+    return replace(reads(tokenizer), **lengths, truncation=recipe.data.truncation)
+
+
+def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
+    """How the decoder of a recipe's encoder-decoder reads a target: its input is all but the last id.
+
+    Raises InputError for another model.
+    """
+    if not recipe.model.is_encoder_decoder:
+        raise InputError("only an encoder-decoder has a target side, this model has one stack")
+    ends = decoder_tokens_of(recipe, tokenizer)
+    reader = TextReader.of_target(tokenizer, ends.prefix, ends.eos)
+    return replace(reader, **_lengths(recipe, recipe.data.target_seq_len or recipe.data.seq_len))
+
+
+def _lengths(recipe: Recipe, seq_len: int | None) -> dict[str, Any]:
+    side = "left" if recipe.data.padding == "left" else "right"
+    return {
+        "max_length": seq_len or recipe.model.max_seq_len,
+        "padding_side": side,
+        "pad_to": recipe.data.pad_to,
+    }
 
 
 def load(
@@ -98,16 +151,7 @@ def load(
     folder = checkpoint.path
     recipe = checkpoint.recipe
     _require_kind(folder, recipe, kinds)
-    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
-    if tokenizer is not None:
-        _check_tokenizer(checkpoint, recipe, tokenizer)
-    elif recipe.model.patches is None:
-        raise InputError(f"{folder} holds a model of text without its tokenizer.json")
-    target = None
-    if checkpoint.target_tokenizer_json is not None:
-        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
-        _check_tokenizer(checkpoint, recipe, target, side="target")
-    tokenizer, target = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
+    tokenizer, target = load_tokenizers(checkpoint)
     with NoDraws():
         model = build_model(
             recipe.model,
@@ -132,6 +176,20 @@ def load(
         target,
         imported="imported" in checkpoint.trainer,
     )
+
+
+def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizer (None for images) and the target side's own; InputError for others than the model's."""
+    recipe, target = checkpoint.recipe, None
+    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
+    if tokenizer is not None:
+        _check_tokenizer(checkpoint, recipe, tokenizer)
+    elif recipe.model.patches is None:
+        raise InputError(f"{checkpoint.path} holds a model of text without its tokenizer.json")
+    if checkpoint.target_tokenizer_json is not None:
+        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
+        _check_tokenizer(checkpoint, recipe, target, side="target")
+    return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:

@@ -13,7 +13,6 @@ import pytest
 from tformer.bench.quality import (
     QualityBench,
     QualityRow,
-    Spread,
     check,
     quality_command,
     quality_document,
@@ -23,6 +22,7 @@ from tformer.bench.quality import (
 )
 from tformer.bench.report import markdown
 from tformer.errors import InputError
+from tformer.metrics import Stat
 
 BENCH = QualityBench(preset="char-12s", data="train.txt", valid="val.txt", target=1.5, seeds=(1, 2), device="cpu")
 
@@ -111,8 +111,8 @@ def test_a_stop_ends_the_training(trainings: Path) -> None:
 
 
 def test_mean_and_spread_over_the_seeds() -> None:
-    assert spread_of([1.0, None, 3.0]) == Spread(2.0, pytest.approx(2**0.5))  # type: ignore[arg-type]
-    assert spread_of([4.0]) == Spread(4.0, None) and spread_of([None]) is None
+    assert spread_of([1.0, None, 3.0]) == Stat(2.0, pytest.approx(2**0.5), 2)  # type: ignore[arg-type]
+    assert spread_of([4.0]) == Stat(4.0, None, 1) and spread_of([None]) is None
 
 
 ROWS = [

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tformer.checkpoint import files
+from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
 
@@ -124,10 +125,11 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 def rewrite_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a manifest as a forger would, with its hash computed anew."""
     path = folder / "manifest.json"
     content = json.loads(path.read_text())
     change(content)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content | {"sha256": content_sha256(content)}))
 
 
 @contextmanager

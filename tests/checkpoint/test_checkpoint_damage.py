@@ -100,7 +100,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(run: RunDirectory, tmp_pat
 
 def test_a_newer_format_says_upgrade(run: RunDirectory) -> None:
     path = save(run, 1)
-    rewrite_manifest(path, lambda content: content.update(format=2, files="something else"))
+    rewrite_manifest(path, lambda content: content.update(format=3, files="something else"))
     with pytest.raises(InputError, match="newer tformer") as caught:
         read_checkpoint(path)
     assert "upgrade" in (caught.value.hint or "")
@@ -126,6 +126,28 @@ def test_a_malformed_manifest_is_named(run: RunDirectory, case: str) -> None:
     with pytest.raises(InputError, match=r"manifest\.json is damaged"):
         read_checkpoint(path)
     assert steps(run) == [1]
+
+
+def test_a_manifest_with_one_changed_digit_is_refused(run: RunDirectory) -> None:
+    path = save(run, 1)
+    manifest = path / "manifest.json"
+    text = manifest.read_text()
+    for number, character in enumerate(text):
+        if character.isdigit():
+            manifest.write_text(text[:number] + str((int(character) + 1) % 10) + text[number + 1 :])
+            with pytest.raises(InputError, match=r"manifest\.json is damaged|newer tformer"):
+                read_checkpoint(path)
+
+
+def test_a_manifest_without_its_hash_is_refused_and_one_of_format_1_is_read(run: RunDirectory) -> None:
+    path = save(run, 1)
+    content = json.loads((path / "manifest.json").read_text())
+    content.pop("sha256")
+    (path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="the key 'sha256' is missing"):
+        read_checkpoint(path)
+    (path / "manifest.json").write_text(json.dumps(content | {"format": 1}))
+    assert read_checkpoint(path).step == 1
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "trainer.json"])

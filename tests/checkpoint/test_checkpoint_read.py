@@ -59,7 +59,7 @@ def test_the_layout_on_disk(run: RunDirectory) -> None:
     record = manifest["files"]["model.safetensors"]
     data = (path / "model.safetensors").read_bytes()
     assert record == {"role": "weights", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    assert manifest["format"] == 1 and manifest["tokenizer_sha256"] == canonical_sha256(TOKENIZER)
+    assert manifest["format"] == 2 and manifest["tokenizer_sha256"] == canonical_sha256(TOKENIZER)
     assert (run.checkpoints_path / "latest").read_text() == "step-00001000\n"
 
 

@@ -138,6 +138,14 @@ def test_own_outputs_as_references_are_perfect(cli, run, tmp_path):
     assert other["loss"] == pytest.approx(figures_of(cli, run, *files, "--batch-size", 1)["loss"], abs=1e-5)
 
 
+def test_outputs_at_their_limit_are_cut_or_ended_as_in_generate(cli, run, tmp_path):
+    for how in ("cut", "end"):
+        outputs = [ones[0].text for ones in translations(run, SOURCES, max_new_tokens=2, at_limit=how)]
+        files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", outputs)]
+        figures = figures_of(cli, run, *files, "--max-new-tokens", 2, "--at-limit", how)
+        assert figures["sequence_accuracy"] == 1
+
+
 def test_a_table_gives_the_same_as_aligned_files(cli, run, pair, tmp_path):
     rows = [f"{n}\t{target}\t{source}" for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))]
     table = write(tmp_path / "pairs.tsv", ["number\tgerman\tenglish", *rows])
@@ -333,6 +341,8 @@ def test_errors_are_written_the_surest_first(cli, run, tmp_path):
         (["PAIR", "--beam-size", "0"], ["beam_size", "0"]),
         (["PAIR", "--beam-size", "99"], ["99", "vocabulary of"]),
         (["PAIR", "--length-penalty-type", "mean"], ["length_penalty_type", "mean"]),
+        (["PAIR", "--at-limit", "stop"], ["at_limit", "cut or end", "stop"]),
+        (["PAIR", "--score", "--at-limit", "end"], ["--at-limit", "--score"]),
         (["PAIR", "--bleu-tokenize", "13b"], ["13b", "13a"]),
         (["PAIR", "--stride", "3"], ["--stride", "a model of pairs"]),
         (["PAIR", "--text-column", "3"], ["--text-column", "a model of pairs"]),

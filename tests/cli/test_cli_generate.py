@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.cli.generate_run import count_lines, decoding_steps, names_of_models
 from tformer.decoding import inference
 from tformer.decoding.inference import AUTO_STEPS
 from tformer.decoding.options import GenerateOptions
+from tformer.decoding.writers import count_lines, decoding_steps, names_of_models
 from tformer.errors import InputError
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,9 @@ from tformer.decoding.lines import WINDOW_BATCHES, prompt_window, prompt_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import translation_document, translation_lines
 from tformer.decoding.sentences import SentenceReader
+from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import EMPTY, Translation
+from tformer.decoding.writers import Searcher
 from tformer.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
@@ -184,19 +187,20 @@ def test_a_document_holds_everything(tokenizer):
     assert len(document["completions"][1]["tokens"]) == 2  # cut before one came
     document = translation_document(4, "ab", BEST, source="g ab", tokenizers=(tokenizer, tokenizer))
     assert (document["prompt"], document["source"], document["source_tokens"]) == ("ab", "g ab", [*"g ab"])
+    assert "logprobs" not in document and "logprobs" not in document["completions"][0]
+
+
+def test_a_document_holds_the_log_probability_of_each_id_but_those_of_the_target_prefix():
+    answers = [replace(BEST[0], num_forced=1, logprobs=(-0.25, -0.75)), replace(BEST[1], logprobs=(-0.5, -1.0))]
+    document = translation_document(0, "ab", answers, target_prefix="a", logprobs=True)
+    assert [answer["logprobs"] for answer in document["completions"]] == [[None, -0.25, -0.75], [-0.5, -1.0]]
+    assert document["logprobs"] == document["completions"][0]["logprobs"]
 
 
 def session(search, reader, tokenizer, *, written, stop=lambda: False, **options):
     flag = SimpleNamespace(should_stop=stop, interrupted=lambda message: Interrupted(message, signal_number=2))
-    return SearchSession(
-        search,
-        GenerateOptions(**options),
-        flag,
-        DataOutput(written.append, on_terminal=False),
-        reader=reader,
-        tokenizers=(tokenizer, tokenizer),
-        batch_size=2,
-    )
+    searcher = Searcher(search, BeamSettings(), reader, (tokenizer, tokenizer), batch_size=2)
+    return SearchSession(searcher, GenerateOptions(**options), flag, DataOutput(written.append, on_terminal=False))
 
 
 class Upper:
@@ -205,10 +209,20 @@ class Upper:
     def __init__(self, fails_at=10**9, forced=0):
         self.fails_at, self.forced, self.calls = fails_at, forced, []
 
-    def __call__(self, window):
+    def __call__(self, window, should_stop):
         self.calls.append(window)
         return [
-            [Translation(text.upper(), (9, 9, 9), -1.0, -1.0, self._reason(row), num_forced=self.forced)]
+            [
+                Translation(
+                    text.upper(),
+                    (9, 9, 9),
+                    -1.0,
+                    -1.0,
+                    self._reason(row),
+                    num_forced=self.forced,
+                    logprobs=(-1.0 / (3 - self.forced),) * (3 - self.forced),
+                )
+            ]
             for row, text in enumerate(window.sources, start=window.first)
         ]
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.data.batching.batch import Batch, pad_layout
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import pad_layout
 
 
 def test_batch_counts_real_tokens_once_on_the_host() -> None:

@@ -96,8 +96,11 @@ def penalty(settings: BeamSettings, length: int) -> float:
     return length_penalty(counted, alpha=settings.length_penalty, kind=settings.length_penalty_type)
 
 
-def finished(settings: BeamSettings, ids: tuple[int, ...], logprob: float, total: float, reason: str) -> Hypothesis:
-    return Hypothesis(ids, logprob, total / penalty(settings, len(ids)), reason)  # type: ignore[arg-type]
+Values = tuple[float, ...]
+
+
+def finished(settings: BeamSettings, ids: tuple[int, ...], logprobs: Values, total: float, reason: str) -> Hypothesis:
+    return Hypothesis(ids, logprobs, total / penalty(settings, len(ids)), reason)  # type: ignore[arg-type]
 
 
 def enumerate_all(rule: Rule, settings: BeamSettings, *, limit: int, tokens: int) -> list[Hypothesis]:
@@ -105,13 +108,13 @@ def enumerate_all(rule: Rule, settings: BeamSettings, *, limit: int, tokens: int
     found = []
     for length in range(limit + 1):
         for prefix in itertools.product([t for t in range(tokens) if t != settings.eos_id], repeat=length):
-            logprob = sum(rule(prefix[:place])[token] for place, token in enumerate(prefix))
+            logprobs = tuple(rule(prefix[:place])[token] for place, token in enumerate(prefix))
             if length == limit:
-                found.append(finished(settings, prefix, logprob, logprob, "length"))
+                found.append(finished(settings, prefix, logprobs, sum(logprobs), "length"))
             elif length >= settings.min_new_tokens:
                 assert settings.eos_id is not None
-                total = logprob + rule(prefix)[settings.eos_id]
-                found.append(finished(settings, (*prefix, settings.eos_id), total, total, "eos"))
+                logprobs = (*logprobs, rule(prefix)[settings.eos_id])
+                found.append(finished(settings, (*prefix, settings.eos_id), logprobs, sum(logprobs), "eos"))
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -127,23 +130,23 @@ def slow_beam_search(
     """One sentence, every candidate looked at, nothing batched."""
     limit = min(limit, settings.max_new_tokens)
     groups, width = settings.beam_groups, settings.beam_size // settings.beam_groups
-    live: list[list[tuple[float, float, tuple[int, ...]]]] = [[(0.0, 0.0, ())] for _ in range(groups)]
+    live: list[list[tuple[float, Values, tuple[int, ...]]]] = [[(0.0, (), ())] for _ in range(groups)]
     pool: list[tuple[int, Hypothesis]] = []  # with the group, in the order in which they finish
     for length in range(limit):
         taken: list[int] = []
         for group in range(groups):
             candidates = _candidates(rule, settings, live[group], history, suppressed, length, limit)
             candidates = _in_order(candidates, settings.diversity_penalty, taken)
-            going: list[tuple[float, float, tuple[int, ...]]] = []
+            going: list[tuple[float, Values, tuple[int, ...]]] = []
             took: list[int] = []
-            for rank, (total, logprob, token, beam) in enumerate(candidates[: 2 * width]):
+            for rank, (total, logprobs, token, beam) in enumerate(candidates[: 2 * width]):
                 ids = (*live[group][beam][2], token)
                 if token != settings.eos_id:
                     if len(going) < width:
-                        going.append((total, logprob, ids))
+                        going.append((total, logprobs, ids))
                         took.append(token)
                 elif rank < width:
-                    pool.append((group, finished(settings, ids, logprob, total, "eos")))
+                    pool.append((group, finished(settings, ids, logprobs, total, "eos")))
                     took.append(token)
             taken += took
             live[group] = going
@@ -157,25 +160,22 @@ def slow_beam_search(
             ):
                 live[group] = []
     for group in range(groups):
-        pool += [(group, finished(settings, ids, logprob, total, "length")) for total, logprob, ids in live[group]]
-    unique: dict[tuple[int, ...], Hypothesis] = {}
-    for _, hypothesis in sorted(pool, key=lambda entry: -entry[1].score):
-        unique.setdefault(hypothesis.ids, hypothesis)
-    return list(unique.values())
+        pool += [(group, finished(settings, ids, logprobs, total, "length")) for total, logprobs, ids in live[group]]
+    return sorted((hypothesis for _, hypothesis in pool), key=lambda hypothesis: -hypothesis.score)
 
 
 def _candidates(
     rule: Rule,
     settings: BeamSettings,
-    live: list[tuple[float, float, tuple[int, ...]]],
+    live: list[tuple[float, Values, tuple[int, ...]]],
     history: Sequence[int],
     suppressed: Sequence[int],
     length: int,
     limit: int,
-) -> list[tuple[float, float, int, int]]:
-    """(sum that is ranked, log-probability, token, beam) of every token that may follow."""
+) -> list[tuple[float, Values, int, int]]:
+    """(sum that is ranked, log-probabilities, token, beam) of every token that may follow."""
     candidates = []
-    for beam, (total, logprob, ids) in enumerate(live):
+    for beam, (total, logprobs, ids) in enumerate(live):
         seen = [*history, *ids]
         own = [NEVER if token in suppressed else value for token, value in enumerate(rule(ids))]
         scores = [np.float32(value) for value in own]
@@ -187,10 +187,13 @@ def _candidates(
             banned = set(slow_repeated_ngrams(seen, settings.no_repeat_ngram)) - {settings.eos_id}
             left = [NEVER if token in banned else value for token, value in enumerate(scores)]
             scores = left if max(left) > NEVER else scores
-        if settings.forced_eos is not None and length + 1 == limit:
+        if settings.at_limit == "end" and length + 1 == limit:
+            last = settings.eos_id if settings.forced_eos is None else settings.forced_eos
+            scores = [value if token == last else NEVER for token, value in enumerate(scores)]
+        elif settings.forced_eos is not None and length + 1 == limit:
             scores = [np.float32(0 if token == settings.forced_eos else NEVER) for token in range(len(own))]
         candidates += [
-            (total + float(value), logprob + own[token], token, beam)
+            (total + float(value), (*logprobs, own[token]), token, beam)
             for token, value in enumerate(scores)
             if value > NEVER
         ]
@@ -200,15 +203,15 @@ def _candidates(
 
 
 def _in_order(
-    candidates: list[tuple[float, float, int, int]], shunned: float, taken: list[int]
-) -> list[tuple[float, float, int, int]]:
+    candidates: list[tuple[float, Values, int, int]], shunned: float, taken: list[int]
+) -> list[tuple[float, Values, int, int]]:
     """Best first, equal ones by token, then by beam."""
     return sorted(candidates, key=lambda c: (-(c[0] - shunned * taken.count(c[2])), c[2], c[3]))
 
 
 def _over(
     settings: BeamSettings,
-    live: list[tuple[float, float, tuple[int, ...]]],
+    live: list[tuple[float, Values, tuple[int, ...]]],
     pool: list[Hypothesis],
     width: int,
     length: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ penalties = pytest.mark.parametrize(
 def searches(draw: st.DrawFn) -> BeamSettings:
     """Settings of all sorts for a vocabulary of at least 6."""
     size, groups = draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 3)]))
+    eos_id, forced_eos = draw(st.sampled_from([EOS, EOS, EOS, None])), draw(st.sampled_from([None, None, EOS, 3]))
+    can_end = eos_id is not None and forced_eos in (None, eos_id)
     return BeamSettings(
         beam_size=size,
         beam_groups=groups,
@@ -38,9 +41,10 @@ def searches(draw: st.DrawFn) -> BeamSettings:
         length_penalty_type=draw(st.sampled_from(["avg", "gnmt", "none"])),
         max_new_tokens=draw(st.integers(2, 6)),
         min_new_tokens=draw(st.integers(0, 2)),
-        eos_id=draw(st.sampled_from([EOS, EOS, EOS, None])),
+        eos_id=eos_id,
         stopping=draw(st.sampled_from(["beam", "heuristic", "exhaustive"])),
-        forced_eos=draw(st.sampled_from([None, None, EOS, 3])),
+        forced_eos=forced_eos,
+        at_limit=draw(st.sampled_from(["cut", "end"])) if can_end else "cut",
         counted_start=draw(st.sampled_from([0, 0, 1])),
         no_repeat_ngram=draw(st.sampled_from([0, 0, 1, 2, 3])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.8])),
@@ -153,13 +157,16 @@ def test_sums_are_those_of_the_tokens_and_scores_those_of_the_sums(options: Beam
     rule = random_rule(seed, vocab_size=8)
     (found,) = beam_search(ScriptedStepper([rule]), options)
     assert found == sorted(found, key=lambda hypothesis: -hypothesis.score)
-    assert len({hypothesis.ids for hypothesis in found}) == len(found) >= options.beam_size // options.beam_groups
+    times_found = Counter(hypothesis.ids for hypothesis in found)
+    assert max(times_found.values()) <= options.beam_groups
+    assert len(found) >= options.beam_size // options.beam_groups
     for hypothesis in found:
         steps = [rule(hypothesis.ids[:place])[token] for place, token in enumerate(hypothesis.ids)]
+        assert hypothesis.logprobs == tuple(steps)
         assert hypothesis.logprob == pytest.approx(sum(steps), abs=1e-12)
         assert (hypothesis.ids[-1] == options.eos_id) == (hypothesis.finish_reason == "eos")
         assert options.eos_id not in hypothesis.ids[:-1]
-        if options.repetition_penalty == 1.0 and options.forced_eos is None:
+        if options.repetition_penalty == 1.0 and (options.forced_eos is None or options.at_limit == "end"):
             assert hypothesis.score == hypothesis.logprob / penalty(options, len(hypothesis.ids))
 
 

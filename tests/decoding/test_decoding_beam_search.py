@@ -183,7 +183,7 @@ def test_the_finished_are_ranked_by_score_then_by_when_they_finished() -> None:
     finished = FinishedHypotheses(BeamSettings(beam_size=2, length_penalty=1.0), num_sentences=2)
 
     def add(ids: tuple[int, ...], total: float, reason: Any = "eos") -> None:
-        finished.add(1, 0, ids=ids, logprob=total - 1.0, total=total, reason=reason)
+        finished.add(1, 0, ids=ids, logprobs=(total - 1.0,), total=total, reason=reason)
 
     add((5, 1), -4.0)
     assert finished.worst_kept[1, 0] == NEVER
@@ -195,11 +195,11 @@ def test_the_finished_are_ranked_by_score_then_by_when_they_finished() -> None:
     first, second = finished.ranked()
     assert first == []
     assert [hypothesis.ids for hypothesis in second] == [(7, 7, 7, 1), (5, 1), (4, 4, 1), (6,)]
-    assert second[0] == Hypothesis((7, 7, 7, 1), logprob=-5.0, score=-1.0, finish_reason="eos")
+    assert second[0] == Hypothesis((7, 7, 7, 1), logprobs=(-5.0,), score=-1.0, finish_reason="eos")
 
 
-def test_what_two_groups_find_is_one_hypothesis() -> None:
+def test_what_two_groups_find_are_two_hypotheses() -> None:
     finished = FinishedHypotheses(BeamSettings(beam_size=2, beam_groups=2), num_sentences=1)
     for group, ids, total in ((0, (3, 1), -1.0), (0, (4, 1), -2.0), (1, (3, 1), -1.0)):
-        finished.add(0, group, ids=ids, logprob=total, total=total, reason="eos")
-    assert [hypothesis.ids for hypothesis in finished.ranked()[0]] == [(3, 1), (4, 1)]
+        finished.add(0, group, ids=ids, logprobs=(total,), total=total, reason="eos")
+    assert [hypothesis.ids for hypothesis in finished.ranked()[0]] == [(3, 1), (3, 1), (4, 1)]

@@ -203,6 +203,29 @@ def test_a_forced_end_is_the_last_token_of_each_samples_limit(scripted, engine, 
         assert one.logprobs is not None and one.logprobs[-1] < -40  # under the model's own distribution
 
 
+@pytest.mark.parametrize("engine", [generate, uncached_generate])
+def test_a_sample_at_its_limit_ends_where_the_settings_say_so(scripted, engine) -> None:
+    """By the model's end of sequence, or by its first stop token where it has none."""
+    model = scripted(lambda seen: [1.0, -40.0, 2.0])
+    for ends in ({"eos_id": EOS}, {"stop_tokens": (EOS,)}):
+        settings = GenerationSettings(max_new_tokens=4, temperature=0.0, at_limit="end", logprobs=True, **ends)
+        found = [one for [one] in engine(model, [[A], [B]], settings, limits=[1, 4])]
+        assert [one.ids for one in found] == [(EOS,), (B, B, B, EOS)]
+        assert all(one.finish_reason in ("eos", "stop") and one.logprobs[-1] < -40 for one in found)
+
+
+def test_an_end_at_the_limit_needs_a_token_that_ends_a_text() -> None:
+    for kind in (BeamSettings, GenerationSettings):
+        with pytest.raises(InputError, match=r"^--at-limit end needs an end-of-sequence token, the model has none$"):
+            kind(at_limit="end")
+        with pytest.raises(InputError, match=r"^at_limit must be cut or end, found stop$"):
+            kind(at_limit="stop", eos_id=EOS)
+        assert kind(at_limit="end", stop_tokens=(3, 4)).last_token == 3
+        assert kind(at_limit="end", eos_id=5, stop_tokens=(3, 4)).last_token == 5
+        assert kind(at_limit="end", eos_id=5, forced_eos=6).last_token == 6
+        assert kind(eos_id=5).last_token is None
+
+
 @pytest.mark.parametrize("kind", [BeamSettings, GenerationSettings])
 def test_a_translation_that_would_be_cut_ends_as_it_is_forced_to(kind: Any) -> None:
     """However short the sentence's own limit is."""

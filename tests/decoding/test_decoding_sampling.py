@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer.data.encoding import encode_prompt, start_ids
 from tformer.decoding.completion import TextFollower, held_length
 from tformer.decoding.lines import line_blocks
 from tformer.decoding.output import generated_document
-from tformer.decoding.prompts import encode_prompt, start_ids
 from tformer.decoding.sampling import (
     UniformStream,
     block_tokens,
@@ -76,6 +76,37 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p():
     assert kept(keep_top_p(logits, 0.6)) == [[0, 1]]
     assert kept(keep_top_p(logits, 0.85)) == [[0, 1, 2]]
     assert kept(keep_top_p(logits, 0.99)) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("shift", [0.0, 5.3, -20.7])
+@pytest.mark.parametrize(
+    ("probabilities", "p", "count"),
+    [
+        *([([0.5, 0.3, 0.1, 0.1], p, count) for p, count in ((0.5, 1), (0.8, 2), (0.9, 3), (0.81, 3), (0.79, 2))]),
+        *([([0.7, 0.2, 0.05, 0.05], p, count) for p, count in ((0.7, 1), (0.9, 2), (0.95, 3), (0.95001, 4))]),
+        *([([0.4, 0.3, 0.2, 0.1], p, count) for p, count in ((0.4, 1), (0.7, 2), (0.70001, 3), (0.9, 3))]),
+        *([([0.1] * 10, tenths / 10, tenths) for tenths in range(1, 10)]),
+        *([([0.25] * 4, p, count) for p, count in ((0.25, 1), (0.25001, 2), (0.75, 3), (0.76, 4), (1 - 1e-9, 4))]),
+    ],
+)
+def test_top_p_keeps_no_token_beyond_a_sum_of_exactly_p(probabilities, p, count, shift):
+    """Whatever the logits' common shift, and no fewer than needed a hundred-thousandth beside it."""
+    assert keep_top_p(torch.tensor([probabilities]).log() + shift, p).isfinite().sum() == count
+
+
+@given(
+    logits=st.lists(st.integers(-64, 64), min_size=1, max_size=40),
+    p=st.floats(0.001, 0.999),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_top_p_keeps_the_smallest_set_of_the_distribution_that_the_logits_define(logits, p, dtype):
+    """In fp32 and in bf16, whose logits are exact in fp32: against sums in fp64 over the sorted probabilities."""
+    row = (torch.tensor([logits]) / 8).to(dtype).float()
+    exact = row.double().softmax(-1)[0].sort(descending=True).values
+    count = int((exact.cumsum(0) < p).sum()) + 1
+    shaped = keep_top_p(row, p)
+    assert abs(float(exact[: count - 1].sum()) - p) < 1e-6 or shaped.isfinite().sum() == count
+    assert shaped[shaped.isfinite()].min() >= row.masked_fill(shaped.isfinite(), NEVER).max()
 
 
 def test_top_p_is_unsorted_back_to_the_right_tokens():

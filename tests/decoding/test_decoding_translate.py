@@ -243,7 +243,9 @@ def test_reported_log_probabilities_equal_force_decoded_ones(positions):
         settings = replace(SETTINGS, length_penalty=alpha, length_penalty_type=kind)
         for text, ones in zip(TEXTS, translator(model, settings=settings).translate(TEXTS), strict=True):
             for one in ones if text.strip() else []:
-                expected = forced(model, text, one.ids, vocab_size=TOKENIZER.vocab_size).logprob
+                score = forced(model, text, one.ids, vocab_size=TOKENIZER.vocab_size)
+                assert one.logprobs == pytest.approx(score.logprobs, abs=1e-4)
+                expected = score.logprob
                 assert one.logprob == pytest.approx(expected, abs=1e-4)
                 assert one.score == pytest.approx(
                     expected / length_penalty(len(one.ids), alpha=alpha, kind=kind), abs=1e-4
@@ -342,8 +344,8 @@ def test_a_prefix_with_unknown_tokens_is_refused_with_its_words():
 def test_a_forced_prefix_is_no_part_of_what_was_scored():
     for settings in (SETTINGS, GenerationSettings(max_new_tokens=5, seed=1)):
         [ones] = translator(settings=settings).translate(["abc"], target_prefixes=["ha"])
-        assert all((one.num_forced, one.num_scored) == (2, len(one.ids) - 2) for one in ones)
-    assert EMPTY.num_scored == 0
+        assert all((one.num_forced, len(one.logprobs)) == (2, len(one.ids) - 2) for one in ones)
+    assert EMPTY.logprobs == ()
 
 
 def test_messages_call_rows_what_the_caller_does():
@@ -373,7 +375,8 @@ def test_an_ensemble_averages_probabilities():
     models = [make(0), make(1)]
     [best, *_] = translator(*models).translate(["abc"])[0]
     each = np.array([forced(model, "abc", best.ids).logprobs for model in models])
-    assert best.logprob == pytest.approx(float(np.log(np.exp(each).mean(axis=0)).sum()), abs=1e-4)
+    assert best.logprobs == pytest.approx(np.log(np.exp(each).mean(axis=0)), abs=1e-4)
+    assert best.logprob == pytest.approx(sum(best.logprobs), abs=1e-6)
 
 
 def test_samples_depend_on_the_seed_and_have_their_log_probability():
@@ -382,6 +385,7 @@ def test_samples_depend_on_the_seed_and_have_their_log_probability():
     assert len(ones) == 3
     for one in ones:
         assert one.score == one.logprob == pytest.approx(forced(model, "abc", one.ids).logprob, abs=1e-4)
+        assert one.logprobs == pytest.approx(forced(model, "abc", one.ids).logprobs, abs=1e-4)
     others = translator(model, settings=replace(settings, seed=2)).translate(["abc"])[0]
     assert [one.ids for one in ones] != [one.ids for one in others]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from PIL import Image
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
 from tformer.checkpoint import files
+from tformer.checkpoint.manifest import content_sha256
 
 Cli = Callable[..., Any]
 
@@ -204,6 +206,22 @@ def test_damaged_checkpoint(
         assert name in refused(2, "generate", newest_checkpoint(finished_run))
 
 
+@pytest.mark.parametrize("command", ["generate", "evaluate", "export", "prune --keep 1"])
+def test_weights_declared_as_whole_numbers(refused: Callable[..., str], finished_run: Path, command: str) -> None:
+    """The bytes of the weights stay, their header changes, every hash is computed anew."""
+    checkpoint = newest_checkpoint(finished_run)
+    weights, manifest = checkpoint / "model.safetensors", checkpoint / "manifest.json"
+    data = weights.read_bytes().replace(b'"F32"', b'"I32"')
+    weights.write_bytes(data)
+    content = json.loads(manifest.read_text())
+    content["files"][weights.name]["sha256"] = hashlib.sha256(data).hexdigest()
+    manifest.write_text(json.dumps(content | {"sha256": content_sha256(content)}))
+    word, *options = command.split()
+    more = ["--out", "made"] if word in ("export", "prune") else []
+    assert "of another number format" in refused(2, word, checkpoint, *options, *more)
+    assert not Path("made").exists()
+
+
 def test_tokenizer_that_does_not_match_its_checkpoint(refused: Callable[..., str], finished_run: Path) -> None:
     checkpoint = newest_checkpoint(finished_run)
     tokenizer = checkpoint / "tokenizer.json"
@@ -211,14 +229,12 @@ def test_tokenizer_that_does_not_match_its_checkpoint(refused: Callable[..., str
     assert other != tokenizer.read_text()
     tokenizer.write_text(other)
     manifest = checkpoint / "manifest.json"
-    import json
-
     content = json.loads(manifest.read_text())
     content["files"]["tokenizer.json"] |= {
         "size": tokenizer.stat().st_size,
         "sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
     }
-    manifest.write_text(json.dumps(content))
+    manifest.write_text(json.dumps(content | {"sha256": content_sha256(content)}))
     assert "tokenizer" in refused(2, "generate", checkpoint)
 
 

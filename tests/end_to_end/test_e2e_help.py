@@ -32,6 +32,7 @@ COMMANDS = (
     "export",
     "import",
     "inspect",
+    "tokenize",
     "viz-pe",
     "viz-attention",
     "plot",

@@ -53,7 +53,10 @@ def test_list_show_and_compare(home: Path, cli: Cli) -> None:
     assert detail["environment"]["data_fingerprint"] and len(detail["checkpoints"]) >= 2
 
     compared = json.loads(cli("runs", "compare", "first", "runs/group/wide", "--json").out)
-    assert compared["recipe"] == {"model.d_model": {"runs/first": 16, "runs/group/wide": 32}}
+    assert compared["recipe"] == {  # feed-forward and heads follow the width
+        f"model.{key}": {"runs/first": first, "runs/group/wide": wide}
+        for key, first, wide in (("d_model", 16, 32), ("decoder.num_heads", 2, 4), ("decoder.feedforward.d_ff", 32, 64))
+    }
     assert compared["metrics"]["loss"].keys() == {"runs/first", "runs/group/wide"}
     assert "model.d_model" in cli("runs", "compare", "first", "runs/group/wide").out
 

@@ -345,6 +345,77 @@ def test_json_holds_all_hypotheses_and_scores(cli: Cli, translator: Run, lines: 
                 assert one["score"] == pytest.approx(one["logprob"] / length, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--n-best", 3],
+        ["--beam-size", 4, "--beam-groups", 2, "--n-best", 4],
+        ["--greedy"],
+        ["--temperature", 1, "--num-samples", 3],
+        ["--target-prefix", "ba", "--n-best", 2],
+    ],
+)
+def test_json_holds_the_log_probability_of_each_token_of_an_encoder_decoder(
+    cli: Cli, translator: Run, lines: Path, options: list[object]
+) -> None:
+    """One for each id, that of a prefix is null; they sum to the text's."""
+    command = ("generate", translator, "--input", lines, "--json", *options)
+    found = documents(cli(*command, "--logprobs"))
+    for document in found:
+        assert document["logprobs"] == document["completions"][0]["logprobs"]
+        for one in document["completions"]:
+            assert len(one["logprobs"]) == len(one["ids"])
+            values = [value for value in one["logprobs"] if value is not None]
+            assert one["logprob"] == pytest.approx(sum(values), abs=1e-9) and all(value <= 0 for value in values)
+            assert len(one["ids"]) - len(values) == (2 if "--target-prefix" in options and one["ids"] else 0)
+        for part in (document, *document["completions"]):
+            del part["logprobs"]
+    assert found == documents(cli(*command))
+
+
+def test_json_holds_the_log_probability_of_each_token_of_a_searched_continuation(cli: Cli, decoder: Run) -> None:
+    [document] = documents(
+        cli("generate", decoder, "--prompt", "ab", "--beam-size", 3, "--n-best", 3, "--logprobs", "--json")
+    )
+    assert len(document["completions"]) == 3
+    for one in document["completions"]:
+        assert len(one["logprobs"]) == len(one["ids"]) and sum(one["logprobs"]) == pytest.approx(one["logprob"])
+
+
+def test_n_best_lists_a_text_once_for_each_group_that_found_it(cli: Cli, translator: Run) -> None:
+    def texts(diversity: float) -> list[str]:
+        groups = ("--beam-size", 2, "--beam-groups", 2, "--n-best", 2, "--diversity-penalty", diversity)
+        lines = cli("generate", translator, "--prompt", "fed cab", *groups).out.splitlines()
+        return [line.split("\t")[2] for line in lines]
+
+    first, second = texts(0)
+    assert first == second != ""
+    assert len(texts(20)) == len(set(texts(20))) == 2
+
+
+def test_at_the_limit_a_text_is_cut_or_ended_with_an_end_that_counts(cli: Cli, translator: Run, lines: Path) -> None:
+    common = ("generate", translator, "--input", lines, "--json", "--logprobs", "--min-new-tokens", 2)
+    cut, ended = (
+        [document["completions"][0] for document in documents(cli(*common, "--max-new-tokens", 3, "--at-limit", how))]
+        for how in ("cut", "end")
+    )
+    default = documents(cli(*common, "--max-new-tokens", 3))
+    assert cut == [document["completions"][0] for document in default]
+    assert {one["finish_reason"] for one in cut} == {"eos", "length"}
+    for one in ended:
+        assert one["finish_reason"] == "eos" and len(one["ids"]) <= 3
+        if one["ids"]:
+            assert one["score"] == pytest.approx(sum(one["logprobs"]) / len(one["ids"]), abs=1e-9)
+
+
+def test_samples_at_the_limit_end_too(cli: Cli, decoder: Run) -> None:
+    common = ("generate", decoder, "--prompt", "ab", "--num-samples", 5, "--max-new-tokens", 2, "--json")
+    [document] = documents(cli(*common))
+    assert "length" in {one["finish_reason"] for one in document["completions"]}
+    refused = refusal(cli(*common, "--at-limit", "end"))
+    assert refused == "error: --at-limit end needs an end-of-sequence token, the model has none"
+
+
 def test_length_options_hold(cli: Cli, translator: Run, lines: Path) -> None:
     def lengths(*more: object) -> list[int]:
         found = documents(cli("generate", translator, "--input", lines, "--json", *more))
@@ -363,6 +434,7 @@ def test_length_options_hold(cli: Cli, translator: Run, lines: Path) -> None:
         ["--length-penalty-type", "none"],
         ["--stopping", "exhaustive"],
         ["--stopping", "heuristic"],
+        ["--at-limit", "end"],
         ["--coverage-penalty", "0.2"],
         ["--beam-size", "4", "--beam-groups", "2", "--diversity-penalty", "0.5"],
         ["--no-repeat-ngram", "1", "--repetition-penalty", "1.5"],
@@ -440,6 +512,7 @@ def test_samples_have_the_least_length_too(cli: Cli, translator: Run, lines: Pat
         (["--beam-size", 40], ["beam", "40", "vocabulary", "17"]),
         (["--beam-size", 0], ["beam_size", "0"]),
         (["--beam-groups", 2], ["2", "3"]),
+        (["--at-limit", "stop"], ["--at-limit", "'cut', 'end'", "stop"]),
         (["--stopping", "early"], ["--stopping", "exhaustive", "early"]),
         (["--length-penalty-type", "wu"], ["--length-penalty-type", "'gnmt', 'avg', 'none'", "wu"]),
         (["--coverage-penalty", "-1"], ["--coverage-penalty", "-1"]),

@@ -12,10 +12,10 @@ import transformers
 
 from tests.interop.parity import randomised
 from tests.interop.test_interop_tokenizers import llama
+from tformer.data.encoding import encode_prompt
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.sources.text import open_sources
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.decoding.translate import Continuer
 from tformer.loading import Loaded, load

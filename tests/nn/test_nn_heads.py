@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tformer.nn import losses
 from tformer.nn.classification_heads import (
+    POOLING_MEANINGS,
     ClassifierHeadOptions,
     HeadContext,
     NextSentenceHeadOptions,
@@ -76,7 +77,7 @@ def test_lm_head_projects_to_a_factorised_table() -> None:
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [("cls", [2.0, 0.0]), ("eos", [4.0, 1.0]), ("mean", [3.0, 0.5])],
+    [("cls", [2.0, 0.0]), ("eos", [4.0, 1.0]), ("mean", [3.0, 0.5]), ("max", [4.0, 1.0])],
 )
 def test_pooling_finds_real_tokens_left_and_right(how: str, expected: list[float]) -> None:
     hidden = torch.arange(5.0).view(1, 5, 1).expand(2, 5, 3)
@@ -84,14 +85,29 @@ def test_pooling_finds_real_tokens_left_and_right(how: str, expected: list[float
     assert pool(hidden, mask, how)[:, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("how", ["cls", "eos", "mean"])
+@pytest.mark.parametrize("how", POOLING_MEANINGS)
 def test_pooling_without_mask_equals_a_full_mask(how: str) -> None:
     hidden = torch.randn(2, 5, 3)
     torch.testing.assert_close(pool(hidden, None, how), pool(hidden, torch.ones(2, 5), how))
 
 
-def test_mean_of_nothing_is_zero() -> None:
-    assert pool(torch.randn(1, 4, 3), torch.zeros(1, 4), "mean").abs().sum() == 0
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_mean_and_maximum_of_nothing_are_zero(how: str) -> None:
+    assert pool(torch.randn(1, 4, 3), torch.zeros(1, 4), how).abs().sum() == 0
+
+
+def test_the_maximum_is_that_of_real_positions_even_where_all_are_negative() -> None:
+    hidden = torch.tensor([[[-3.0, -1.0], [-2.0, -5.0], [9.0, 9.0]]])
+    assert pool(hidden, torch.tensor([[1, 1, 0]]), "max").tolist() == [[-2.0, -1.0]]
+
+
+@pytest.mark.parametrize("how", POOLING_MEANINGS)
+def test_no_gradient_reaches_padding(how: str) -> None:
+    hidden = torch.randn(2, 5, 3, requires_grad=True)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
+    pool(hidden, mask, how).sum().backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
+    assert hidden.grad[mask == 0].abs().sum() == 0 and hidden.grad[mask == 1].abs().sum() > 0
 
 
 def test_classifier_formula_and_dropout_before_the_projection() -> None:

@@ -82,5 +82,5 @@ def test_a_state_that_does_not_fit_is_an_input_error() -> None:
     ema = Ema(make_model().named_parameters(), decay=0.9)
     with pytest.raises(InputError, match="bias"):
         ema.load_state({"weight": torch.zeros(2, 3)})
-    with pytest.raises(InputError, match=r"\(4,\), expected \(2,\)"):
+    with pytest.raises(InputError, match=r"\(4,\) torch.float32, expected \(2,\)"):
         ema.load_state({"weight": torch.zeros(2, 3), "bias": torch.zeros(4)})

@@ -108,7 +108,7 @@ def test_the_first_position_of_a_decoder_is_refused(objective: str) -> None:
     with pytest.raises(InputError) as caught:
         recipe_of("bart", objective, "model.heads.0.pooling=cls")
     assert "model.heads.0.pooling: found cls" in caught.value.message
-    assert "expected eos or mean" in caught.value.message and "eos" in str(caught.value.hint)
+    assert "expected eos, mean or max" in caught.value.message and "eos" in str(caught.value.hint)
 
 
 def test_what_is_set_goes_before_the_head_that_an_objective_brings() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from tests.training.pair_makers import english, german
 from tformer.model import Transformer
 from tformer.tasks import task_of
 from tformer.tasks.base import Work
+from tformer.training.display import Console
+from tformer.training.options import read_words
+from tformer.training.session import run_training
 from tformer.workflows.sweep.grid import start_of
 from tformer.workflows.sweep.plan import Task
 
@@ -105,6 +109,46 @@ def test_train_evaluate_and_prune_agree_on_what_is_held_out(
     assert taken("prune", run, "--drop-heads", "0.5", "--out", tmp_path / "pruned") == validated
     # The pruned checkpoint is measured on them as well, and trained on none of them.
     assert taken("evaluate", tmp_path / "pruned", *(("--no-decode",) if make is translations else ())) == validated
+
+
+@pytest.mark.parametrize(
+    ("make", "units"),
+    [
+        (text, {"validating": "tokens"}),
+        (masked_text, {"validating": "examples"}),
+        (sentence_pairs, {"validating": "examples"}),
+        (labelled, {"validating": "examples"}),
+        (images, {"validating": "examples"}),
+        (translations, {"validating": "pairs", "decoding the validation data": "pairs"}),
+    ],
+)
+def test_validation_and_its_decoding_show_how_far_they_are(
+    make: Callable[[Path], tuple[str, list[object]]], units: dict[str, str], tmp_path: Path
+) -> None:
+    recipe, flags = make(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    decode = [word for word in flags if word != "training.valid_beam_size=0"]
+    sets = ("--set", "training.valid_beam_size=1") if len(decode) < len(flags) else ()
+    options = read_words([*map(str, flags), *sets, *FEW_STEPS])
+    shown: dict[str, list[tuple[float, float | None]]] = {}
+    named: dict[str, str] = {}
+
+    @contextmanager
+    def progress(description: str, total: float | None = None, unit: str = "") -> Iterator[Callable[..., None]]:
+        named[description] = unit
+        reports = shown.setdefault(description, [])
+        yield lambda done, total=total: reports.append((done, total))
+
+    run_training(
+        replace(options, config=tmp_path / "recipe.yaml", out=tmp_path / "run"),
+        console=Console(quiet=True, stderr=True),
+        progress=progress,
+        should_stop=lambda: False,
+        began=0.0,
+    )
+    assert units.items() <= named.items()
+    for description in units:
+        assert shown[description] and shown[description][-1][0] == shown[description][-1][1]
 
 
 def test_a_sweep_resolves_to_the_data_that_train_reads(cli: Cli, tmp_path: Path) -> None:

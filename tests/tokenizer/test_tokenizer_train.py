@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -199,3 +202,36 @@ def test_a_known_size_saves_a_reading(size_bytes, readings):
 
     train_tokenizer(documents, TokenizerOptions(vocab_size=300), size_bytes=size_bytes)
     assert begun == readings
+
+
+HASHES = """
+import hashlib, sys
+from tformer.tokenizer.options import TokenizerOptions
+from tformer.tokenizer.train import train_tokenizer
+
+words = [f"{a}{b}{c}" for a in "abdeéж" for b in "aeiouあ" for c in "lnrst語"]
+text = " ".join(words[(n * n) % len(words)] for n in range(2_000))
+for model, size in (("byte-bpe", 400), ("bpe", 200), ("bpe", 12), ("wordpiece", 200), ("wordpiece", 24),
+                    ("unigram", 200), ("unigram", 14), ("word", 90), ("char", 90)):
+    tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model=model, vocab_size=size))
+    print(model, size, hashlib.sha256(tokenizer.to_json().encode()).hexdigest())
+"""
+
+
+def test_the_same_text_gives_the_same_file_in_every_process_and_with_any_number_of_threads():
+    """Also where the alphabet is larger than the vocabulary, and many pairs are equally frequent."""
+
+    def hashes(threads: int) -> str:
+        variables = {**os.environ, "RAYON_NUM_THREADS": str(threads), "PYTHONHASHSEED": str(threads)}
+        done = subprocess.run([sys.executable, "-c", HASHES], env=variables, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    first = hashes(1)
+    assert len(first.splitlines()) == 9 and len(set(first.split()[2::3])) == 9
+    assert hashes(2) == first and hashes(3) == first
+
+
+def test_a_unigram_vocabulary_smaller_than_the_alphabet_keeps_the_most_frequent_characters():
+    options = TokenizerOptions(model="unigram", vocab_size=6, template="none")
+    tokenizer = train_tokenizer(lambda: iter(["aaaa bbb cc\n\n d e" * 20]), options)
+    assert sorted(tokenizer.tokens) == sorted(["<unk>", "a", "b", "c", "▁", "\n"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from tformer.objectives.replaced_token import ReplacedToken
 from tformer.training import display as module
 from tformer.training.display import TrainingDisplay
 
@@ -69,3 +71,55 @@ def test_lines_are_not_written_more_often_than_people_read(monkeypatch: pytest.M
         for step in range(1, 11):
             display.logged(RECORD | {"step": step})
     assert len(written) == 10 and output.getvalue().count("loss") == 1
+
+
+def test_steps_are_counted_between_log_lines_on_a_terminal_and_in_a_pipe() -> None:
+    output, reported = io.StringIO(), []
+    console = Console(file=output, force_terminal=True, width=200)
+    sinks: dict[str, Any] = {"write": lambda record: None, "write_sample": lambda step, text: None}
+    with TrainingDisplay(console, max_steps=10, **sinks) as display:
+        display.stepped(3)
+    assert "step 3/10" in output.getvalue()
+
+    def progress(description: str, total: float | None = None, unit: str = "") -> Any:
+        reported.append((description, total, unit))
+        return nullcontext(reported.append)
+
+    with TrainingDisplay(Console(file=output), max_steps=10, progress=progress, **sinks) as display:
+        display.stepped(3)
+    assert reported == [("training", 10, "steps"), 3]
+
+
+def test_a_validation_takes_the_place_of_the_live_line() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=200)
+    live: list[bool] = []
+
+    def progress(description: str, **_: Any) -> Any:
+        assert display._live is not None
+        live.append(display._live.is_started)
+        return nullcontext(lambda *_: None)
+
+    display = TrainingDisplay(
+        console, max_steps=10, write=lambda record: None, write_sample=lambda step, text: None, progress=progress
+    )
+    with display:
+        with display.progress("validating", total=5, unit="pairs"):
+            pass
+        assert display._live is not None and display._live.is_started
+        display.logged(RECORD)
+    assert live == [False] and "loss 2.5000" in output.getvalue()
+
+
+def test_an_objective_adds_metrics_to_the_line_of_a_validation() -> None:
+    output = io.StringIO()
+    display = TrainingDisplay(
+        Console(file=output, width=200),
+        max_steps=10,
+        write=lambda record: None,
+        write_sample=lambda step, text: None,
+        shown_metrics=ReplacedToken.shown_metrics,
+    )
+    with display:
+        display.validated(VALID | {"accuracy": 0.91, "replaced_accuracy": 0.42, "generator_accuracy": 0.2})
+    assert "accuracy 0.9100, of the replaced tokens 0.4200, generator 0.2000" in output.getvalue()

@@ -117,6 +117,18 @@ def test_max_steps_ends_earlier_than_epochs(train: Callable[..., Path], labelled
     assert metrics(run, "valid")[-1]["step"] == 5
 
 
+def test_explicit_steps_go_beyond_the_epochs_of_the_recipe_and_say_so(
+    cli: Cli, recipe: Path, labelled: Path, tmp_path: Path
+) -> None:
+    recipe.write_text(ENCODER.replace("max_steps: 40", "max_epochs: 1").replace("eval_every: 20", "eval_every: null"))
+    flags = ("train", "--config", recipe, "--data", labelled, "--out", tmp_path / "run", "--max-steps", "20")
+    outcome = cli(*flags)
+    assert outcome.code == 0, outcome.err
+    assert "training.max_steps 20 (flag --max-steps) is the limit" in " ".join(outcome.err.split())
+    assert [record["step"] for record in metrics(tmp_path / "run", "valid")] == [9, 18, 20]  # each epoch as before
+    assert tformer.load(tmp_path / "run").recipe.training.max_epochs is None
+
+
 def test_resumed_classification_equals_the_uninterrupted_one(
     train: Callable[..., Path], cli: Cli, labelled: Path
 ) -> None:
@@ -391,4 +403,4 @@ def test_a_dry_run_shows_a_batch_of_labelled_text(cli: Cli, recipe: Path, labell
     outcome = cli("train", "--config", recipe, "--data", labelled, "--dry-run", "--json")
     assert outcome.code == 0, outcome.err
     summary = json.loads(outcome.out)
-    assert summary["batch"]["input_ids"][0] == 8 and "the" in summary["batch"]["first"]
+    assert summary["batch"]["input_ids"][0] == 8 and "the" in summary["example"]["original"]["text"]["text"]

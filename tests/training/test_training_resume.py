@@ -65,7 +65,9 @@ class Polls:
         return self.stop_at is not None and self.count >= self.stop_at
 
 
-def no_progress(description: str, total: float | None = None) -> AbstractContextManager[Callable[..., None]]:
+def no_progress(
+    description: str, total: float | None = None, unit: str = ""
+) -> AbstractContextManager[Callable[..., None]]:
     return nullcontext(lambda *_, **__: None)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.cli.conftest import LETTERS
 from tformer.build import build_model
+from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
 from tformer.errors import InputError
@@ -129,7 +130,7 @@ def test_a_tokenizer_that_another_model_was_trained_with(run: Path, tmp_path: Pa
     folder = steps(run)[0]
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["tokenizer_sha256"] = "0" * 64
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": content_sha256(manifest)}))
     [problem] = problems(run)
     assert "tokenizer is not the one that the model was trained with" in problem
 

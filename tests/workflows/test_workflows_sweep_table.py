@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer.metrics import Stat
 from tformer.workflows.sweep.cells import Result, read_run
 from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import Stat, draw, make_table, markdown, write_tables
+from tformer.workflows.sweep.table import draw, make_table, markdown, write_tables
 
 LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
 PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
@@ -36,6 +37,10 @@ def result(task: str = "lm", lr: str = "0.1", seed: int = 1, best: float | None 
         "curve": [[2, 3.0], [4, best]],
     }
     return Result(f"{task}-{lr}-{seed}", task, {"lr": lr}, seed, **{**values, **more})
+
+
+def seeds(lr: str, *bests: float, **more: Any) -> list[Result]:
+    return [result(lr=lr, seed=seed, best=best, **more) for seed, best in enumerate(bests, start=1)]
 
 
 def table_of(results: list[Result], *tasks: Task) -> list[dict[str, str]]:
@@ -67,15 +72,48 @@ def test_one_seed_has_no_deviation() -> None:
 
 
 def test_the_best_of_a_task_is_marked_by_what_its_metric_means() -> None:
-    lower = table_of([result(lr="0.1", best=2.0), result(lr="0.2", best=1.0)])
-    assert [row["loss"] for row in lower] == ["2.0000", "*1.0000*"]
-    pairs = [result("pairs", lr, best=best, metric="bleu") for lr, best in (("0.1", 20.0), ("0.2", 10.0))]
-    both = table_of([result(lr="0.1"), result(lr="0.2", best=1.0), *pairs], LM, PAIRS)
-    assert [row["bleu"] for row in both] == ["", "", "*20.00*", "10.00"]
-    assert [row["loss"] for row in both] == ["2.0000", "*1.0000*", "", ""]  # measured there too, but not what decides
+    losses = [*seeds("0.1", 2.0, 2.1), *seeds("0.2", 1.0, 1.1)]
+    assert [row["loss"] for row in table_of(losses)] == ["2.0500 ± 0.0707", "*1.0500 ± 0.0707*"]
+    pairs = [
+        *seeds("0.1", 20.0, 21.0, task="pairs", metric="bleu"),
+        *seeds("0.2", 9.0, 10.0, task="pairs", metric="bleu"),
+    ]
+    both = table_of([*losses, *pairs], LM, PAIRS)
+    assert [row["bleu"] for row in both] == ["", "", "*20.50 ± 0.71*", "9.50 ± 0.71"]
+    assert [row["loss"] for row in both][2:] == ["", ""]  # measured there too, but not what decides
+    assert [row["loss"] for row in both][:2] == ["2.0500 ± 0.0707", "*1.0500 ± 0.0707*"]
     assert [row["task"] for row in both] == ["lm", "lm", "pairs", "pairs"]
-    assert table_of([result()])[0]["loss"] == "2.0000"  # alone, or where all are equal, none is best
-    assert [row["loss"] for row in table_of([result(lr="0.1"), result(lr="0.2")])] == ["2.0000", "2.0000"]
+    assert "*" not in table_of(seeds("0.1", 2.0, 2.1))[0]["loss"]  # alone, or where all are equal, none is best
+    equal = table_of([*seeds("0.1", 2.0, 2.0), *seeds("0.2", 2.0, 2.0)])
+    assert [row["loss"] for row in equal] == ["2.0000 ± 0.0000", "2.0000 ± 0.0000"]
+
+
+def test_variants_within_noise_of_the_best_are_marked_with_it() -> None:
+    close, worse = [*seeds("0.1", 6.31, 6.33), *seeds("0.2", 6.32, 6.34)], seeds("0.3", 7.0, 7.02)
+    assert ["*" in row["loss"] for row in table_of([*close, *worse])] == [True, True, False]
+    assert ["*" in row["loss"] for row in table_of(close)] == [False, False]  # all tie
+
+
+def test_one_seed_marks_no_variant_and_the_table_says_why() -> None:
+    results = [result(lr="0.1", best=6.3146), result(lr="0.2", best=6.3144)]
+    assert [row["loss"] for row in table_of(results)] == ["6.3146", "6.3144"]
+    [remark] = make_table(Plan(tasks=(LM,)), results).remarks()
+    assert remark.startswith("one seed: no variant is marked") and "--seeds 3" in remark
+    assert make_table(Plan(tasks=(LM,)), results[:1]).remarks() == []  # no rival
+
+
+def test_a_variant_of_which_one_seed_is_left_is_judged_by_the_deviation_of_the_other() -> None:
+    failed = result(lr="0.2", seed=2, status="diverged", best=None)
+    near, far = ([*seeds("0.1", 2.0, 2.2), result(lr="0.2", best=best), failed] for best in (2.3, 5.0))
+    assert ["*" in row["loss"] for row in table_of(near)] == [False, False]
+    assert ["*" in row["loss"] for row in table_of(far)] == [True, False]
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=4), st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=4))
+def test_ties_are_mutual_and_everything_ties_with_itself(left: list[float], right: list[float]) -> None:
+    one, other = Stat.of(left), Stat.of(right)
+    assert one is not None and other is not None
+    assert one.ties_with(one) and one.ties_with(other) == other.ties_with(one)
 
 
 def test_failures_are_rows_with_their_word() -> None:
@@ -122,10 +160,11 @@ def test_files_hold_every_figure(tmp_path: Path) -> None:
 
 
 def test_markdown_is_one_table_with_the_best_in_bold() -> None:
-    results = [result(lr="0.1", best=1.0), result(lr="0.2", best=2.0)]
-    lines = markdown(make_table(Plan(tasks=(LM,)), results)).splitlines()
+    table = make_table(Plan(tasks=(LM,)), [*seeds("0.1", 1.0, 1.1), *seeds("0.2", 2.0, 2.1)])
+    lines = markdown(table).splitlines()
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
-    assert "**1.0000**" in lines[2] and "**" not in lines[3]
+    assert "**1.0500 ± 0.0707**" in lines[2] and "**" not in lines[3]
+    assert [remark.split(":")[0] for remark in table.remarks()] == ["bold"]
 
 
 def test_curves_are_means_over_seeds_and_of_tasks_apart(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tformer.data.sources.text import open_sources
 from tformer.device import peak_resident_bytes, resolve_device
 from tformer.errors import InputError
 from tformer.formatting import binary_bytes
+from tformer.metrics import Stat
 from tformer.recipe import load_recipe
 
 POLL_SECONDS = 0.02
@@ -187,14 +188,6 @@ class QualityRow:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (n - 1; None of one seed) over the seeds that did not fail."""
-
-    mean: float
-    std: float | None
-
-
-@dataclass(frozen=True)
 class _Spec:
     path: str
     weight: float = 1.0
@@ -255,12 +248,9 @@ def _row(seed: int, target: float | None, training: TimedTraining) -> QualityRow
     )
 
 
-def spread_of(values: Sequence[float | None]) -> Spread | None:
+def spread_of(values: Sequence[float | None]) -> Stat | None:
     """Mean and standard deviation of the finite numbers; None without any."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    if not found:
-        return None
-    return Spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
+    return Stat.of([value for value in values if value is not None and math.isfinite(value)])
 
 
 SPREADS = ("seconds", "loss", "training_seconds", "tokens_per_second")
@@ -307,7 +297,9 @@ def _spread(values: Sequence[float | None], decimals: int) -> str:
     found = spread_of(values)
     if found is None:
         return ""
-    return _number(found.mean, decimals) + ("" if found.std is None else f" ± {_number(found.std, decimals)}")
+    return _number(found.mean, decimals) + (
+        "" if found.deviation is None else f" ± {_number(found.deviation, decimals)}"
+    )
 
 
 def settings_line(bench: QualityBench) -> str:
@@ -339,7 +331,10 @@ def quality_document(
         "environment": environment,
         "settings": bench.to_json(),
         "rows": [asdict(row) for row in rows],
-        "spread": {name: None if found is None else asdict(found) for name, found in spreads.items()},
+        "spread": {
+            name: None if found is None else {"mean": found.mean, "std": found.deviation}
+            for name, found in spreads.items()
+        },
     }
 
 

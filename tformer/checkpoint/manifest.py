@@ -56,7 +56,7 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-FORMAT = 1
+FORMAT = 2  # 1: without `sha256`
 MAX_MANIFEST_BYTES = 16 << 20
 
 FILE_NAMES = {  # role -> file; `weights` may instead be several files beside an index
@@ -111,7 +111,14 @@ class Manifest:
             "tied": dict(sorted(self.tied.items())),
             "files": {r.name: {"role": r.role, "size": r.size, "sha256": r.sha256} for r in self.files},
         }
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+        return json.dumps(content | {"sha256": content_sha256(content)}, indent=1, allow_nan=False) + "\n"
+
+
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """Hash over a manifest's own content: canonical JSON without the key `sha256`."""
+    own = {key: value for key, value in content.items() if key != "sha256"}
+    text = json.dumps(own, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -131,8 +138,10 @@ def read_manifest(folder: Path) -> Manifest:
             hint="upgrade tformer: pip install --upgrade tformer",
         )
     try:
-        if type(number) is not int or number != FORMAT:
-            raise ValueError(f"format is {number!r}, expected {FORMAT}")
+        if type(number) is not int or number < 1:
+            raise ValueError(f"format is {number!r}, expected 1 to {FORMAT}")
+        if (number > 1 or "sha256" in content) and content["sha256"] != content_sha256(content):
+            raise ValueError("its content does not have its own sha256")
         return _from_content(content)
     except KeyError as error:
         raise InputError(f"{path} is damaged: the key {error} is missing") from None

@@ -48,6 +48,11 @@ def differences(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, a
         for name in sorted(state.keys() & weights.keys())
         if weights[name].shape != state[name].shape
     ]
+    other_numbers = [
+        f"{name} {_dtype(weights[name])} (expected {_dtype(state[name])})"
+        for name in sorted(state.keys() & weights.keys())
+        if weights[name].is_floating_point() != state[name].is_floating_point()
+    ]
     problems = []
     if missing:
         problems.append(f"missing {listed(missing, MAX_LISTED)}")
@@ -55,7 +60,13 @@ def differences(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, a
         problems.append(f"unexpected {listed(unexpected, MAX_LISTED)}")
     if reshaped:
         problems.append(f"of another shape {listed(reshaped, MAX_LISTED)}")
+    if other_numbers:
+        problems.append(f"of another number format {listed(other_numbers, MAX_LISTED)}")
     return problems or _untied(state, weights)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _untied(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:

@@ -14,6 +14,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated
@@ -24,7 +25,7 @@ from rich.markup import escape
 from tformer import __version__
 from tformer.cli.completion import words_to_complete
 from tformer.cli.help import fit_help
-from tformer.cli.report import console
+from tformer.cli.report import console, spinner
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
 
@@ -84,6 +85,11 @@ COMMANDS = {
         LOOK_INSIDE,
         "inspect",
         "Show a model's modules, parameters, operations, memory and cache; trace tensor shapes; draw it; verify files.",
+    ),
+    "tokenize": Command(
+        LOOK_INSIDE,
+        "tokenize",
+        "Show how a text becomes tokens: pieces, ids, offsets, special tokens, padding and mask of a batch.",
     ),
     "viz-pe": Command(
         LOOK_INSIDE,
@@ -202,7 +208,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         program = typer.main.get_command(make_app(words_to_complete() or words))
         fit_help(program, shutil.get_terminal_size().columns)
-        code = program(words, prog_name="tformer", standalone_mode=False)
+        with spinner.shown() if "-" not in words else nullcontext():  # what is typed on a terminal is echoed there
+            code = program(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer makes this exit code, without a message, of a KeyboardInterrupt
             raise KeyboardInterrupt

@@ -81,7 +81,7 @@ def average(options: AverageOptions) -> None:
 
         require_new(options.out)
         paths = _paths(options)
-        with progress_reporter("averaging", total=len(paths)) as progress:
+        with progress_reporter("averaging", total=len(paths), unit="checkpoints") as progress:
             made = average_checkpoints(paths, options.out, progress=progress, should_stop=flag.should_stop)
     steps = [step for _, step in made.sources]
     summary = f"average of {len(steps)} checkpoint{'s' * (len(steps) != 1)}: step {', '.join(map(str, steps))}"

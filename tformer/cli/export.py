@@ -92,7 +92,7 @@ def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportR
     assert out is not None  # `check` requires it
     require_new(out)
     checkpoint = open_checkpoint(newest_checkpoint(which=which) if options.run is None else options.run, which)
-    with progress_reporter("writing") as progress:
+    with progress_reporter("writing", unit="B") as progress:
         if options.to == "ctranslate2":
             from tformer.interop.to_ctranslate2 import export_ctranslate2
 

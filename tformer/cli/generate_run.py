@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, show_notes
+from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
-from tformer.decoding.generate import generate
-from tformer.decoding.inference import inference_dtype, prepare_decoding
 from tformer.decoding.lines import (
     STANDARD_INPUT,
     LineWindow,
@@ -22,19 +19,14 @@ from tformer.decoding.lines import (
     prompt_windows,
     source_windows,
 )
-from tformer.decoding.loaded import require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions, Use
 from tformer.decoding.output import generated_document, translation_document, translation_lines
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens, task_prefix
-from tformer.decoding.sentences import LINES, SentenceReader
-from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
-from tformer.decoding.translate import Continuer, Translation
-from tformer.device import resolve_device
+from tformer.decoding.settings import BeamSettings, Generated
+from tformer.decoding.translate import Translation
+from tformer.decoding.writers import Sampler, Searcher, fills_masks, is_encoder_decoder, load_models, make_writer
 from tformer.errors import InputError
 from tformer.formatting import as_one_line
-from tformer.loading import Loaded, load
-from tformer.nn.heads import HEADS
-from tformer.tokenizer import Tokenizer
+from tformer.loading import Loaded
 
 SAMPLE_SEPARATOR = "---------------"
 MASK_CANDIDATES = 5
@@ -47,35 +39,24 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
     if fills_masks(first):
         MaskFiller(first, options, flag, output).run()
         return
-    if first.model.decoder is None:
-        raise InputError(f"{first.path}: generation needs a model with a decoder")
-    translates, generation = is_encoder_decoder(first), first.recipe.generation
-    if not translates:
-        options.check_decoder_only(first.path)
-    ends = {
-        "eos_id": first.decoder_tokens.eos if translates else first.text_tokenizer.special.eos,
-        "forced_eos": first.recipe.tokenizer.special_ids.forced_eos,
-    }
-    settings: BeamSettings | GenerationSettings
-    if options.engine(generation, encoder_decoder=translates) == "sample":
-        settings = options.sampling_settings(generation, encoder_decoder=translates, **ends)
-        how = "" if settings.greedy else f", seed {options.seed}"
-    else:
-        settings = options.beam_settings(generation, **ends)
-        how = f", beam {settings.beam_size}"
+    writer = make_writer(options, models, on_cut=show_cut_prompt)
+    how = ""
+    if isinstance(writer.settings, BeamSettings):
+        how = f", beam {writer.settings.beam_size}"
+    elif not writer.settings.greedy:
+        how = f", seed {options.seed}"
     paths = ", ".join(str(loaded.path) for loaded in models)
     notes = [note for loaded in models for note in loaded.notes]
     show_notes([f"generating with {paths}{how}", *notes], dim=True)
     session: SamplingSession | SearchSession
-    if translates:
-        session = translation_session(options, models, settings, flag, output)
-    elif isinstance(settings, BeamSettings):
-        session = continuation_session(options, models, settings, flag, output)
+    if isinstance(writer, Sampler):
+        session = SamplingSession(writer, options, flag, output)
     else:
-        session = SamplingSession(first, settings, options, flag, output)
+        show_notes([] if writer.note is None else [writer.note], dim=True)
+        session = SearchSession(writer, options, flag, output)
     if options.input_path is not None:
         session.answer_lines(options.input_path)
-    elif options.prompt is not None or not translates:
+    elif options.prompt is not None or not is_encoder_decoder(first):
         session.answer_prompt(options.prompt or "")
     elif sys.stdin.isatty():
         raise InputError(
@@ -85,95 +66,18 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         session.answer_lines(STANDARD_INPUT)
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def load_models(options: GenerateOptions) -> list[Loaded]:
-    """The models, each once, prepared for decoding. Raises InputError for models that cannot form an ensemble."""
-    device = resolve_device(options.device)
-    heads = {kind for kind, head in HEADS.items() if head.over_vocabulary}
-    models: dict[Path, Loaded] = {}
-    for name in names_of_models(options.arguments, options.ensemble):
-        loaded = load(name, device=device, which=options.checkpoint, kinds=heads)
-        if options.special_tokens:
-            loaded.tokenizer = loaded.text_tokenizer.reading_special()
-        models.setdefault(loaded.path.resolve(), loaded)
-    chosen = list(models.values())
-    if len(chosen) > 1:
-        require_same_vocabularies(chosen)
-    for loaded in chosen:
-        note = prepare_decoding(
-            loaded.model,
-            inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=device),
-            compile=options.compile,
-            quantize=options.quantize,
-            rows=options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder(loaded)),
-            steps=partial(decoding_steps, options, loaded),
-        )
-        if note is not None:
-            loaded.notes.append(note)
-    return chosen
-
-
-def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[str | None]:
-    """The models to load, in order; None is the newest run.
-
-    Typer gives only the first word after `--ensemble` to the option and the others to RUN, so all belong to the
-    ensemble. A word with commas is several names, unless there is a folder of that name.
-    """
-    if not ensemble:
-        if len(arguments) > 1:
-            raise InputError(
-                f"unexpected argument '{arguments[1]}'",
-                hint="a text needs --prompt or --input; several models need --ensemble",
-            )
-        return list(arguments) or [None]
-    words = [part for word in ensemble for part in ([word] if Path(word).exists() else word.split(","))]
-    return [word for word in dict.fromkeys([*words, *arguments]) if word]
-
-
-def decoding_steps(options: GenerateOptions, loaded: Loaded) -> int:
-    """About how many decoding steps the command will take: batches of lines times the longest completion."""
-    longest = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
-    texts = options.texts_at_once(encoder_decoder=loaded.model.encoder is not None)
-    return longest * -(-count_lines(options.input_path) // texts)
-
-
-def count_lines(path: str | None) -> int:
-    """The lines of a file; 1 where the number is not known ahead: a prompt, standard input, a missing file."""
-    if path is None or not Path(path).is_file():
-        return 1
-    with Path(path).open("rb") as file:
-        return max(1, sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")))
-
-
-def is_encoder_decoder(loaded: Loaded) -> bool:
-    return loaded.model.is_encoder_decoder
-
-
-def fills_masks(loaded: Loaded) -> bool:
-    return loaded.model.decoder is None and "masked_lm" in loaded.model.heads
-
-
 # --- samples of a decoder-only model ----------------------------------------------------------------------------------
 
 
 class SamplingSession:
     """Continues texts by sampling: prompts in, completions out, streamed on a terminal."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        settings: GenerationSettings,
-        options: GenerateOptions,
-        flag: StopFlag,
-        output: DataOutput,
-    ) -> None:
-        self.loaded, self.settings, self.options, self.flag, self.output = loaded, settings, options, flag, output
+    def __init__(self, sampler: Sampler, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+        self.sampler, self.options, self.flag, self.output = sampler, options, flag, output
 
     def answer_prompt(self, prompt: str) -> None:
         """One prompt: the prompt and its continuation, samples with a line of dashes between them."""
-        stream = self.output.on_terminal and not self.options.as_json and self.settings.num_samples == 1
+        stream = self.output.on_terminal and not self.options.as_json and self.sampler.settings.num_samples == 1
         streamed = 0
         if stream:
             self.output.text(prompt)
@@ -183,7 +87,7 @@ class SamplingSession:
             streamed += len(piece)
             self.output.text(piece)
 
-        [completions] = self._generate([prompt], first_row=0, on_token=show_piece if stream else None)
+        [completions] = self._write([prompt], on_token=show_piece if stream else None)
         if self.options.as_json:
             self.output.documents([generated_document(0, prompt, completions)])
         elif stream:
@@ -199,7 +103,7 @@ class SamplingSession:
         """Each line of a file or of standard input: one line of output."""
         size = self.options.texts_at_once(encoder_decoder=False)
         for window in prompt_windows(path, errors=self.options.invalid_utf8, batch_size=size):
-            results = self._generate(window.sources, first_row=window.first)
+            results = self._write(window.sources, first_row=window.first)
             if self.flag.should_stop():
                 raise self.flag.interrupted(f"interrupted after {window.first} prompts")
             for row, (prompt, completions) in enumerate(zip(window.lines, results, strict=True), start=window.first):
@@ -209,25 +113,10 @@ class SamplingSession:
                     self.output.text(as_one_line(_text(completions[0])) + "\n")
                 self._show_logprobs(completions)
 
-    def _generate(
-        self, prompts: Sequence[str], *, first_row: int, on_token: Callable[[int, int, int, str], None] | None = None
+    def _write(
+        self, prompts: Sequence[str], *, first_row: int = 0, on_token: OnToken | None = None
     ) -> list[list[Generated]]:
-        tokenizer, settings = self.loaded.text_tokenizer, self.settings
-        ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-        limit = self.loaded.model.max_seq_len
-        for number, prompt_ids in enumerate(ids, start=first_row + 1):
-            if len(prompt_ids) > limit and settings.context == "slide":
-                show_cut_prompt(number, len(prompt_ids), limit)
-        return generate(
-            self.loaded.model,
-            ids,
-            settings,
-            tokenizer=tokenizer,
-            suppressed=suppressed_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens),
-            on_token=on_token,
-            should_stop=self.flag.should_stop,
-            first_row=first_row,
-        )
+        return self.sampler.write(prompts, first_row=first_row, on_token=on_token, should_stop=self.flag.should_stop)
 
     def _show_logprobs(self, completions: Sequence[Generated]) -> None:
         if not self.options.as_json:
@@ -260,37 +149,18 @@ def show_logprob(total: float, count: int) -> None:
 class SearchSession:
     """Answers texts with translations or searched continuations, best first.
 
-    Args:
-        search: the answers to each line of a window, best first.
-        reader: of sources and target prefixes; None: the texts are prompts of a decoder-only model, and are shown
-            before their continuation as in sampling.
-        task_prefix: written before each source.
-        tokenizers: of source and target.
-        batch_size: lines at a time.
+    Prompts of a decoder-only model are shown before their continuation, as in sampling.
     """
 
-    def __init__(
-        self,
-        search: Callable[[LineWindow], list[list[Translation]]],
-        options: GenerateOptions,
-        flag: StopFlag,
-        output: DataOutput,
-        *,
-        reader: SentenceReader | None,
-        task_prefix: str = "",
-        tokenizers: tuple[Tokenizer, Tokenizer],
-        batch_size: int,
-    ) -> None:
-        self.search, self.options, self.flag, self.output = search, options, flag, output
-        self.reader, self.task_prefix = reader, task_prefix
-        self.tokenizers, self.batch_size = tokenizers, batch_size
-        self.done = 0
+    def __init__(self, searcher: Searcher, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+        self.searcher, self.options, self.flag, self.output = searcher, options, flag, output
+        self.reader, self.done = searcher.reader, 0
 
     def answer_prompt(self, text: str) -> None:
         """One text: its best answer, or with `--n-best` a line for each; samples with lines of dashes between them."""
         options = self.options
-        window = prompt_window(text, task_prefix=self.task_prefix, prefix=options.target_prefix)
-        [answers] = self.search(window)
+        window = prompt_window(text, task_prefix=self.searcher.task_prefix, prefix=options.target_prefix)
+        [answers] = self.searcher.search(window, self.flag.should_stop)
         if options.as_json or options.n_best is not None or options.alignments:
             self._write(window, 0, answers)
         else:
@@ -305,7 +175,7 @@ class SearchSession:
     def answer_lines(self, path: str) -> None:
         """Each line of a file or of standard input, in order. An interrupt keeps the lines that were done."""
         for window in self._windows(path):
-            results = self.search(window)
+            results = self.searcher.search(window, self.flag.should_stop)
             stopped = self.flag.should_stop()
             for index, answers in enumerate(results):
                 if stopped and (not answers or any(answer.finish_reason == "interrupted" for answer in answers)):
@@ -316,15 +186,15 @@ class SearchSession:
         self._show_cut()
 
     def _windows(self, path: str) -> Iterator[LineWindow]:
-        options = self.options
-        if self.reader is None:
-            return prompt_windows(path, errors=options.invalid_utf8, batch_size=self.batch_size)
+        options, searcher = self.options, self.searcher
+        if searcher.reader is None:
+            return prompt_windows(path, errors=options.invalid_utf8, batch_size=searcher.batch_size)
         return source_windows(
             path,
             errors=options.invalid_utf8,
-            batch_size=self.batch_size,
-            reader=self.reader,
-            task_prefix=self.task_prefix,
+            batch_size=searcher.batch_size,
+            reader=searcher.reader,
+            task_prefix=searcher.task_prefix,
             prefix=options.target_prefix,
             prefix_file=options.target_prefix_file,
         )
@@ -338,7 +208,8 @@ class SearchSession:
                 answers,
                 source=window.sources[index],
                 target_prefix=None if window.prefixes is None else window.prefixes[index],
-                tokenizers=self.tokenizers if options.alignments else None,
+                tokenizers=self.searcher.tokenizers if options.alignments else None,
+                logprobs=options.logprobs,
             )
             self.output.documents([document])
         else:
@@ -351,73 +222,11 @@ class SearchSession:
         if self.options.logprobs:
             several = self.options.n_best is not None or self.options.num_samples > 1
             for answer in answers if several else answers[:1]:
-                show_logprob(answer.logprob, answer.num_scored)
+                show_logprob(answer.logprob, len(answer.logprobs))
 
     def _show_cut(self) -> None:
         if self.reader is not None and self.reader.cut:
             console.print(f"sources that are longer than the model reads and were cut: {self.reader.cut:,}")
-
-
-def translation_session(
-    options: GenerateOptions,
-    models: Sequence[Loaded],
-    settings: BeamSettings | GenerationSettings,
-    flag: StopFlag,
-    output: DataOutput,
-) -> SearchSession:
-    """A session of encoder-decoders, which turn sources into targets."""
-    first, batch_size = models[0], options.texts_at_once(encoder_decoder=True)
-    translator = translator_of(
-        *models,
-        settings=settings,
-        length_margin=options.length_margin,
-        coverage_penalty=options.coverage_penalty,
-        alignments=options.alignments,
-        too_long=options.too_long,
-    )
-    prefix, note = task_prefix(first.recipe, options.prefix)
-    show_notes([] if note is None else [note], dim=True)
-
-    def search(window: LineWindow) -> list[list[Translation]]:
-        return translator.translate(
-            window.sources,
-            target_prefixes=window.prefixes,
-            batch_size=batch_size,
-            should_stop=flag.should_stop,
-            first_row=window.first,
-            places=window.places or LINES,
-        )
-
-    tokenizers = (first.text_tokenizer, first.target_tokenizer)
-    return SearchSession(
-        search,
-        options,
-        flag,
-        output,
-        reader=translator.reader,
-        task_prefix=prefix,
-        tokenizers=tokenizers,
-        batch_size=batch_size,
-    )
-
-
-def continuation_session(
-    options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings, flag: StopFlag, output: DataOutput
-) -> SearchSession:
-    """A session of decoder-only models, which continue prompts by beam search."""
-    tokenizer, batch_size = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False)
-    continuer = Continuer(
-        [loaded.model for loaded in models], tokenizer, settings, context=options.context, on_cut=show_cut_prompt
-    )
-
-    def search(window: LineWindow) -> list[list[Translation]]:
-        return continuer.continue_texts(
-            window.sources, batch_size=batch_size, should_stop=flag.should_stop, first_row=window.first
-        )
-
-    return SearchSession(
-        search, options, flag, output, reader=None, tokenizers=(tokenizer, tokenizer), batch_size=batch_size
-    )
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def import_(options: ImportOptions) -> None:
 
         require_new(options.out)
         folder = _folder(options.folder)
-        with progress_reporter("reading the weights") as progress:
+        with progress_reporter("reading the weights", unit="files") as progress:
             report = import_folder(
                 folder,
                 options.out,

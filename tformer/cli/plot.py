@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
-from tformer.cli.report import show_notes
+from tformer.cli.report import emit_document, show_notes
 from tformer.errors import InputError, did_you_mean
 from tformer.options import argument, panel
 from tformer.output_files import refuse_to_replace
@@ -99,7 +99,7 @@ def plot(options: PlotOptions) -> None:
     run may still be training.
     """
     options.check()
-    from tformer.viz.output import choose_output, write_output
+    from tformer.viz.output import choose_output
 
     chosen = choose_output(options.output, options.format, stem="curves")
     with uncollected():
@@ -110,7 +110,7 @@ def plot(options: PlotOptions) -> None:
     runs = _with_metrics(read_runs(paths))
     choices = choose_metrics(runs, [name for word in options.metric for name in word.split(",") if name])
     show_notes(_lacking(runs, choices), dim=True)
-    write_output(chosen, _content(runs, choices, options, chosen.format, to_file=chosen.path is not None))
+    emit_document(chosen, _content(runs, choices, options, chosen.format, to_file=chosen.path is not None))
     if chosen.path is not None:
         show_notes([f"wrote {chosen.path}"], dim=True)
 

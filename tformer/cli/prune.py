@@ -133,7 +133,7 @@ def prune(options: PruneOptions) -> None:
                 if not options.plan.needs_data:
                     error.hint = "; ".join(filter(None, (error.hint, "or prune without measuring: --no-evaluate")))
                 raise
-        with progress_reporter("pruning") as progress:
+        with progress_reporter("pruning", unit="measurements") as progress:
             pruned = prune_model(
                 loaded,
                 options.plan,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,29 @@ from rich.console import Console
 from rich.markup import escape
 
 from tformer.errors import visible
-from tformer.formatting import finite_or_none
+from tformer.formatting import counted, finite_or_none
 
 if TYPE_CHECKING:
     from tformer.output_files import Write
+    from tformer.viz.output import Output
 
 Progress = Callable[..., None]
 
-console = Console(stderr=True, soft_wrap=True, highlight=False)
+PIPE_WIDTH = 100
+"""Columns of text that is laid out, in a pipe or a file."""
+
+
+class Messages(Console):
+    """A console that remembers when something was last printed on it."""
+
+    printed_at = 0.0
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        self.printed_at = time.monotonic()
+        super().print(*objects, **options)
+
+
+console = Messages(stderr=True, soft_wrap=True, highlight=False)
 """Messages go to stderr through this console; stdout carries data only."""
 
 # --- messages on stderr -----------------------------------------------------------------------------------------------
@@ -34,32 +50,147 @@ def show_notes(notes: Iterable[str], *, dim: bool = False) -> None:
         console.print(visible(note), style="dim" if dim else None, markup=False)
 
 
+def message_width() -> int:
+    """Columns of messages that are laid out: those of the terminal; PIPE_WIDTH in a pipe."""
+    return console.width if console.is_terminal else PIPE_WIDTH
+
+
+# --- progress on stderr -----------------------------------------------------------------------------------------------
+
+FIRST_LINE_SECONDS, LINE_SECONDS = 2.0, 10.0
+"""Without a terminal: silence before the first line about work that goes on, and before each further one."""
+
+SPINNER_SECONDS = 1.0
+"""On a terminal: silence before the spinner appears."""
+
+
 @contextmanager
-def progress_reporter(description: str, total: float | None = None) -> Iterator[Progress]:
-    """A callable `progress(done, total=None)`: a bar on a terminal, a line every ten seconds when piped."""
-    if console.is_terminal:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def progress_reporter(description: str, total: float | None = None, unit: str = "") -> Iterator[Progress]:
+    """A callable `progress(done, total=None)`: a bar on a terminal, now and then a line when piped.
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-            task = bar.add_task(description, total=total)
+    unit: what is counted, for example `pairs`; `B` for bytes. The lines come also while nothing is reported.
+    """
+    with spinner.hidden(), (_bar if console.is_terminal else _lines)(description, total, unit) as progress:
+        yield progress
 
-            def show(done: float, total: float | None = total) -> None:
-                bar.update(task, completed=done, total=total)
 
-            yield show
-        return
+@contextmanager
+def _bar(description: str, total: float | None, unit: str) -> Iterator[Progress]:
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    last = time.monotonic()
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
+    counts = TextColumn("{task.fields[counts]}")
+    bar = Progress(*columns, counts, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=False)
+    with bar:
+        task = bar.add_task(description, total=total, counts="")
 
-    def show_line(done: float, total: float | None = total) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 10:
-            last = time.monotonic()
-            share = f"{100 * done / total:.0f} %" if total else f"{done:,.0f}"
-            console.print(f"{description}: {share}", markup=False)
+        def show(done: float, total: float | None = total) -> None:
+            bar.update(task, completed=done, total=total, counts=_counts(done, total, unit))
 
-    yield show_line
+        yield show
+
+
+_stages: list[object] = []
+"""The work that lines may report on, the innermost last; only that one writes lines."""
+
+
+@contextmanager
+def _lines(description: str, total: float | None, unit: str) -> Iterator[Progress]:
+    state: tuple[float, float | None] = (0, total)
+    ended = threading.Event()
+
+    def note(done: float, total: float | None = total) -> None:
+        nonlocal state
+        state = (done, total)
+
+    def write_lines() -> None:
+        limit, since = FIRST_LINE_SECONDS, time.monotonic()
+        while not ended.wait(max(0.05, limit - (time.monotonic() - max(since, console.printed_at)))):
+            silence = time.monotonic() - max(since, console.printed_at)
+            if silence >= limit and _stages[-1] is ended:
+                limit, since = LINE_SECONDS, time.monotonic()
+                console.print(f"{description}: {_counts(*state, unit) or 'still at work'}", markup=False)
+
+    writer = threading.Thread(target=write_lines, name="progress", daemon=True)
+    _stages.append(ended)
+    writer.start()
+    try:
+        yield note
+    finally:
+        ended.set()
+        writer.join()
+        _stages.remove(ended)
+
+
+def _counts(done: float, total: float | None, unit: str) -> str:
+    """`12 of 40 steps, 30 %`; empty where nothing is counted."""
+    share = f", {100 * done / total:.0f} %" if total else ""
+    return counted(done, total, unit) + share if done or total else ""
+
+
+class Spinner:
+    """A spinner on a terminal while a command is silent: before its first data, and outside `progress_reporter`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._hidden = 1  # by default, and by every bar
+        self._due = 0.0
+        self._live: Any = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show it in this context until `end`, after a first second."""
+        if not console.is_terminal:
+            yield
+            return
+        timer = threading.Timer(SPINNER_SECONDS, self._show)
+        timer.daemon = True
+        self._due, self._hidden = time.monotonic() + SPINNER_SECONDS, 0
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.end()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Hide it in this context: something else is shown."""
+        with self._lock:
+            self._hidden += 1
+            self._stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hidden -= 1
+            if time.monotonic() >= self._due:
+                self._show()
+
+    def end(self) -> None:
+        """Hide it for good: data follows, or a live line."""
+        if self._due:
+            with self._lock:
+                self._due, self._hidden = 0.0, self._hidden + 1
+                self._stop()
+
+    def _show(self) -> None:
+        with self._lock:
+            if not self._hidden and self._live is None:
+                from rich.live import Live
+                from rich.spinner import Spinner as Dots
+
+                dots = Dots("dots", text="working")
+                self._live = Live(dots, console=console, transient=True, refresh_per_second=4, redirect_stdout=False)
+                self._live.start()
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+spinner = Spinner()
 
 
 # --- data on stdout ---------------------------------------------------------------------------------------------------
@@ -67,6 +198,7 @@ def progress_reporter(description: str, total: float | None = None) -> Iterator[
 
 def emit(text: str) -> None:
     """Write one line of data to stdout."""
+    spinner.end()
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -91,6 +223,15 @@ def report_result(lines: Iterable[str], path: Path, document: Any | None) -> Non
         emit_json(document)
 
 
+def emit_document(output: Output, content: str | bytes) -> None:
+    """Write a page, a picture or a drawing to its file or to stdout."""
+    from tformer.viz.output import write_output
+
+    if output.path is None:
+        spinner.end()
+    write_output(output, content)
+
+
 class DataOutput:
     """Where a command writes its data: stdout or a file. On a terminal control characters are spelled out."""
 
@@ -99,15 +240,21 @@ class DataOutput:
 
     def text(self, text: str) -> None:
         """Write text as it is, line ends included."""
+        self._end_spinner()
         self._write(visible(text) if self.on_terminal else text)
 
     def documents(self, documents: Iterable[Any]) -> None:
         """Write JSON documents, one a line; NaN and infinity become null."""
+        self._end_spinner()
         # ASCII only on a terminal: JSON leaves some control characters unescaped.
         ascii_only = self.on_terminal
         self._write(
             "".join(json.dumps(finite_or_none(x), ensure_ascii=ascii_only, allow_nan=False) + "\n" for x in documents)
         )
+
+    def _end_spinner(self) -> None:
+        if self.on_terminal:
+            spinner.end()
 
 
 @contextmanager
@@ -162,6 +309,7 @@ def print_table(
         return
     from rich.table import Table
 
+    spinner.end()
     table = Table(title=title, title_justify="left")
     for column, heading in enumerate(headings):
         table.add_column(visible(heading), justify="left" if column < text_columns else "right", no_wrap=True)

@@ -241,7 +241,7 @@ class Reporter:
 
 
 def show_table(table: Table) -> None:
-    """Write the table to stdout, the best of each task in bold."""
+    """Write the table to stdout, the best ones of each task in bold, and what that means to stderr."""
     from tformer.workflows.sweep.table import markdown
 
     rows = [table.cells(row) for row in table.rows]
@@ -262,6 +262,7 @@ def show_table(table: Table) -> None:
             number for number in range(1, len(rows)) if table.rows[number].task != table.rows[number - 1].task
         },
     )
+    show_notes(table.remarks())
 
 
 def check_flags(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
-from tformer.cli.report import console, emit, emit_json, progress_reporter
+from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
 from tformer.formatting import mebibytes
 from tformer.training.options import TrainOptions
 
@@ -21,6 +21,11 @@ def train(options: TrainOptions) -> None:
     """Train a Transformer from scratch, fine-tune another run's weights, or resume a run."""
     options.recipe_values()  # raises what can be refused before torch is imported
     with StopFlag() as stop:
+
+        def begin() -> None:
+            stop.be_patient()
+            spinner.end()  # from here on the training shows itself
+
         from tformer.training.session import run_training
 
         summary = run_training(
@@ -28,16 +33,19 @@ def train(options: TrainOptions) -> None:
             console=console,
             progress=progress_reporter,
             should_stop=stop.should_stop,
-            training_begins=stop.be_patient,
+            training_begins=begin,
             began=STARTED,
         )
     if options.as_json:
         emit_json(summary)
     elif options.dry_run:
+        from tformer.tasks.example import example_lines
+
         memory = (f"{name.removesuffix('_bytes')} {mebibytes(size)} MiB" for name, size in summary["memory"].items())
         console.print(f"memory: {', '.join(memory)}")
         batch = ", ".join(f"{name} {value}" for name, value in summary["batch"].items())
         console.print(f"one batch: {batch}", markup=False)
+        show_notes(["", "its first example", *example_lines(summary["example"], width=message_width()), ""])
         emit(summary["recipe_yaml"].rstrip())
     else:
         emit(summary["run"])

@@ -68,7 +68,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
         for source in sources:
             show_notes((f"reading {source.name}", *source.notes))
         try:
-            with progress_reporter("training the tokenizer") as progress:
+            with progress_reporter("training the tokenizer", unit="B") as progress:
                 trained = train_with_facts(
                     lambda: (piece.text for source in sources for piece in source.documents()),
                     options.tokenizer,

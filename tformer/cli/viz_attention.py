@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.report import show_notes
+from tformer.cli.report import emit_document, show_notes
 from tformer.errors import InputError, did_you_mean
 from tformer.options import MACHINE, Device, argument, panel
 from tformer.output_files import refuse_to_replace, require_writable
@@ -225,7 +225,7 @@ def viz_attention(options: AttentionOptions) -> None:
     sparse pattern) are hatched, and null in JSON. The numbers are those that the model computes with.
     """
     options.check()
-    from tformer.viz.output import choose_output, write_output
+    from tformer.viz.output import choose_output
 
     chosen = choose_output(options.output, options.format, stem="attention")
     refuse_to_replace(chosen.path, [] if options.image is None else [options.image], option="-o")
@@ -240,7 +240,7 @@ def viz_attention(options: AttentionOptions) -> None:
     show_notes((f"model: {loaded.path}", *loaded.notes), dim=True)
     scene = _scene(loaded, options, chosen.format)
     show_notes((*scene.notes, *(scene.changes.notes() if chosen.format != "html" else [])), dim=True)
-    write_output(chosen, _content(scene, options, chosen))
+    emit_document(chosen, _content(scene, options, chosen))
     if chosen.path is not None:
         show_notes([f"wrote {chosen.path}"], dim=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
-from tformer.cli.report import emit, show_notes
+from tformer.cli.report import emit, emit_document, show_notes
 from tformer.errors import InputError
 from tformer.options import panel
 
@@ -142,7 +142,7 @@ def viz_pe(options: PositionsOptions) -> None:
     uses.
     """
     with uncollected():  # imports torch
-        from tformer.viz.output import choose_output, write_output
+        from tformer.viz.output import choose_output
         from tformer.viz.pe.selection import read_run
         from tformer.viz.pe.settings import check_encoding, check_settings
 
@@ -160,7 +160,7 @@ def viz_pe(options: PositionsOptions) -> None:
     elif options.stack is not None or options.layer:
         part = "--stack" if options.stack is not None else "--layer"
         raise InputError(f"{part} names a part of a run: name the run too", hint="--run RUN")
-    write_output(chosen, _content(settings, options.view, table, chosen.format, to_file=chosen.path is not None))
+    emit_document(chosen, _content(settings, options.view, table, chosen.format, to_file=chosen.path is not None))
     if chosen.path is not None:
         show_notes([f"note: {table.note}"] if table is not None and not table.trained else [])
         emit(str(chosen.path))

@@ -55,13 +55,13 @@ class FinishedHypotheses:
         group: int,
         *,
         ids: tuple[int, ...],
-        logprob: float,
+        logprobs: tuple[float, ...],
         total: float,
         reason: FinishReason,
     ) -> None:
-        """Add a hypothesis. `total`: the sum that ranks it, `logprob` with penalties."""
+        """Add a hypothesis. `total`: the sum that ranks it, that of `logprobs` with penalties."""
         score = total / self._settings.penalty(len(ids))
-        self._found[sentence].append(Hypothesis(ids=ids, logprob=logprob, score=score, finish_reason=reason))
+        self._found[sentence].append(Hypothesis(ids=ids, logprobs=logprobs, score=score, finish_reason=reason))
         scores = self._scores[sentence][group]
         insort(scores, score)
         self.counts[sentence, group] += 1
@@ -71,16 +71,10 @@ class FinishedHypotheses:
     def ranked(self) -> list[list[Hypothesis]]:
         """All hypotheses of each sentence, best first; equal scores in the order in which they finished.
 
-        Whole hypotheses come before interrupted ones, whose scores lack their missing tokens. The same tokens found by
-        two groups are one hypothesis.
+        Whole hypotheses come before interrupted ones, whose scores lack their missing tokens. Tokens that two groups
+        found are two hypotheses.
         """
-        results = []
-        for found in self._found:
-            first: dict[tuple[int, ...], Hypothesis] = {}
-            for hypothesis in sorted(found, key=lambda h: (h.finish_reason == "interrupted", -h.score)):
-                first.setdefault(hypothesis.ids, hypothesis)
-            results.append(list(first.values()))
-        return results
+        return [sorted(found, key=lambda h: (h.finish_reason == "interrupted", -h.score)) for found in self._found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +112,11 @@ class BeamState:
         # One empty hypothesis per group: several would all offer the same tokens.
         self._totals_SGw = np.full((len(limits), self._groups, self._width), NEVER)
         self._totals_SGw[:, :, 0] = 0.0
-        self._logprobs_SGw = self._totals_SGw.copy()  # without the repetition penalty
         self._looks_back = bool(settings.no_repeat_ngram) or settings.repetition_penalty != 1.0
         history_ST = pad_left(histories if self._looks_back else [()] * len(limits))
         self._start = history_ST.shape[1]
         self._tokens_SbT = history_ST[:, None, :].repeat(settings.beam_size, axis=1)
+        self._logprobs_SbT = np.empty((len(limits), settings.beam_size, 0))  # of the new tokens, without penalties
         self._penalties = np.array([settings.penalty(length) for length in range(int(self._limits_S.max()) + 1)])
         self.finished = FinishedHypotheses(settings, num_sentences=len(limits))
 
@@ -139,13 +133,11 @@ class BeamState:
             totals_SGwk = hold_back(totals_SGwk, tokens_SGwk, settings.ends)
         choice = choose(totals_SGwk, tokens_SGwk, ends=settings.ends, diversity_penalty=settings.diversity_penalty)
         sentences_S11, groups_1G1, _ = np.ogrid[: len(own_SGwk), : self._groups, :1]
-        own_SGc = own_SGwk[sentences_S11, groups_1G1, choice.beams_SGc, choice.slots_SGc]
-        logprobs_SGc = _pick(self._logprobs_SGw, choice.beams_SGc) + own_SGc
+        logprobs_SGc = own_SGwk[sentences_S11, groups_1G1, choice.beams_SGc, choice.slots_SGc]
         for sentence, group, rank in np.argwhere(choice.finishing_SGc).tolist():
             self._finish(
                 (sentence, group, int(choice.beams_SGc[sentence, group, rank])),
-                token=int(choice.tokens_SGc[sentence, group, rank]),
-                logprob=float(logprobs_SGc[sentence, group, rank]),
+                last=(int(choice.tokens_SGc[sentence, group, rank]), float(logprobs_SGc[sentence, group, rank])),
                 total=float(choice.totals_SGc[sentence, group, rank]),
                 reason="eos",
             )
@@ -177,10 +169,10 @@ class BeamState:
                         scores_RV, tokens_RT, settings.no_repeat_ngram, exempt=settings.ends
                     )
             at_last_S = self._limits_S == self._length + 1
-            if settings.forced_eos is not None and at_last_S.any():
+            if settings.last_token is not None and at_last_S.any():
                 at_last_R = torch.from_numpy(at_last_S).to(scores_RV.device)
                 at_last_R = at_last_R.repeat_interleave(len(scores_RV) // len(at_last_S))
-                scores_RV = force_token(scores_RV, at_last_R, settings.forced_eos)
+                scores_RV = force_token(scores_RV, at_last_R, settings.last_token, counts=settings.at_limit == "end")
             # One more than the 2 b candidates, for an end of sequence that `hold_back` rules out. That is enough for
             # groups too: a group's 2 w best are within 2 w + b - w + 2 when the tokens of other groups are penalised.
             # Every further end of sequence may take a place in each beam, and be ruled out.
@@ -216,9 +208,8 @@ class BeamState:
         parents_Sb = (parents_SGw + np.arange(self._groups)[:, None] * self._width).reshape(len(alive_SGw), -1)
         tokens_SGw = np.where(alive_SGw, _pick(choice.tokens_SGc, next_SGw), 0)
         self._totals_SGw = np.where(alive_SGw, _pick(choice.totals_SGc, next_SGw), NEVER)
-        self._logprobs_SGw = np.where(alive_SGw, _pick(logprobs_SGc, next_SGw), NEVER)
-        parents_SbT = np.take_along_axis(self._tokens_SbT, parents_Sb[:, :, None], 1)
-        self._tokens_SbT = np.concatenate((parents_SbT, tokens_SGw.reshape(*parents_Sb.shape, 1)), -1)
+        self._tokens_SbT = _append(self._tokens_SbT, parents_Sb, tokens_SGw)
+        self._logprobs_SbT = _append(self._logprobs_SbT, parents_Sb, _pick(logprobs_SGc, next_SGw))
         self._length += 1
         return parents_Sb
 
@@ -232,8 +223,8 @@ class BeamState:
         shrunk = len(kept) < len(done_SG)
         if shrunk:
             self._sentences_S, self._limits_S = self._sentences_S[kept], self._limits_S[kept]
-            self._totals_SGw, self._logprobs_SGw = self._totals_SGw[kept], self._logprobs_SGw[kept]
-            self._tokens_SbT, parents_Sb = self._tokens_SbT[kept], parents_Sb[kept]
+            self._totals_SGw, parents_Sb = self._totals_SGw[kept], parents_Sb[kept]
+            self._tokens_SbT, self._logprobs_SbT = self._tokens_SbT[kept], self._logprobs_SbT[kept]
         if not len(kept):
             return None
         beams = parents_Sb.shape[1]
@@ -263,23 +254,23 @@ class BeamState:
         for sentence, group, beam in np.argwhere((self._totals_SGw > NEVER) & groups_SG[..., None]).tolist():
             self._finish(
                 (sentence, group, beam),
-                token=None,
-                logprob=float(self._logprobs_SGw[sentence, group, beam]),
+                last=None,
                 total=float(self._totals_SGw[sentence, group, beam]),
                 reason=reason,
             )
 
     def _finish(
-        self, place: tuple[int, int, int], *, token: int | None, logprob: float, total: float, reason: FinishReason
+        self, place: tuple[int, int, int], *, last: tuple[int, float] | None, total: float, reason: FinishReason
     ) -> None:
-        """Finish the hypothesis of (sentence, group, beam of the group), with its last token if any."""
+        """Finish the hypothesis of (sentence, group, beam of the group). `last`: a further token, its logprob."""
         sentence, group, beam = place
-        ids = self._tokens_SbT[sentence, group * self._width + beam, self._start :].tolist()
+        row = sentence, group * self._width + beam
+        ids, logprobs = self._tokens_SbT[row][self._start :].tolist(), self._logprobs_SbT[row].tolist()
         self.finished.add(
             int(self._sentences_S[sentence]),
             group,
-            ids=tuple(ids if token is None else [*ids, token]),
-            logprob=logprob,
+            ids=tuple(ids if last is None else [*ids, last[0]]),
+            logprobs=tuple(logprobs if last is None else [*logprobs, last[1]]),
             total=total,
             reason=reason,
         )
@@ -287,6 +278,12 @@ class BeamState:
 
 def _pick(values_SGx: np.ndarray, index_SGy: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values_SGx, index_SGy, -1)
+
+
+def _append(values_SbT: np.ndarray, parents_Sb: np.ndarray, newest_SGw: np.ndarray) -> np.ndarray:
+    """Each beam's values: those of its parent and a further one."""
+    inherited_SbT = np.take_along_axis(values_SbT, parents_Sb[:, :, None], 1)
+    return np.concatenate((inherited_SbT, newest_SGw.reshape(*parents_Sb.shape, 1)), -1)
 
 
 def beam_search(

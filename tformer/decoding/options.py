@@ -117,8 +117,9 @@ class GenerateOptions:
         BEAMS(
             "--n-best",
             metavar="N",
-            help="Print up to N different texts per input line, best first, as tab-separated INDEX, SCORE and TEXT; "
-            "INDEX is the number of the input line, from 0.",
+            help="Print up to N different texts per input line (a text that several groups of --beam-groups found, "
+            "once for each), best first, as tab-separated INDEX, SCORE and TEXT; INDEX is the number of the input "
+            "line, from 0.",
         ),
         Use.SEARCH,
     ] = None
@@ -223,6 +224,16 @@ class GenerateOptions:
     min_new_tokens: Annotated[
         int | None, LENGTH("--min-new-tokens", help="Minimum length of a completion in tokens."), Use.TEXT, Neutral(0)
     ] = None
+    at_limit: Annotated[
+        Literal["cut", "end"] | None,
+        LENGTH(
+            "--at-limit",
+            help="What becomes of a text at its maximum length. cut: it stops without an end (with the end that the "
+            "model forces, if any). end: its last token is the end of sequence, whose log-probability counts.",
+        ),
+        Use.TEXT,
+        Neutral("cut"),
+    ] = None
     length_margin: Annotated[
         int | None,
         LENGTH("--length-margin", metavar="N", help="Limit an output to the length of its source plus N tokens."),
@@ -250,9 +261,15 @@ class GenerateOptions:
         bool,
         OUTPUT("--json", help="One JSON document per prompt and line, with all completions (and their scores)."),
     ] = False
-    logprobs: Annotated[bool, OUTPUT("--logprobs", help="Add the model's log-probability of each token."), Use.TEXT] = (
-        False
-    )
+    logprobs: Annotated[
+        bool,
+        OUTPUT(
+            "--logprobs",
+            help="Add the model's log-probability of the text; with --json of each token (`logprobs`, one for each of "
+            "`ids`; null for a target prefix).",
+        ),
+        Use.TEXT,
+    ] = False
     alignments: Annotated[
         bool,
         OUTPUT(

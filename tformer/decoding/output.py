@@ -67,10 +67,12 @@ def translation_document(
     source: str | None = None,
     target_prefix: str | None = None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The JSON of one input. `text`, `score` and `finish_reason` are those of the best completion.
+    """The JSON of one input. `text`, `score`, `finish_reason` and `logprobs` are those of the best completion.
 
     source: what the model read, where that is not the prompt alone.
+    logprobs: whether each id has its log-probability; None for the ids of a target prefix.
     tokenizers: of source and target; given, alignments and the tokens that they are about are among the answers.
     """
     best = answers[0]
@@ -90,6 +92,10 @@ def translation_document(
         }
         for answer in answers
     ]
+    if logprobs:
+        for completion, answer in zip(completions, answers, strict=True):
+            completion["logprobs"] = [None] * answer.num_forced + list(answer.logprobs)
+        document["logprobs"] = completions[0]["logprobs"]
     if tokenizers is not None:
         reads, writes = tokenizers
         document["source_tokens"] = [reads.token(token) for token in reads.encode(source or prompt)]

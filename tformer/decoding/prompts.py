@@ -1,4 +1,4 @@
-"""Token ids of prompts, task prefixes of sources, and suppressed tokens."""
+"""Token ids of continuations, task prefixes of sources, and suppressed tokens."""
 
 from __future__ import annotations
 
@@ -9,26 +9,6 @@ from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 SHOWN_PREFIXES = 5
-
-
-def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids that an empty prompt begins from: the bos token, else eos (packed texts have it between them), else a
-    newline, else the vocabulary's first token."""
-    for special in (tokenizer.special.bos, tokenizer.special.eos):
-        if special is not None:
-            return [special]
-    newline = tokenizer.encode("\n")
-    if len(newline) == 1 and newline[0] != tokenizer.special.unk:
-        return newline
-    return [0]
-
-
-def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt, after those that the tokenizer begins every text with (Llama's `<s>`; mostly none).
-
-    A prompt without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`.
-    """
-    return [*tokenizer.opening, *tokenizer.encode(text)] or start_ids(tokenizer)
 
 
 def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str) -> list[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import WIDTH_MULTIPLE, PadLayout, pad_layout
+from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.model import Transformer

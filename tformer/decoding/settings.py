@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
 from typing import Any, Literal, Self, get_args
 
 from tformer.errors import InputError
@@ -25,6 +27,7 @@ FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
 ContextPolicy = Literal["slide", "error"]
 Stopping = Literal["beam", "heuristic", "exhaustive"]
 LengthPenaltyType = Literal["gnmt", "avg", "none"]
+AtLimit = Literal["cut", "end"]
 
 LENGTH_PENALTIES: dict[LengthPenaltyType, Callable[[int, float], float]] = {
     "gnmt": lambda length, alpha: ((5.0 + length) / 6.0) ** alpha,
@@ -50,6 +53,7 @@ def _one_of(choices: Any) -> tuple[Callable[[Any], bool], str]:
 BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": _at_least(1),
     "min_new_tokens": _at_least(0),
+    "at_limit": _one_of(AtLimit),
     "repetition_penalty": (lambda value: 0 < value < float("inf"), "above 0 (1 is off) and finite"),
     "no_repeat_ngram": _at_least(0, " (0 is off)"),
     "temperature": (lambda value: 0 <= value < float("inf"), "at least 0 (0 is greedy) and finite"),
@@ -73,7 +77,12 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """Settings of both sampling and beam search: length, repetition, and the tokens that end a text."""
+    """Settings of both sampling and beam search: length, repetition, and the tokens that end a text.
+
+    `at_limit`: what becomes of a text at its maximum length. `cut`: it has no end, or the one that its model forces
+    (`forced_eos`), whose probability a beam search does not count. `end`: its last token is an end of sequence like any
+    other, whose probability counts (fairseq's `max_len`).
+    """
 
     max_new_tokens: int = 200
     min_new_tokens: int = 0  # number of tokens before an end of sequence
@@ -81,7 +90,8 @@ class DecodingSettings:
     no_repeat_ngram: int = 0  # 0: off
     eos_id: int | None = None  # None: only length, stop tokens and stop texts end a text
     stop_tokens: tuple[int, ...] = ()  # end a text like `eos_id`
-    forced_eos: int | None = None  # the last of `max_new_tokens` is this one; None: a text at its limit is cut
+    forced_eos: int | None = None  # the last of `max_new_tokens` is this one
+    at_limit: AtLimit = "cut"
     suppress_tokens: tuple[int, ...] | None = None  # never written; None: those of `suppressed_tokens`
 
     def __post_init__(self) -> None:
@@ -105,6 +115,11 @@ class DecodingSettings:
         """Every token that ends a text."""
         return (*(() if self.eos_id is None else (self.eos_id,)), *self.stop_tokens)
 
+    @property
+    def last_token(self) -> int | None:
+        """The only token that a text may have at its limit; None: any."""
+        return self.ends[0] if self.forced_eos is None and self.at_limit == "end" else self.forced_eos
+
     @classmethod
     def _check(cls, values: Mapping[str, Any], *, names: Mapping[str, str]) -> None:
         """Raise InputError for settings that cannot be decoded with. `names`: of values that have no flag."""
@@ -112,6 +127,9 @@ class DecodingSettings:
             if name in values and not holds(values[name]):
                 raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
+        has_end = values["stop_tokens"] or not values["eos_id"] is values["forced_eos"] is None
+        if values["at_limit"] == "end" and not has_end:
+            raise InputError(f"{_shown('at_limit', values, names)} needs an end-of-sequence token, the model has none")
 
 
 @dataclass(frozen=True)
@@ -163,8 +181,8 @@ class BeamSettings(DecodingSettings):
 
     `repetition_penalty` multiplies the log-probability of tokens that a hypothesis (or its history) already holds; it
     counts in `score`, not in `logprob`. `diversity_penalty` is subtracted from a token once for every hypothesis of
-    earlier groups that took it at the same step; it counts in the choice only. `forced_eos` is the only token offered
-    at a sentence's limit; it adds nothing to `score`, and the model's own log-probability to `logprob`.
+    earlier groups that took it at the same step; it counts in the choice only. Where `at_limit` is `cut`, `forced_eos`
+    adds nothing to `score`, and the model's own log-probability to `logprob`.
     """
 
     beam_size: int = 4
@@ -251,12 +269,17 @@ class Hypothesis:
     """One finished, cut or interrupted continuation of a beam search.
 
     `ids`: the new tokens, a final end-of-sequence token included.
-    `logprob`: the sum of the model's own log-probabilities (natural logarithms), as force-decoding gives it.
+    `logprobs`: the model's own log-probability of each (natural logarithms), as force-decoding gives it.
     `score`: what hypotheses are ranked by: that sum (with a repetition penalty) / the length penalty.
     `finish_reason`: `eos`, `length` (cut at the maximum, or where the model allows no token) or `interrupted`.
     """
 
     ids: tuple[int, ...]
-    logprob: float
+    logprobs: tuple[float, ...]
     score: float
     finish_reason: FinishReason
+
+    @property
+    def logprob(self) -> float:
+        """The sum of `logprobs`, added in order as the search does."""
+        return reduce(add, self.logprobs, 0.0)

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from tformer.data.encoding import encode_prompt
 from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
 from tformer.decoding.completion import TextFollower, check_prompts
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
 from tformer.decoding.settings import (
@@ -48,6 +49,7 @@ class Translation:
         finish_reason: `eos`, `stop`, `length` or `interrupted`.
         alignment: for each token of the text, the source token with its highest attention. None unless requested.
         num_forced: number of ids of the forced prefix, which has no part in `logprob`.
+        logprobs: the terms of `logprob`: one for each id after the forced prefix.
     """
 
     text: str
@@ -57,11 +59,7 @@ class Translation:
     finish_reason: FinishReason
     alignment: Links | None = None
     num_forced: int = 0
-
-    @property
-    def num_scored(self) -> int:
-        """Number of tokens that `logprob` is the sum of."""
-        return len(self.ids) - self.num_forced
+    logprobs: tuple[float, ...] = ()
 
 
 EMPTY = Translation("", (), 0.0, 0.0, "eos")
@@ -72,11 +70,9 @@ OnText = Callable[[int, list[Translation]], None]
 
 
 def best_of_each_text(ranked: Iterable[Translation], count: int) -> list[Translation]:
-    """The first `count` of different texts: of several segmentations of one text only the best."""
-    answers: dict[str, Translation] = {}
-    for translation in ranked:
-        answers.setdefault(translation.text, translation)
-    return list(answers.values())[:count]
+    """The first `count`. Of several segmentations of one text only the best, from every beam group that found it."""
+    best: dict[str, tuple[int, ...]] = {}
+    return [answer for answer in ranked if best.setdefault(answer.text, answer.ids) == answer.ids][:count]
 
 
 class Translator:
@@ -284,7 +280,9 @@ class Translator:
         for found, penalty in zip(hypotheses, extra, strict=True):
             ids, score = (*sentence.prefix, *found.ids), found.score + penalty
             text, reason = self._text(ids), found.finish_reason
-            answers.append(Translation(text, ids, score, found.logprob, reason, num_forced=forced))
+            answers.append(
+                Translation(text, ids, score, found.logprob, reason, num_forced=forced, logprobs=found.logprobs)
+            )
         answers.sort(key=lambda answer: (answer.finish_reason == "interrupted", -answer.score))
         return best_of_each_text(answers, settings.n_best)
 
@@ -323,8 +321,10 @@ class Translator:
         text = self._text(ids)
         if found.finish_reason == "stop":  # cut before the stop text
             text = self._text(sentence.prefix) + (found.text or "")
-        logprob = float(sum(found.logprobs or ()))
-        return Translation(text, ids, logprob, logprob, found.finish_reason, num_forced=len(sentence.prefix))
+        logprobs = found.logprobs or ()
+        logprob = float(sum(logprobs))
+        forced = len(sentence.prefix)
+        return Translation(text, ids, logprob, logprob, found.finish_reason, num_forced=forced, logprobs=logprobs)
 
 
 class Continuer:
@@ -394,4 +394,6 @@ class Continuer:
             if token not in self._settings.ends:
                 follower.push(token)
         follower.finish()
-        return Translation(follower.text, found.ids, found.score, found.logprob, found.finish_reason)
+        return Translation(
+            follower.text, found.ids, found.score, found.logprob, found.finish_reason, logprobs=found.logprobs
+        )

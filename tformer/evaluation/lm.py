@@ -32,7 +32,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tformer.data.batching.batch import Batch, pad_layout
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.errors import InputError

@@ -119,6 +119,15 @@ class EvaluationOptions(DataOptions):
             help="Divisor of a log-probability: gnmt ((5 + length)/6)^A, avg length^A, none 1.",
         ),
     ] = None
+    at_limit: Annotated[
+        str | None,
+        PAIRS(
+            "--at-limit",
+            metavar="cut|end",
+            help="At the maximum length: cut the text, or end it with the end of sequence, whose log-probability "
+            "counts.",
+        ),
+    ] = None
     bleu_tokenize: Annotated[
         str | None,
         PAIRS(
@@ -218,7 +227,7 @@ COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "devic
 
 DECODING = frozenset(
     {
-        *("beam_size", "max_new_tokens", "length_penalty", "length_penalty_type"),
+        *("beam_size", "max_new_tokens", "length_penalty", "length_penalty_type", "at_limit"),
         *("bleu_tokenize", "lowercase", "mistakes"),
     }
 )

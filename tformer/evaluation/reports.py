@@ -175,11 +175,17 @@ def label_kind_of(recipe: Recipe) -> LabelKind:
 
 
 def evaluate_labelled(
-    model: Any, objective: Objective, samples: Any, recipe: Recipe, *, should_stop: Callable[[], bool]
+    model: Any,
+    objective: Objective,
+    samples: Any,
+    recipe: Recipe,
+    *,
+    should_stop: Callable[[], bool],
+    progress: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Metrics of a validation during training: the report without intervals and tables; {} when interrupted."""
     head = recipe.objectives[0].objective.head.kind
-    scores = predict_scores(model, samples, objective.collate, head=head, should_stop=should_stop)
+    scores = predict_scores(model, samples, objective.collate, head=head, should_stop=should_stop, progress=progress)
     if should_stop():
         return {}
     report = REPORTS[label_kind_of(recipe)](np.asarray(samples.labels), scores, recipe.data.labels, intervals=False)

@@ -147,6 +147,7 @@ def left_unsaid(recipe: Recipe) -> tuple[str, ...]:
         "coverage_penalty": bool(ours.coverage_penalty),
         "length_margin": ours.length_margin is not None,
         "beam_groups": ours.beam_groups > 1,
+        "at_limit": ours.at_limit == "end",
         "stop": bool(ours.stop),  # `generate` refuses stop_strings that come without a tokenizer
     }
     return tuple(

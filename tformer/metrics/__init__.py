@@ -16,16 +16,23 @@ from tformer.metrics.classification import (
     per_label,
     subset_accuracy,
 )
-from tformer.metrics.statistics import bootstrap_interval, paired_difference, pearson, spearman
+from tformer.metrics.statistics import Stat, bootstrap_interval, paired_difference, pearson, spearman
 from tformer.metrics.text import CorpusScore, bits_per_byte, bleu, chrf, perplexity
 
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"})
 """Metrics of a validation of which a higher value is better."""
 
+
+def lower_is_better(metric: str, value: float) -> float:
+    """The value of a validation's metric, signed so that a lower one is better."""
+    return -value if metric in HIGHER_IS_BETTER else value
+
+
 __all__ = [
     "HIGHER_IS_BETTER",
     "ClassScores",
     "CorpusScore",
+    "Stat",
     "accuracy",
     "bits_per_byte",
     "bleu",
@@ -35,6 +42,7 @@ __all__ = [
     "expected_calibration_error",
     "f1_binary",
     "f1_macro",
+    "lower_is_better",
     "mcc",
     "micro_scores",
     "multi_label_f1_macro",

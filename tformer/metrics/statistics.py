@@ -1,4 +1,4 @@
-"""Correlations (Pearson, Spearman) and percentile bootstrap intervals (Efron 1979).
+"""Mean and deviation over seeds, correlations (Pearson, Spearman) and percentile bootstrap intervals (Efron 1979).
 
 A bootstrap draws N examples with replacement and computes the metric again, many times; the middle 95 % of the results
 is its interval. The draws depend on a seed only, so a report is reproducible.
@@ -8,10 +8,46 @@ Shapes: N examples, S resamples, R runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+TIE_STANDARD_ERRORS = 2.0
+"""Two means tie when they differ by less than so many standard errors of the difference: about 95 % of chance."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean and sample standard deviation (n - 1) over `count` seeds; None for one seed."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Stat | None:
+        """None without values; a mean that is not finite has no deviation."""
+        if not values:
+            return None
+        if len(values) == 1 or not all(map(math.isfinite, values)):
+            return cls(sum(values) / len(values), None, len(values))
+        return cls(statistics.fmean(values), statistics.stdev(values), len(values))
+
+    def ties_with(self, other: Stat) -> bool:
+        """Whether chance alone may explain the difference of the means; always, where neither has a deviation.
+
+        A mean of one seed has the deviation of the other.
+        """
+        known = self.deviation if self.deviation is not None else other.deviation
+        if known is None:
+            return True
+        others = known if other.deviation is None else other.deviation
+        error = math.sqrt(known**2 / self.count + others**2 / other.count)
+        return abs(self.mean - other.mean) <= TIE_STANDARD_ERRORS * error
 
 
 def pearson(xs: ArrayLike, ys: ArrayLike) -> float:

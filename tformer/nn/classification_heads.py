@@ -28,7 +28,14 @@ from tformer.nn.linear import Linear
 from tformer.nn.norm import NormOptions
 
 HeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "none"]
-Pooling = Literal["cls", "mean", "eos"]
+Pooling = Literal["cls", "mean", "max", "eos"]
+POOLING_MEANINGS: dict[Pooling, str] = {
+    "cls": "the first position",
+    "mean": "the mean of all positions",
+    "max": "the largest value of each number over all positions",
+    "eos": "the last position",
+}
+"""What each pooling takes of the hidden states."""
 LabelKind = Literal["classes", "labels", "score"]
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,14 +59,23 @@ class HeadContext:
 
 
 def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
-    """One vector per sequence, [B, D]: the first real position, the last one, or the mean of the real ones."""
+    """One vector per sequence, [B, D]: the first real position, the last one, or the mean or maximum of the real ones.
+
+    `mask_BT` is False (0) on padding; None: all positions are real. A sequence without real positions has the mean and
+    maximum 0.
+    """
     if mask_BT is None:
-        return {"cls": hidden_BTD[:, 0], "eos": hidden_BTD[:, -1]}[how] if how != "mean" else hidden_BTD.mean(dim=1)
+        if how == "mean":
+            return hidden_BTD.mean(dim=1)
+        return hidden_BTD.amax(dim=1) if how == "max" else hidden_BTD[:, 0 if how == "cls" else -1]
     mask_BT = mask_BT.bool()
     if how == "mean":
         weights_BT1 = mask_BT.unsqueeze(-1).float()
         total_BD = (hidden_BTD.float() * weights_BT1).sum(dim=1)
         return (total_BD / weights_BT1.sum(dim=1).clamp(min=1.0)).to(hidden_BTD.dtype)
+    if how == "max":
+        largest_BD = hidden_BTD.masked_fill(~mask_BT.unsqueeze(-1), -torch.inf).amax(dim=1)
+        return largest_BD.masked_fill(~mask_BT.any(dim=1, keepdim=True), 0.0)
     slots_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     if how == "cls":  # with left padding the first token may stand anywhere
         index_B = mask_BT.long().argmax(dim=1)
@@ -99,7 +115,8 @@ class ReplacedTokenHead(nn.Module):
 
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 logits [B, T] of hidden states [B, T, D]."""
-        return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
+        features = tap(taps, "features", self.dense(hidden))
+        return self.project(self.activation(features)).squeeze(-1).float()
 
 
 @dataclass(frozen=True)

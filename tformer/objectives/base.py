@@ -21,7 +21,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from tformer.data.batching.batch import Batch, PadTo, Side
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import PadTo, Side
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
@@ -69,6 +71,7 @@ GENERATION_KEYS = (
     "generation.beam_groups",
     "generation.diversity_penalty",
     "generation.min_new_tokens",
+    "generation.at_limit",
     "generation.suppress_tokens",
     *SOURCE_KEYS,
 )
@@ -160,12 +163,14 @@ class Objective:
         reads_images: whether `model.patches` is allowed.
         metrics: names of the metrics that validation reports; `training.best_metric` is one of them.
         decoded_metrics: those of them that need decoded outputs.
+        shown_metrics: {metric of this objective alone: its format in the line of a validation}.
         unused_keys: keys of the recipe that the objective does not read.
         special_tokens: roles of `SpecialIds` that the tokenizer must have.
         needs_generator: whether the recipe needs a second model (ELECTRA's generator).
         companion_of: kind of the objective that this one stands beside; None: it stands alone or first.
         predicts_tokens: whether the exponential of its loss is a perplexity.
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
+        predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
     """
 
@@ -176,12 +181,14 @@ class Objective:
     reads_images: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
     decoded_metrics: ClassVar[tuple[str, ...]] = ()
+    shown_metrics: ClassVar[Mapping[str, str]] = {}
     unused_keys: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
     needs_generator: ClassVar[bool] = False
     companion_of: ClassVar[str | None] = None
     predicts_tokens: ClassVar[bool] = False
     shares_forward: ClassVar[bool] = True
+    predicts: ClassVar[str]
     room: int | None = None
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
@@ -191,6 +198,10 @@ class Objective:
     def predicted_share(head: str, options: Any) -> float:
         """Share of an example's tokens that the head of this kind predicts while training."""
         return 1.0
+
+    def originals(self, sample: Any) -> dict[str, np.ndarray]:
+        """The ids of a sample before `collate`, by the name of the text; none for images."""
+        return {"text": sample.ids if isinstance(sample, Example) else sample}
 
     @classmethod
     def has_soft_loss(cls) -> bool:
@@ -238,6 +249,7 @@ class TokenObjective(Objective):
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    predicts = "the token of every position with a label"
     predicts_tokens = True
     smoothing: Mapping[str, Any] = {}
 
@@ -294,6 +306,10 @@ class Combined(Objective):
     @property
     def members(self) -> tuple[Objective, ...]:
         return self.objectives
+
+    def originals(self, sample: Any) -> dict[str, np.ndarray]:
+        """Those of the first objective."""
+        return self.objectives[0].originals(sample)
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """The first objective's batch."""

@@ -20,7 +20,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from tformer.data.batching.batch import Batch, pad_layout
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
@@ -44,6 +45,7 @@ class CausalLm(TokenObjective):
     head = LmHeadOptions()
     parts = ("decoder",)
     without = ("encoder",)
+    predicts = "the next token at every position"
     unused_keys = (
         *PAIR_KEYS,
         *LABEL_KEYS,

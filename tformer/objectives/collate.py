@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.batching.batch import WIDTH_MULTIPLE, Batch, PadLayout, pad_layout
+from tformer.data.batching.batch import Batch
+from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import Example
 from tformer.errors import InputError

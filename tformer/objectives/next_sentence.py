@@ -8,7 +8,7 @@ Stands beside masked_lm, which makes the batches, and shares its forward pass. I
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -34,6 +34,8 @@ class NextSentence(Objective):
     parts = ("encoder",)
     without = ("decoder",)
     companion_of = "masked_lm"
+    predicts = "0: the second text follows the first, 1: it was drawn at random"
+    shown_metrics: ClassVar[Mapping[str, str]] = {"next_sentence_accuracy": "next sentence {:.4f}"}
     unused_keys = (*UNUSED_BY_ENCODERS, "data.document_mask", "data.packing", "generator")
 
     def collate(

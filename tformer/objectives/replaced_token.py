@@ -15,7 +15,7 @@ Shapes: B samples, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -51,9 +51,17 @@ class ReplacedToken(Objective):
     parts = ("encoder",)
     without = ("decoder",)
     metrics = ("loss", "accuracy")
+    shown_metrics: ClassVar[Mapping[str, str]] = {
+        "replaced_accuracy": "of the replaced tokens {:.4f}",
+        "generator_accuracy": "generator {:.4f}",
+    }
     special_tokens = ("mask",)
     needs_generator = True
     shares_forward = False
+    predicts = (
+        "the original of every masked token, for the generator; the model reads the generator's choices in their place "
+        "and tells for every token whether it was replaced"
+    )
     unused_keys = UNUSED_BY_ENCODERS
 
     def __init__(self, options: ReplacedTokenOptions, context: ObjectiveContext) -> None:

@@ -39,16 +39,16 @@ class Ema:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load saved averages. Raises InputError when names or shapes differ from those of the model."""
+        """Load saved averages. Raises InputError when names, shapes or dtypes differ from those of the model."""
         if state.keys() != self._averages.keys():
             differing = sorted(state.keys() ^ self._averages.keys())
             raise InputError(
                 f"the saved weight average does not fit the model: {len(differing)} names differ, first {differing[0]}"
             )
         for name, average in self._averages.items():
-            if state[name].shape != average.shape:
-                found, expected = tuple(state[name].shape), tuple(average.shape)
-                raise InputError(f"the saved weight average of {name} has shape {found}, expected {expected}")
+            if (state[name].shape, state[name].dtype) != (average.shape, average.dtype):
+                found, expected = (f"{tuple(value.shape)} {value.dtype}" for value in (state[name], average))
+                raise InputError(f"the saved weight average of {name} is {found}, expected {expected}")
             average.copy_(state[name])
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ Only the recipes of new runs are checked: a checkpoint that was once trained mus
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import sqrt
 from operator import attrgetter
 
 from tformer.objectives import check_combination, unused_keys
@@ -16,6 +17,9 @@ from tformer.recipe.model import Stack, layer_sections
 from tformer.recipe.problems import Problem, raise_problems
 from tformer.recipe.recipe import Recipe, Teacher
 from tformer.recipe.yaml_text import KeyPath
+
+WIDE_LOGITS = 2.0
+"""A larger standard deviation of a tied output's first logits is worth a note; tables of std d_model^-1/2 have 1."""
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -117,7 +121,7 @@ def _unfit_head(recipe: Recipe, path: KeyPath, kind: str, objective: type[Object
     for number, head in enumerate(heads):
         place = ("model", "heads", str(number))
         if recipe.model.decoder is not None and wanted.label_kind and getattr(head, "pooling", None) == "cls":
-            text = "found cls, the first position, where model.decoder has read nothing: expected eos or mean"
+            text = "found cls, the first position, where model.decoder has read nothing: expected eos, mean or max"
             yield Problem((*place, "pooling"), text, "eos is the last position, as in BART's classifier")
         if head.kind == wanted.kind and head.label_kind != wanted.label_kind:
             found, expected = (str(each.label_kind == "labels").lower() for each in (head, wanted))
@@ -212,8 +216,23 @@ def notes(recipe: Recipe) -> Iterator[str]:
         yield f"optimizer.adam_lr does nothing: it belongs to {owners}, and optimizer.kind is {optimizer.kind}"
     if recipe.data.document_mask and recipe.data.packing == "none":
         yield "data.document_mask does nothing: data.packing is none, so documents never see each other anyway"
+    yield from _wide_output(recipe)
     yield from _unused_teacher_keys(recipe)
     yield from _unused_keys(recipe)
+
+
+def _wide_output(recipe: Recipe) -> Iterator[str]:
+    """A tied output whose first logits vary so much that the first loss is far above that of equal probabilities."""
+    model, std = recipe.model, recipe.model.init.embedding_std
+    plain = any(head.over_vocabulary and getattr(head, "scale", "none") == "none" for head in model.heads)
+    if std is None or not plain or not model.tie.output or model.embedding.fixnorm or model.patches is not None:
+        return
+    spread = std * sqrt(model.embedding.size or model.d_model)
+    if spread > WIDE_LOGITS:
+        yield (
+            f"model.init.embedding_std ({std:g}) suits an output of its own, but the output is tied: the first logits "
+            f"have a standard deviation of about {spread:.1f}; null starts with model.init.std ({model.init.std:g})"
+        )
 
 
 def _unused_teacher_keys(recipe: Recipe) -> Iterator[str]:

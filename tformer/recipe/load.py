@@ -1,7 +1,7 @@
 """Resolve a recipe from arch, preset, file, flags and `--set`; migrate old recipes; write recipes as YAML.
 
-Precedence: defaults < preset < file < flags < `--set`. Every mistake is an `InputError` that names the place, the
-dotted path, what was found and what was expected.
+Precedence: defaults < preset < file < flags < `--set`; what else a layer changes is in `followers`. Every mistake is an
+`InputError` that names the place, the dotted path, what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
 from tformer.errors import InputError
 from tformer.nn.classification_heads import ClassifierHeadOptions
-from tformer.nn.heads import HeadOptions
+from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
+from tformer.recipe.followers import Snapshot, follow
 from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
 from tformer.recipe.presets import Base, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
+from tformer.recipe.schema import value_at
 from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml, to_yaml
 from tformer.shipped import list_presets, preset_path
 
@@ -35,6 +37,11 @@ A new SCHEMA_VERSION needs a row here and a frozen file `schema-<n>.yaml` of the
 """
 
 POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
+
+POOLED_HEADS = tuple(kind for kind, options in HEADS.items() if hasattr(options, "pooling"))
+
+POOLING = "model.heads.*.pooling"
+"""Key of the flag --pooling: the pooling of every head that has one."""
 
 
 def migrate(
@@ -102,21 +109,29 @@ def load_recipe(
         stored = _migrated(parse_yaml(base_yaml, name=base_name), base_name)
         agree_with_stored(stored.value, arch=arch, preset=preset, file=file, file_name=str(config))
         draft.merge_document(stored, label=f"file {base_name}", name=base_name)
+    followed: list[str] = []
     if file is not None:
+        below = Snapshot.of(draft)
         draft.merge_document(file, label=f"file {config}", name=str(config))
+        followed += follow(draft, below)
     if base is not None:
         _record_choice(draft, base)
+    below = Snapshot.of(draft)
     for dotted, value in flags.items():
-        draft.assign(dotted, value, flag_origin(dotted))
+        if dotted != POOLING:
+            draft.assign(dotted, value, flag_origin(dotted))
     if "objectives" in flags:
         _fit_to_objectives(draft, flags)
+    if POOLING in flags:
+        _set_pooling(draft, flags[POOLING])
     for text in sets:
         draft.assign_text(text)
+    followed += follow(draft, below)
     recipe = _validate(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
     chosen = [base.note] if base is not None and base.note is not None else []
-    return Resolved(recipe, origins, [*chosen, *notes(recipe)])
+    return Resolved(recipe, origins, [*chosen, *followed, *notes(recipe)])
 
 
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:
@@ -201,6 +216,21 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
         draft.assign("training.best_metric", "loss", origin)
 
 
+def _set_pooling(draft: Draft, how: Any) -> None:
+    """Set the pooling of every head that has one. Raises InputError where none has."""
+    heads = value_at(("model", "heads"), draft.data)
+    kinds = [head.get("kind") for head in heads if isinstance(head, dict)] if isinstance(heads, list) else []
+    numbers = [number for number, kind in enumerate(kinds) if kind in POOLED_HEADS]
+    if not numbers:
+        raise InputError(
+            f"--pooling: found heads of kind {', '.join(map(str, kinds)) or 'none'}, expected one of "
+            f"{', '.join(POOLED_HEADS)}",
+            hint="one that classifies: --objective classification",
+        )
+    for number in numbers:
+        draft.assign(POOLING.replace("*", str(number)), how, flag_origin(POOLING))
+
+
 def _head_like(given: Mapping[str, dict[str, Any]], wanted: HeadOptions, *, decoded: bool) -> dict[str, Any]:
     """The head of this kind from the recipe; or a new one, which pools like the recipe's other head for labels.
 
@@ -210,8 +240,7 @@ def _head_like(given: Mapping[str, dict[str, Any]], wanted: HeadOptions, *, deco
     if wanted.kind in given:
         head = dict(given[wanted.kind])
     elif wanted.label_kind:
-        of_labels = (options.kind for options in get_args(HeadOptions) if hasattr(options, "pooling"))
-        other = next((given[kind] for kind in of_labels if kind in given), {"pooling": "eos"} if decoded else {})
+        other = next((given[kind] for kind in POOLED_HEADS if kind in given), {"pooling": "eos"} if decoded else {})
         head |= {key: other[key] for key in POOLING_KEYS if key in other}
     return head | {"multi_label": wanted.multi_label} if isinstance(wanted, ClassifierHeadOptions) else head
 

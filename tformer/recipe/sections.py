@@ -163,6 +163,7 @@ class Generation(Section):
     repetition_penalty: PositiveFloat = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
     no_repeat_ngram: NonNegative = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
     min_new_tokens: NonNegative = 0  # minimum length of an output
+    at_limit: Literal["cut", "end"] = "cut"  # end: a text at its maximum length ends with eos, whose probability counts
     length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
     beam_size: Positive = 1  # 1: no beam search
     length_penalty: float = 1.0  # exponent A of the divisor

@@ -10,7 +10,7 @@ import math
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from tformer.errors import InputError, Interrupted, NonFiniteLossError
 from tformer.evaluation.options import DataOptions, EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
 from tformer.loading import Loaded
-from tformer.metrics import HIGHER_IS_BETTER
+from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
@@ -37,8 +37,8 @@ COLUMNS = ("text", "text2", "label", "source", "target")
 Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
 ShouldStop = Callable[[], bool]
 
-Validate = Callable[[Any, Objective, ShouldStop], dict[str, Any]]
-"""(model, objective, should_stop) -> metrics of a validation, `loss` among them; without meaning once should_stop()."""
+Tokenizers = tuple[Tokenizer | None, Tokenizer | None]
+"""Of the source, or the only one, and of the target where it has its own. (None, None): images."""
 
 WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
@@ -49,7 +49,8 @@ class Work:
     """Callbacks of long work.
 
     Attributes:
-        progress: `with progress(description, total=None) as report: report(done, total)`.
+        progress: `with progress(description, total=None, unit="") as report: report(done, total)`; the unit names what
+            is counted (`pairs`, `B` for bytes).
         should_stop: polled between batches; True after an interruption.
         note: shows one message to the user.
         cache_dir: of token files and translations; None: the default cache directory.
@@ -69,6 +70,10 @@ class Work:
         """Raise Interrupted when work on the data was interrupted: its results are incomplete."""
         if self.should_stop():
             raise Interrupted(f"interrupted {doing}", signal_number=signal.SIGINT)
+
+
+Validate = Callable[[Any, Objective, Work], dict[str, Any]]
+"""(model, objective, work) -> metrics of a validation, `loss` among them; without meaning once work.should_stop()."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +153,9 @@ class HeldOut:
     recipe: Recipe
     batch_size: int | None = None
 
-    def measure(self, model: Any, should_stop: ShouldStop) -> dict[str, Any]:
+    def measure(
+        self, model: Any, should_stop: ShouldStop, progress: Callable[..., None] | None = None
+    ) -> dict[str, Any]:
         """Loss and metrics of a validation; without meaning once should_stop()."""
         return evaluate_objective(
             model,
@@ -157,11 +164,13 @@ class HeldOut:
             batch_size=self.batch_size,
             seed=self.recipe.seed,
             should_stop=should_stop,
+            progress=progress,
         )
 
-    def validate(self, model: Any, objective: Objective, should_stop: ShouldStop) -> dict[str, Any]:
+    def validate(self, model: Any, objective: Objective, work: Work) -> dict[str, Any]:
         """`measure` by the objective of a training, which may have a generator beside the model."""
-        return replace(self, objective=objective).measure(model, should_stop)
+        with work.progress("validating", total=len(self.samples), unit="examples") as report:
+            return replace(self, objective=objective).measure(model, work.should_stop, report)
 
     def metric(self, metrics: dict[str, float]) -> str:
         """The name of the metric that `score` compares: the run's best_metric where it was measured."""
@@ -171,7 +180,7 @@ class HeldOut:
     def score(self, metrics: dict[str, float]) -> tuple[float, float]:
         """(metric, loss) of a model, signed so that lower is better."""
         name = self.metric(metrics)
-        return -metrics[name] if name in HIGHER_IS_BETTER else metrics[name], metrics["loss"]
+        return lower_is_better(name, metrics[name]), metrics["loss"]
 
     def at_most(self, max_examples: int) -> HeldOut:
         """Up to `max_examples` of the samples, evenly spread."""
@@ -264,6 +273,30 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
     return ChosenData(tuple(prefixed), columns, None, errors, held_out)
 
 
+@dataclass(frozen=True)
+class GivenExample:
+    """One example of training, given on the command line."""
+
+    text: str | None = None
+    text2: str | None = None
+    target: str | None = None
+    image: Path | None = None
+
+    def require(self, *, needs: str, may: str | None = None, reader: str) -> None:
+        """Raise InputError unless the part `needs` is there, and no others but `may`. reader: what reads it."""
+        given = [part for part in ("text", "text2", "target", "image") if getattr(self, part) is not None]
+        for part in given:
+            if part not in (needs, may):
+                options = f"--{needs}" + (f" and --{may}" if may else "")
+                raise InputError(f"--{part}: {reader} does not read it", hint=f"its examples are given by {options}")
+        if needs not in given:
+            raise InputError(f"--{given[0] if given else needs}: {reader} needs --{needs}")
+
+
+SILENT_WORK = Work(lambda *args, **kwargs: nullcontext(lambda *args: None), lambda: False, lambda note: None)
+"""Work that reports nothing and is never stopped."""
+
+
 class Task(ABC):
     """One kind of data.
 
@@ -280,6 +313,13 @@ class Task(ABC):
     @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read the data of a training, and hold out a part of it where the recipe names no validation data."""
+
+    @abstractmethod
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A given example as training reads it, for `Objective.collate`, with the context of the objective.
+
+        Raises InputError for parts that this task does not read, and for texts that are too long.
+        """
 
     @abstractmethod
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:

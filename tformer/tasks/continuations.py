@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tformer.data.encoding import encode_prompt
 from tformer.data.sources.pairs import open_pairs
-from tformer.decoding.prompts import encode_continuation, encode_prompt
+from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import TargetScore, score_continuations
 from tformer.errors import InputError
 from tformer.evaluation.options import EvaluationOptions
@@ -51,7 +52,7 @@ class Continuations(Text):
         name = ", ".join(source.name for source in sources)
         if not any(targets):
             raise InputError(f"{name}: no continuation has a token")
-        with work.progress("scoring") as progress:
+        with work.progress("scoring", unit="continuations") as progress:
             scores = score_continuations(
                 loaded.model,
                 prompts,

@@ -27,7 +27,7 @@ from tformer.nn.init import tie_embeddings
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext, require_special_tokens
 from tformer.recipe.recipe import Recipe
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Work, require_finite
+from tformer.tasks.base import ChosenData, HeldOut, Work, require_finite
 from tformer.tasks.text import TEXT_OPTIONS, CorpusTask, validation_batch
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.tokenizer import Tokenizer
@@ -94,9 +94,9 @@ class MaskedText(CorpusTask):
         tokenizer: Tokenizer,
         model: Transformer,
         objective: Objective,
-        should_stop: ShouldStop,
+        work: Work,
     ) -> dict[str, Any]:
-        return _held_out(recipe, corpora, tokenizer, objective).measure(model, should_stop)
+        return _held_out(recipe, corpora, tokenizer, objective).validate(model, objective, work)
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         objective = loaded_objective(loaded)
@@ -108,7 +108,7 @@ class MaskedText(CorpusTask):
         if options.pseudo_perplexity and all(head.kind != "masked_lm" for head in loaded.recipe.model.heads):
             raise InputError(f"--pseudo-perplexity: {loaded.path} has no head that predicts masked tokens")
         held_out = self.held_out(loaded, data, work)
-        with work.progress(f"evaluating {held_out.name}") as progress:
+        with work.progress(f"evaluating {held_out.name}", unit="examples") as progress:
             metrics = evaluate_objective(
                 loaded.model,
                 held_out.objective,
@@ -129,7 +129,7 @@ class MaskedText(CorpusTask):
         self, loaded: Loaded, samples: Samples, options: EvaluationOptions, work: Work
     ) -> dict[str, Any]:
         max_tokens = options.max_tokens or MAX_PSEUDO_TOKENS
-        with work.progress("masking every token alone") as progress:
+        with work.progress("masking every token alone", unit="tokens") as progress:
             metrics = pseudo_perplexity(
                 loaded.model,
                 _single_sequences(samples, count=min(len(samples), max_tokens)),

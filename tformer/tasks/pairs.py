@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,15 @@ import numpy as np
 from tformer.data.batching.mixture import MixedPairs
 from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, tokenise_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
+from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import prepare_inference
 from tformer.decoding.loaded import make_translator, translator_of
+from tformer.decoding.prompts import task_prefix
 from tformer.decoding.settings import BeamSettings, fitting_beam_settings
 from tformer.decoding.translate import Translator
 from tformer.device import resolve_device
 from tformer.errors import InputError
+from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples
 from tformer.evaluation.translation import (
@@ -32,14 +35,17 @@ from tformer.loading import Loaded, decoder_tokens_of
 from tformer.metrics.text import tokenised_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
-from tformer.objectives.base import Objective
+from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks.base import (
+    SILENT_WORK,
     ChosenData,
+    GivenExample,
     HeldOut,
     ShouldStop,
     Task,
+    Tokenizers,
     TrainingData,
     TrainingStart,
     Work,
@@ -48,7 +54,7 @@ from tformer.tasks.base import (
 )
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
-from tformer.tasks.tokenizers import decoder_context, obtain_tokenizers
+from tformer.tasks.tokenizers import Texts, decoder_context, obtain_tokenizers
 from tformer.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096  # of the longer side, for the loss
@@ -63,7 +69,7 @@ class Pairs(Task):
     description = "a model of pairs"
     options = PAIR_OPTIONS | {
         *("prefix", "mistakes", "no_decode", "beam_size", "length_penalty", "length_penalty_type"),
-        *("max_new_tokens", "bleu_tokenize", "lowercase"),
+        *("max_new_tokens", "at_limit", "bleu_tokenize", "lowercase"),
     }
     tokenizer_texts = "pairs"
 
@@ -77,7 +83,9 @@ class Pairs(Task):
         sources = open_pairs(data.train, columns=data.columns, errors=data.errors)
         valid_sources = open_pairs(data.valid, columns=data.columns, errors=data.errors) if data.valid else []
         recipe = _with_columns(recipe, [*sources, *valid_sources])
-        tokenizer, own_target = obtain_tokenizers(start, work, _texts(sources, "source"), _texts(sources, "target"))
+        tokenizer, own_target = obtain_tokenizers(
+            start, work, *(_texts(sources, side) for side in ("source", "target"))
+        )
         tokenizers = (tokenizer, own_target or tokenizer)
         validation = PairValidation.plan(recipe, tokenizers)
         tasks = tuple(source.task for source in sources)
@@ -113,6 +121,19 @@ class Pairs(Task):
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
         )
 
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A source, with the prefix of the run's task, and its target; without a target the source is its own."""
+        given.require(needs="text", may="target", reader=self.description)
+        tokenizer, own_target = tokenizers
+        assert tokenizer is not None and given.text is not None
+        prefix, _ = task_prefix(recipe, None)
+        target = given.text if given.target is None else given.target
+        rows = GivenRows([PairRow(prefix + given.text, target, "--text")], name="--text")
+        sides = (tokenizer, own_target or tokenizer)
+        tokens = _tokenise(recipe, rows, sides, SILENT_WORK, keep_all=True, whole=True)
+        [sample] = tokens.examples(0, [0])
+        return sample, decoder_context(recipe, tokenizer, own_target)
+
     def read(self, loaded: Loaded, data: ChosenData, work: Work, *, whole: bool = False) -> tuple[PairTokens, str]:
         """The pairs of an evaluation, and their name. `whole`: no target is cut; InputError for one too long."""
         recipe, given = loaded.recipe, data.given
@@ -145,7 +166,7 @@ class Pairs(Task):
         if not len(pairs):
             raise InputError(f"{name}: no pairs to evaluate")
         if options.score:
-            with work.progress("scoring") as progress:
+            with work.progress("scoring", unit="pairs") as progress:
                 scores = score_pairs(
                     loaded.model,
                     pairs,
@@ -157,7 +178,7 @@ class Pairs(Task):
                 )
             work.require_finished("before every pair was read")
             return {"data": name, **score_report(scores)}
-        with work.progress("reading the pairs") as progress:
+        with work.progress("reading the pairs", unit="pairs") as progress:
             metrics: dict[str, Any] = evaluate_pairs(
                 loaded.model,
                 _objective(loaded),
@@ -219,23 +240,25 @@ class PairValidation:
         beam = fitting_beam_settings(generation, eos_id=eos, beam_size=size) if size else None
         return cls(recipe, tokenizers, beam, fitting_beam_settings(generation, eos_id=eos, beam_size=1))
 
-    def validate(
-        self, held_out: PairTokens, model: Transformer, objective: Objective, should_stop: ShouldStop
-    ) -> dict[str, Any]:
+    def validate(self, held_out: PairTokens, model: Transformer, objective: Objective, work: Work) -> dict[str, Any]:
         """The loss on the targets, and BLEU, chrF and exact matches of the model's own outputs."""
-        metrics: dict[str, Any] = evaluate_pairs(
-            model,
-            objective,
-            held_out,
-            batch_tokens=BATCH_TOKENS,
-            seed=self.recipe.seed,
-            should_stop=should_stop,
-        )
-        if self.beam is not None and not should_stop():
+        with work.progress("validating", total=len(held_out), unit="pairs") as report:
+            metrics: dict[str, Any] = evaluate_pairs(
+                model,
+                objective,
+                held_out,
+                batch_tokens=BATCH_TOKENS,
+                seed=self.recipe.seed,
+                should_stop=work.should_stop,
+                progress=report,
+            )
+        if self.beam is not None and not work.should_stop():
             count = min(len(held_out), self.recipe.training.valid_sentences or len(held_out))
             numbers = np.arange(count)  # the first pairs; of several tasks a share of each
             decoded = held_out.subset(numbers * len(held_out) // count if held_out.named_tasks else numbers)
-            outputs = translate_pairs(self._translator(model, self.beam), decoded, should_stop=should_stop)
+            translator = self._translator(model, self.beam)
+            with work.progress("decoding the validation data", total=count, unit="pairs") as report:
+                outputs = translate_pairs(translator, decoded, should_stop=work.should_stop, progress=report)
             metrics |= output_metrics(outputs, decoded)
         return metrics
 
@@ -271,9 +294,9 @@ def _with_columns(recipe: Recipe, sources: Sequence[PairSource]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": columns})})
 
 
-def _texts(sources: Sequence[PairSource], side: str) -> Callable[[], Iterator[str]]:
-    """A function that reads the texts of one side."""
-    return lambda: (getattr(row, side) for source in sources for row in source.rows())
+def _texts(sources: Sequence[PairSource], side: str) -> Texts:
+    """The texts of one side."""
+    return Texts.of(sources, lambda: (getattr(row, side) for source in sources for row in source.rows()), part=side)
 
 
 def _tokenise(
@@ -297,7 +320,7 @@ def _tokenise(
     drops_overlong = recipe.data.overlong == "drop" and not keep_all  # then nothing is ever cut
     refuses = whole and not drops_overlong
     seq_len, target_seq_len = (longest, longest) if refuses else (recipe.seq_len, recipe.target_seq_len)
-    with work.progress(f"tokenising {source.name}") as report:
+    with work.progress(f"tokenising {source.name}", unit="B") as report:
         return tokenise_pairs(
             [source],
             *tokenizers,
@@ -352,6 +375,7 @@ def _translator(loaded: Loaded, options: EvaluationOptions) -> Translator:
         max_new_tokens=max_new_tokens,
         length_penalty=options.length_penalty,
         length_penalty_type=options.length_penalty_type,
+        at_limit=options.at_limit,
         eos_id=loaded.decoder_tokens.eos,
     )
     return translator_of(loaded, settings=settings)
@@ -364,7 +388,7 @@ def _decoded(
     if options.quantize == "none":  # else it was prepared when it was quantised
         prepare_inference(loaded.model, loaded.model.compute_dtype)
     began = time.perf_counter()
-    with work.progress("decoding") as progress:
+    with work.progress("decoding", unit="pairs") as progress:
         outputs = translate_pairs(
             translator,
             pairs,

@@ -107,7 +107,7 @@ def _translate_rest(
 ) -> None:
     """Translate the remaining sources; append to `outputs` and to the file."""
     translator = translator_of(teacher, too_long="cut")
-    with work.progress(f"translating {name}", total=len(texts)) as report:
+    with work.progress(f"translating {name}", total=len(texts), unit="texts") as report:
         while len(outputs) < len(texts):
             done = len(outputs)
             sources = [source for source, _ in texts[done : done + SENTENCES]]

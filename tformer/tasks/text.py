@@ -16,11 +16,11 @@ import numpy as np
 
 from tformer.data.batching.mixture import MixedWindows
 from tformer.data.batching.windows import LmWindows, document_ids
+from tformer.data.encoding import encode_prompt
 from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
 from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import encode_prompt
 from tformer.decoding.settings import GenerationSettings
 from tformer.errors import InputError
 from tformer.evaluation.lm import combine_validation, evaluate_lm, isolates_documents, windows
@@ -34,16 +34,18 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.tasks.base import (
     ChosenData,
+    GivenExample,
     HeldOut,
     ShouldStop,
     Task,
+    Tokenizers,
     TrainingData,
     TrainingStart,
     Work,
     hold_out,
     require_finite,
 )
-from tformer.tasks.tokenizers import obtain_tokenizer, text_context
+from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 
 TEXT_OPTIONS = frozenset({"text_column", "invalid_utf8", "seq_len"})
@@ -95,7 +97,7 @@ class CorpusTask(Task):
         tokenizer: Tokenizer,
         model: Transformer,
         objective: Objective,
-        should_stop: ShouldStop,
+        work: Work,
     ) -> dict[str, Any]:
         """Metrics of a model in training on the validation corpora."""
 
@@ -109,7 +111,8 @@ class CorpusTask(Task):
         data = recipe.data
         sources = open_text(data.train, data)
         valid_sources = open_text(data.valid, data) if data.valid else []
-        tokenizer = obtain_tokenizer(start, work, lambda: documents_of(sources), size_bytes=total_bytes(sources))
+        texts = Texts.of(sources, lambda: documents_of(sources), part="text", size_bytes=total_bytes(sources))
+        tokenizer = obtain_tokenizer(start, work, texts)
         context = self.context(recipe, tokenizer)
         train = [read_corpus(source, tokenizer, work) for source in sources]
         valid = [read_corpus(source, tokenizer, work) for source in valid_sources]
@@ -142,6 +145,23 @@ class CorpusTask(Task):
             tokens_per_sample=recipe.seq_len,
         )
 
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A window that holds the text as one document, with the token that ends documents."""
+        given.require(needs="text", reader=self.description)
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None and given.text is not None
+        ids, end = tokenizer.encode(given.text), tokenizer.special.eos
+        if not ids:
+            raise InputError("--text: found no tokens in the text")
+        corpus = TokenCorpus.from_ids([*tokenizer.opening, *ids, *([] if end is None else [end])], name="--text")
+        context = self.context(recipe, tokenizer)
+        whole = recipe.model_copy(update={"data": recipe.data.model_copy(update={"packing": "none"})})
+        [windows] = self.windows(whole, [corpus], tokenizer, context)
+        if len(windows) > 1:
+            raise InputError(f"--text has {len(ids)} tokens, the model reads {recipe.seq_len}")
+        [sample] = windows.examples(0, np.arange(1))
+        return sample, context
+
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[list[TokenCorpus], str]:
         """The corpora of an evaluation, and their name."""
         sources = open_sources(data.specs, columns=data.columns, errors=data.errors)
@@ -157,7 +177,7 @@ class CorpusTask(Task):
 
 def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
     """The tokens of a source, from the cache or made now."""
-    with work.progress(f"tokenising {source.name}", total=source.size_bytes()) as report:
+    with work.progress(f"tokenising {source.name}", total=source.size_bytes(), unit="B") as report:
         return token_corpus(source, tokenizer, cache_dir=work.cache_dir, progress=report, should_stop=work.should_stop)
 
 
@@ -186,19 +206,22 @@ class Text(CorpusTask):
         tokenizer: Tokenizer,
         model: Transformer,
         objective: Objective,
-        should_stop: ShouldStop,
+        work: Work,
     ) -> dict[str, Any]:
-        parts = [
-            evaluate_lm(
-                model,
-                corpus,
-                seq_len=recipe.seq_len,
-                batch_size=validation_batch(recipe.seq_len),
-                document_mask=isolates_documents(recipe.data),
-                should_stop=should_stop,
-            )
-            for corpus in corpora
-        ]
+        parts: list[dict[str, Any]] = []
+        with work.progress("validating", total=sum(len(corpus) - 1 for corpus in corpora), unit="tokens") as report:
+            for corpus in corpora:
+                parts.append(
+                    evaluate_lm(
+                        model,
+                        corpus,
+                        seq_len=recipe.seq_len,
+                        batch_size=validation_batch(recipe.seq_len),
+                        document_mask=isolates_documents(recipe.data),
+                        progress=lambda done, _, before=sum(part["tokens"] for part in parts): report(before + done),
+                        should_stop=work.should_stop,
+                    )
+                )
         metrics = combine_validation(parts)
         del metrics["tokens_per_second"]
         return metrics
@@ -234,7 +257,7 @@ class Text(CorpusTask):
         corpora, name = self.read(loaded, data, work)
         parts = []
         for corpus in corpora:
-            with work.progress(f"evaluating {corpus.name}") as progress:
+            with work.progress(f"evaluating {corpus.name}", unit="tokens") as progress:
                 part = evaluate_lm(
                     loaded.model,
                     corpus,

@@ -1,16 +1,27 @@
-"""Tokenizers of a training (from its checkpoint, a file, its teacher, or the data), and contexts of objectives."""
+"""Tokenizers of a training (from its checkpoint, a file, its teacher, or the data), and contexts of objectives.
+
+A tokenizer that is trained on the data is kept in the cache, under a key of the data's fingerprint and the options.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 
+from tformer.checkpoint.files import write_text
+from tformer.checkpoint.run import make_folders
 from tformer.data.shards.template import single_template
-from tformer.errors import InputError
+from tformer.data.sources.files import Source
+from tformer.device import default_cache_dir
+from tformer.errors import InputError, TformerError
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe, with_own_roles, with_roles
@@ -21,13 +32,37 @@ from tformer.tokenizer.decoding import word_starts
 SENTENCE_ENDS = (".", "!", "?", "。")
 """Last characters of tokens that can end a sentence, apart from closing quotes and brackets."""
 
-Documents = Callable[[], Iterator[str]]
+CACHE = "tokenizers"
+"""Folder of the cache for tokenizers that were trained on the data of a run."""
 
 
-def obtain_tokenizer(
-    start: TrainingStart, work: Work, documents: Documents, *, size_bytes: int | None = None
-) -> Tokenizer:
-    """The tokenizer of a training; `documents` are what a new one is trained on.
+@dataclass(frozen=True)
+class Texts:
+    """What a new tokenizer is trained on.
+
+    Attributes:
+        read: a fresh iterator over the texts at each call.
+        fingerprint: changes when the texts may have changed.
+        size_bytes: None: unknown.
+    """
+
+    read: Callable[[], Iterator[str]]
+    fingerprint: str
+    size_bytes: int | None = None
+
+    @classmethod
+    def of(
+        cls, sources: Sequence[Source], read: Callable[[], Iterator[str]], *, part: str, size_bytes: int | None = None
+    ) -> Texts:
+        """The texts that `read` takes from the sources. part: which of their texts these are, for the fingerprint."""
+        return cls(read, "\n".join([part, *(source.fingerprint() for source in sources)]), size_bytes)
+
+    def __add__(self, other: Texts) -> Texts:
+        return Texts(lambda: chain(self.read(), other.read()), f"{self.fingerprint}\n{other.fingerprint}")
+
+
+def obtain_tokenizer(start: TrainingStart, work: Work, texts: Texts) -> Tokenizer:
+    """The tokenizer of a training; `texts` are what a new one is trained on.
 
     Errors: the recipe or the command line names a file with another tokenizer than the run's own.
     """
@@ -41,11 +76,11 @@ def obtain_tokenizer(
         teacher=None if teacher is None else teacher.tokenizer,
         train=options.train,
     )
-    return with_own_roles(options.special_ids, origin.obtain(work, documents, size_bytes=size_bytes))
+    return with_own_roles(options.special_ids, origin.obtain(work, texts))
 
 
 def obtain_tokenizers(
-    start: TrainingStart, work: Work, source: Documents, target: Documents
+    start: TrainingStart, work: Work, source: Texts, target: Texts
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """(source's, target's) tokenizers of a training on pairs; the second is None where one serves both sides.
 
@@ -59,7 +94,7 @@ def obtain_tokenizers(
             hint="leave --vocabulary (tokenizer.separate) as the checkpoint has it",
         )
     if not recipe.separate_vocabularies:
-        return obtain_tokenizer(start, work, lambda: chain(source(), target())), None
+        return obtain_tokenizer(start, work, source + target), None
     options, folder = recipe.tokenizer, None if start.tokenizer_file is None else start.tokenizer_file.parent
     if options.path is not None:  # the two vocabularies are the checkpoint's: a recipe that sets both is refused
         raise InputError(f"{options.path}: source and target have a vocabulary each", hint="leave --tokenizer out")
@@ -98,7 +133,7 @@ class Origin:
     teacher: Tokenizer | None
     train: TokenizerOptions
 
-    def obtain(self, work: Work, documents: Documents, *, size_bytes: int | None = None) -> Tokenizer:
+    def obtain(self, work: Work, texts: Texts) -> Tokenizer:
         """The tokenizer of the first origin that exists."""
         if self.stored is not None:
             return self._same(Tokenizer.from_json(self.stored))
@@ -108,10 +143,7 @@ class Origin:
             return Tokenizer.load(Path(self.path))
         if self.teacher is not None:
             return self.teacher
-        with work.progress("training the tokenizer", total=size_bytes) as report:
-            return train_tokenizer(
-                documents, self.train, size_bytes=size_bytes, progress=report, should_stop=work.should_stop
-            )
+        return _trained(texts, self.train, work)
 
     def _same(self, own: Tokenizer) -> Tokenizer:
         """The model's own tokenizer. Raises InputError when the recipe names a file with another one."""
@@ -121,6 +153,24 @@ class Origin:
                 f"{named} is not the tokenizer that this model was trained with", hint="name none: it has its own"
             )
         return own
+
+
+def _trained(texts: Texts, options: TokenizerOptions, work: Work) -> Tokenizer:
+    """A tokenizer trained on the texts, or the one that was before, from the cache."""
+    parts = [tokenizers.__version__, asdict(options), texts.fingerprint]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    file = (work.cache_dir or default_cache_dir()) / CACHE / f"{key}.json"
+    if file.is_file():
+        with suppress(InputError):  # damaged: train it again
+            return Tokenizer.load(file)
+    with work.progress("training the tokenizer", total=texts.size_bytes, unit="B") as report:
+        tokenizer = train_tokenizer(
+            texts.read, options, size_bytes=texts.size_bytes, progress=report, should_stop=work.should_stop
+        )
+    with suppress(OSError, TformerError):  # a cache that cannot be written is no error
+        make_folders(file.parent)
+        write_text(file, tokenizer.to_json())
+    return tokenizer
 
 
 def text_context(recipe: Recipe, tokenizer: Tokenizer, **more: object) -> ObjectiveContext:

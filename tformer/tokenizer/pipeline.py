@@ -17,7 +17,7 @@ word.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
@@ -37,39 +37,58 @@ SUBWORD_PATTERN = (
 WORD_PATTERN = r"\w{1,@}|[^\w]"
 
 
-def untrained(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
-    """(tokenizer without a vocabulary, its trainer) for every kind but char."""
-    specials = special_tokens(options)
-    room, unk = _room(options, specials), TEMPLATES[options.template].unk
-    # A trainer takes byte tokens into its vocabulary only as special tokens; `finished` makes them text again.
-    byte_tokens = BYTE_TOKENS if options.byte_fallback else ()
-    common: dict[str, Any] = {
+def untrained(options: TokenizerOptions, alphabet: Sequence[str] | None = None) -> tuple[RustTokenizer, Any]:
+    """(tokenizer without a vocabulary, its trainer) for byte-bpe, bpe, wordpiece and word.
+
+    Args:
+        alphabet: the first entries for text, in order; None: the trainer finds the characters of the text.
+    """
+    unk = TEMPLATES[options.template].unk
+    # A trainer takes entries in a given order only as special tokens; `finished` makes them text again.
+    first = (*special_tokens(options), *_byte_tokens(options), *(alphabet or ()))
+    counting: dict[str, Any] = {
         "vocab_size": options.vocab_size - len(sentinel_tokens(options)),
-        "special_tokens": _as_special((*specials, *byte_tokens)),
+        "special_tokens": _as_special(first),
+        "min_frequency": options.min_frequency,
         "show_progress": False,
     }
-    counting = {"min_frequency": options.min_frequency, **common}
+    limit: dict[str, Any] = {"limit_alphabet": text_room(options) if alphabet is None else 0}
     trainer: Any
     model: Any
     match options.model:
         case "byte-bpe":
-            alphabet = pre_tokenizers.ByteLevel.alphabet()  # without it, bytes that are not in the text would be lost
-            model, trainer = models.BPE(), trainers.BpeTrainer(initial_alphabet=alphabet, **counting)
+            every_byte = pre_tokenizers.ByteLevel.alphabet()  # without it, bytes that are not in the text would be lost
+            model, trainer = models.BPE(), trainers.BpeTrainer(initial_alphabet=every_byte, **counting)
         case "bpe":
-            model, trainer = models.BPE(unk_token=unk), trainers.BpeTrainer(limit_alphabet=room, **counting)
-        case "unigram":
-            model, trainer = models.Unigram(), trainers.UnigramTrainer(unk_token=unk, **common)
+            model, trainer = models.BPE(unk_token=unk), trainers.BpeTrainer(**limit, **counting)
         case "wordpiece":
-            model = models.WordPiece(unk_token=unk)
-            # Every character may have two entries: at the start of a word and inside one.
-            trainer = trainers.WordPieceTrainer(limit_alphabet=max(1, room // 2), **counting)
+            model, trainer = models.WordPiece(unk_token=unk), trainers.WordPieceTrainer(**limit, **counting)
         case "word":
             model, trainer = models.WordLevel(unk_token=unk), trainers.WordLevelTrainer(**counting)
         case _:
             raise AssertionError(f"{options.model} has no trainer")
     tokenizer = RustTokenizer(model)
-    _set(tokenizer, normalizer=build_normalizer(options), pre_tokenizer=_pre_tokenizer(options, training=True))
+    _set(tokenizer, normalizer=build_normalizer(options), pre_tokenizer=training_pre_tokenizer(options))
     return tokenizer, trainer
+
+
+def untrained_alphabet(options: TokenizerOptions) -> tuple[RustTokenizer, Any]:
+    """(tokenizer, trainer) whose vocabulary becomes the characters of the text, for wordpiece also ##character."""
+    tokenizer, _ = untrained(options)
+    kind = trainers.WordPieceTrainer if options.model == "wordpiece" else trainers.BpeTrainer
+    return tokenizer, kind(vocab_size=0, special_tokens=[], show_progress=False)
+
+
+def from_pieces(pieces: Iterable[tuple[str, float]], options: TokenizerOptions) -> RustTokenizer:
+    """The unigram kind: special tokens, byte tokens, then (piece, log probability)."""
+    specials = special_tokens(options)
+    first = [*specials, *_byte_tokens(options)]
+    vocabulary = [*((token, 0.0) for token in first), *pieces]
+    unk_id = specials.index(TEMPLATES[options.template].unk)
+    tokenizer = RustTokenizer(models.Unigram(vocabulary, unk_id=unk_id, byte_fallback=options.byte_fallback))
+    tokenizer.add_special_tokens(_as_special(specials))
+    _set(tokenizer, normalizer=build_normalizer(options))
+    return tokenizer
 
 
 def from_characters(characters: Iterable[str], options: TokenizerOptions) -> RustTokenizer:
@@ -98,12 +117,10 @@ def finished(tokenizer: RustTokenizer, options: TokenizerOptions) -> str:
         document["model"]["unk_token"] = TEMPLATES[options.template].unk
     if options.model == "wordpiece":
         document["model"]["max_input_chars_per_word"] = options.max_word_length
-    if options.model == "unigram":  # for text of NUL characters alone the trainer gives no scores
-        document["model"]["vocab"] = [[token, score or 0.0] for token, score in document["model"]["vocab"]]
     if options.byte_fallback:
-        # The byte tokens are text: as added tokens, decoding would skip them as special.
         document["model"]["byte_fallback"] = True
-        document["added_tokens"] = [t for t in document["added_tokens"] if t["content"] not in BYTE_TOKENS]
+    special = {*special_tokens(options), *sentinel_tokens(options)}
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] in special]
     return json.dumps(document, ensure_ascii=False, indent=1)
 
 
@@ -121,6 +138,11 @@ def build_normalizer(options: TokenizerOptions) -> Any:
         # Recomposed at the end: decomposed characters (Hangul, for example) would be several tokens.
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
     return normalizers.Sequence(steps) if steps else None
+
+
+def training_pre_tokenizer(options: TokenizerOptions) -> Any:
+    """What splits text into the words that a trainer sees."""
+    return _pre_tokenizer(options, training=True)
 
 
 def _pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
@@ -173,19 +195,23 @@ def _as_special(tokens: Iterable[str]) -> list[AddedToken]:
     return [AddedToken(token, special=True, normalized=False) for token in tokens]
 
 
-def _room(options: TokenizerOptions, specials: list[str]) -> int:
-    """The number of entries for text, without special tokens, sentinels and bytes."""
-    needs_bytes = options.model == "byte-bpe" or options.byte_fallback
-    fixed = len(specials) + len(sentinel_tokens(options)) + (256 if needs_bytes else 0)
-    smallest = fixed if options.model == "byte-bpe" else fixed + 1
+def text_room(options: TokenizerOptions) -> int:
+    """The number of entries for text, after special tokens, sentinels and bytes. Raises InputError without one."""
+    specials = len(special_tokens(options)) + len(sentinel_tokens(options))
+    every_byte = 256 if options.model == "byte-bpe" or options.byte_fallback else 0
+    room = options.vocab_size - specials - every_byte
+    smallest = specials + every_byte + (options.model != "byte-bpe")
     if options.vocab_size < smallest:
         raise InputError(
             f"vocab_size must be at least {smallest} for model {options.model} with template {options.template}, "
             f"found {options.vocab_size}",
-            hint=f"special tokens and sentinels take {len(specials) + len(sentinel_tokens(options))}"
-            + (", the bytes 256" if needs_bytes else ""),
+            hint=f"special tokens and sentinels take {specials}" + (f", the bytes {every_byte}" if every_byte else ""),
         )
-    return options.vocab_size - fixed
+    return room
+
+
+def _byte_tokens(options: TokenizerOptions) -> tuple[str, ...]:
+    return BYTE_TOKENS if options.byte_fallback else ()
 
 
 def _set(tokenizer: RustTokenizer, **parts: Any) -> None:

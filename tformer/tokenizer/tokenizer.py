@@ -190,6 +190,14 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode(texts, error) from error
 
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last."""
+        try:
+            encoding = self._rust.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_unicode([text], error) from error
+        return encoding.ids, encoding.offsets
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts in the pair template: (ids, token type ids)."""
         try:

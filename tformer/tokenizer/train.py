@@ -4,15 +4,17 @@ The trainers keep every distinct word (pre-token) in memory, so their memory gro
 is read whole, but an evenly spread share is used, as the report shows. Only char needs no sample: its memory is its
 alphabet. Everything is a function of the text alone: training on the same text sees the same chunks.
 
-byte-bpe, bpe, word and char give the same file for the same text. WordPiece and unigram may order ids differently from
-one training to the next: train once and keep the file.
+The same text gives the same file, byte by byte, with any number of threads. The library orders the characters of bpe
+and wordpiece at random where that order matters; they are counted and ordered here first.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +23,20 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError, Interrupted, TformerError
 from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
-from tformer.tokenizer.pipeline import build_normalizer, finished, from_characters, untrained
+from tformer.tokenizer.pipeline import (
+    SPACE,
+    build_normalizer,
+    finished,
+    from_characters,
+    from_pieces,
+    text_room,
+    training_pre_tokenizer,
+    untrained,
+    untrained_alphabet,
+)
+from tformer.tokenizer.special import sentinel_tokens
 from tformer.tokenizer.tokenizer import Tokenizer
+from tformer.tokenizer.unigram import most_frequent, train_pieces
 
 CHUNK_CHARACTERS = 16_384
 UNSEEN_EVERY = 50  # one chunk in so many is withheld from training, to report on unseen text
@@ -190,25 +204,51 @@ def train_with_facts(
             raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
 
     if options.model != "char":
-        untrained(options)  # refuses a vocabulary that is too small before any text is read
+        text_room(options)  # refuses a vocabulary that is too small before any text is read
     limit = _sample_limit(options)
     total = size_bytes
     if limit is not None and (total is None or total > limit):
         total = _measure(documents, check_stop)
 
-    def check(seen_bytes: int) -> None:
-        check_stop()
-        report_progress(seen_bytes, total)
-
     share = limit / total if limit is not None and total is not None and total > limit else 1.0
-    feed = Feed(documents, share=share, withhold=options.model != "char", check=check)
-    rust = _train_characters(feed, options) if options.model == "char" else _train_model(feed, options, check_stop)
+    readings = 2 if options.model == "wordpiece" else 1
+
+    def read(number: int) -> Feed:
+        """The text for a trainer, at reading `number` of `readings`."""
+
+        def check(seen_bytes: int) -> None:
+            check_stop()
+            if total is None:
+                report_progress(seen_bytes, None)
+            else:
+                report_progress(min(number * total + seen_bytes, readings * total), readings * total)
+
+        return Feed(documents, share=share, withhold=options.model != "char", check=check)
+
+    feed = read(readings - 1)
+    match options.model:
+        case "char":
+            rust = from_characters(_count_characters(feed, options), options)
+        case "unigram":
+            rust = _train_unigram(feed, options, check_stop)
+        case "wordpiece":
+            alphabet = _wordpiece_alphabet(read, options, check_stop)
+            rust = _train_model(feed, untrained(options, alphabet), options, check_stop)
+        case "bpe":
+            rust = _train_model(feed, untrained(options), options, check_stop)
+            if rust.get_vocab_size() == options.vocab_size - len(sentinel_tokens(options)) and not _has_merges(rust):
+                # Characters fill the vocabulary, and the library chose among the rarest at random.
+                counts = _count_characters(read(1), options)
+                alphabet = sorted(most_frequent(counts, text_room(options)))
+                rust = _train_model(read(1), untrained(options, alphabet), options, check_stop)
+        case _:
+            rust = _train_model(feed, untrained(options), options, check_stop)
     if feed.blank:
         raise InputError(
             "no text to train a tokenizer on: "
             + ("the input is empty" if feed.seen_bytes == 0 else "the input contains only white space")
         )
-    report_progress(feed.seen_bytes, feed.seen_bytes)
+    report_progress(readings * feed.seen_bytes, readings * feed.seen_bytes)
     tokenizer = Tokenizer.from_json(finished(rust, options))
     _check_lossless(tokenizer, feed)
     facts = TrainingFacts(
@@ -237,26 +277,70 @@ def _measure(documents: Documents, check_stop: Callable[[], None]) -> int:
     return total
 
 
-def _train_characters(feed: Feed, options: TokenizerOptions) -> RustTokenizer:
+def _count_characters(feed: Feed, options: TokenizerOptions) -> Counter[str]:
+    """Counts of the characters that the model sees."""
     normalizer = build_normalizer(options)
-    characters: set[str] = set()
+    counts: Counter[str] = Counter()
     for chunk in feed:
-        characters.update(chunk if normalizer is None else normalizer.normalize_str(chunk))
-    return from_characters(characters, options)
+        counts.update(chunk if normalizer is None else normalizer.normalize_str(chunk))
+    if options.model == "bpe" and " " in counts:
+        counts[SPACE] += counts.pop(" ")
+    return counts
 
 
-def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
-    """Train in a thread, because the library can run for minutes in which Python handles no signal.
+def _wordpiece_alphabet(
+    read: Callable[[int], Feed], options: TokenizerOptions, check_stop: Callable[[], None]
+) -> list[str]:
+    """The characters at the start of a word, then those inside a word as ##character, in the order of code points.
+
+    A character may take two entries: where more than half the vocabulary are characters, the most frequent stay.
+    """
+    rust = _train_model(read(0), untrained_alphabet(options), options, check_stop)
+    entries = sorted(rust.get_vocab())
+    characters = {entry for entry in entries if len(entry) == 1}
+    limit = max(1, text_room(options) // 2)
+    if len(characters) > limit:
+        counts = _count_characters(read(0), options)
+        characters = set(most_frequent(Counter({c: counts[c] for c in characters}), limit))
+    return sorted((entry for entry in entries if entry[-1] in characters), key=lambda entry: (len(entry), entry))
+
+
+def _has_merges(rust: RustTokenizer) -> bool:
+    return bool(json.loads(rust.to_str())["model"]["merges"])
+
+
+def _train_unigram(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
+    normalizer, pre_tokenizer = build_normalizer(options), training_pre_tokenizer(options)
+    words: Counter[str] = Counter()
+    for chunk in feed:
+        text = chunk if normalizer is None else normalizer.normalize_str(chunk)
+        words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
+    pieces: list[tuple[str, float]] = []
+    _in_thread(lambda: pieces.extend(train_pieces(words, text_room(options))), feed, options, check_stop)
+    return from_pieces(pieces, options)
+
+
+def _train_model(
+    feed: Feed, start: tuple[RustTokenizer, Any], options: TokenizerOptions, check_stop: Callable[[], None]
+) -> RustTokenizer:
+    rust, trainer = start
+    _in_thread(lambda: rust.train_from_iterator(iter(feed), trainer=trainer), feed, options, check_stop)
+    return rust
+
+
+def _in_thread(
+    train: Callable[[], None], feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]
+) -> None:
+    """Train in a thread, because a library can run for minutes in which Python handles no signal.
 
     When reading fails, the library still trains on the text so far; this does not wait for it. The thread ends with its
     training or with the process.
     """
-    rust, trainer = untrained(options)
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            rust.train_from_iterator(iter(feed), trainer=trainer)
+            train()
         except BaseException as error:  # panics of the library do not derive from Exception
             failures.append(error)
 
@@ -275,7 +359,6 @@ def _train_model(feed: Feed, options: TokenizerOptions, check_stop: Callable[[],
         raise feed.failure
     if failures and not feed.blank:
         raise TformerError(f"the {options.model} trainer failed: {failures[0]}", hint="try another vocab_size")
-    return rust
 
 
 def _check_lossless(tokenizer: Tokenizer, feed: Feed) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console as Console
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from tformer.errors import visible
 from tformer.formatting import clock, short_rate
@@ -33,8 +34,17 @@ SHOWN_METRICS = {
 """Metrics that a validation line shows beside the loss, with their formats."""
 
 
+def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[..., None]]:
+    """Progress of work that shows none."""
+    return nullcontext(lambda *_, **__: None)
+
+
 class TrainingDisplay:
-    """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`."""
+    """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
+
+    progress: shows the parts of a training that take long, as `tformer.tasks.base.Work.progress` does.
+    shown_metrics: formats of further metrics in the line of a validation.
+    """
 
     def __init__(
         self,
@@ -45,6 +55,8 @@ class TrainingDisplay:
         write_sample: Callable[[int, str], None],
         first_step: int = 0,
         unit: str = "tok",
+        progress: Callable[..., AbstractContextManager[Callable[..., None]]] = no_progress,
+        shown_metrics: Mapping[str, str] | None = None,
     ) -> None:
         self.console = console
         self.max_steps, self.unit = max_steps, unit
@@ -54,10 +66,15 @@ class TrainingDisplay:
         self._last_plain = -math.inf
         self._progress: Progress | None = None
         self._live: Live | None = None
+        self._progress_of = progress
+        self._shown_metrics = SHOWN_METRICS | dict(shown_metrics or {})
+        self._report: Callable[..., None] = lambda *_: None  # of steps, in a pipe
+        self._stack = ExitStack()
 
     def __enter__(self) -> TrainingDisplay:
         if self.console.is_terminal:
             self._progress = Progress(
+                SpinnerColumn(),
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
                 BarColumn(bar_width=16),
                 TextColumn("{task.fields[status]}"),
@@ -65,14 +82,33 @@ class TrainingDisplay:
             )
             self._task = self._progress.add_task("train", total=self.max_steps, completed=self._first_step, status="")
             self._live = Live(self._progress, console=self.console, transient=True, refresh_per_second=4)
-            self._live.__enter__()
+            self._stack.enter_context(self._live)
+        else:
+            self._report = self._stack.enter_context(self._progress_of("training", total=self.max_steps, unit="steps"))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @contextmanager
+    def progress(self, description: str, total: float | None = None, unit: str = "") -> Iterator[Callable[..., None]]:
+        """The progress of a part of the training, such as a validation, in place of the live line."""
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            self._live.stop()
+        try:
+            with self._progress_of(description, total=total, unit=unit) as report:
+                yield report
+        finally:
+            if self._live is not None:
+                self._live.start()
+
+    def stepped(self, step: int) -> None:
+        """Count a step; its loss is shown by the next log line."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step)
+        self._report(step)
 
     def logged(self, record: dict[str, Any]) -> None:
         self._write(record)
@@ -86,7 +122,9 @@ class TrainingDisplay:
     def validated(self, record: dict[str, Any]) -> None:
         self._write(record)
         parts = [f"valid loss {record['loss']:.4f}"]
-        parts += [form.format(record[name]) for name, form in SHOWN_METRICS.items() if record.get(name) is not None]
+        parts += [
+            form.format(record[name]) for name, form in self._shown_metrics.items() if record.get(name) is not None
+        ]
         best = "  (best)" if record["is_best"] else ""
         self.console.print(f"[bold]step {record['step']}[/]  {', '.join(parts)}{best}")
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.device import keep_freed_memory, return_free_memory
 from tformer.errors import InputError, NonFiniteLossError, did_you_mean
-from tformer.metrics import HIGHER_IS_BETTER
+from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import Step, step_listeners
 from tformer.objectives.base import Objective, total_loss
 from tformer.optim.ema import Ema
@@ -55,6 +55,7 @@ class Batches(Protocol):
 class Observer(Protocol):
     """Receiver of training events: the terminal and metrics.jsonl."""
 
+    def stepped(self, step: int) -> None: ...
     def logged(self, record: dict[str, Any]) -> None: ...
     def validated(self, record: dict[str, Any]) -> None: ...
     def sampled(self, step: int, text: str) -> None: ...
@@ -131,6 +132,7 @@ class Trainer:
             if self._must_stop():
                 return self._leave()
             self._step()
+            self.observer.stepped(state.step)
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
                 # Full passes of the garbage collector over long-lived objects would pause training.
@@ -341,8 +343,7 @@ def score(values: dict[str, Any], training: Training) -> float:
                 (name for name, value in values.items() if name in HIGHER_IS_BETTER or name == "loss"),
             ),
         )
-    value = float(values[training.best_metric])
-    return -value if training.best_metric in HIGHER_IS_BETTER else value
+    return lower_is_better(training.best_metric, float(values[training.best_metric]))
 
 
 def random_key(*parts: int) -> int:

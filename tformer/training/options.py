@@ -121,14 +121,25 @@ class TrainOptions:
             "regression, seq2seq, span_corruption or denoising; the model gets the head that it needs.",
         ),
     ] = None
+    pooling: Annotated[
+        str | None,
+        OPTIMIZATION(
+            "--pooling",
+            help="Classifiers: one vector per text from the first position (cls), the last (eos), or the mean or "
+            "maximum of all (mean, max); padding never counts.",
+        ),
+        Key("model.heads.*.pooling"),
+    ] = None
     out: Annotated[Path | None, RUN("--out", help="Run directory (default runs/ARCH-PRESET-N).")] = None
     resume: Annotated[bool, RUN("--resume", help="Continue the run in --out, or the newest one.")] = False
     max_steps: Annotated[
-        int | None, RUN("--max-steps", help="Total number of optimizer steps."), Key("training.max_steps")
+        int | None,
+        RUN("--max-steps", help="Total number of optimizer steps, in place of the preset's epochs."),
+        Key("training.max_steps"),
     ] = None
     max_epochs: Annotated[
         float | None,
-        RUN("--max-epochs", help="Maximum number of passes over the training data."),
+        RUN("--max-epochs", help="Passes over the training data, in place of the preset's steps."),
         Key("training.max_epochs"),
     ] = None
     max_minutes: Annotated[

@@ -14,6 +14,7 @@ from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
 from tformer.tasks.base import TrainingStart
@@ -29,9 +30,6 @@ from tformer.training.teacher import (
 RUNS = Path("runs")
 FINE_TUNING = "bert/finetune"
 """Default preset for training a pre-trained encoder on labels."""
-
-UNLIMITED_STEPS = 10**9
-"""Value of training.max_steps where only the number of epochs limits the training."""
 
 REGULARIZATION = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 """Settings of a stack that belong to the training, not to the architecture."""
@@ -107,10 +105,7 @@ def _resume(options: TrainOptions) -> Start:
         resolved = _load(options)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
         return Start(recipe=resolved.recipe, notes=(note, *resolved.notes), out=out, may_exist=out is not None)
-    flags = options.recipe_values()
-    if "training.max_epochs" in flags:  # the recipe's steps follow from the former number of epochs
-        flags.setdefault("training.max_steps", UNLIMITED_STEPS)
-    resolved = load_recipe(config=recipe_file, flags=flags, sets=list(options.sets))
+    resolved = load_recipe(config=recipe_file, flags=options.recipe_values(), sets=list(options.sets))
     recipe = resolved.recipe
     arch, preset = _named(options)
     for given, own, name in ((arch, recipe.arch, "--arch"), (preset, recipe.preset, "--preset")):

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ def run_training(
         if options.dry_run:
             return describe(prepared)
         training_begins()
-        session = Session(prepared, console=console, should_stop=should_stop, began=began)
+        with progress("making the model"):
+            session = Session(prepared, console=console, work=work, began=began)
         with session.run:
             return session.train()
 
@@ -77,8 +79,9 @@ def run_training(
 class Session:
     """The run directory and the parts of one training, and the callbacks of the loop."""
 
-    def __init__(self, prepared: Prepared, *, console: Console, should_stop: ShouldStop, began: float) -> None:
-        self.prepared, self.console, self.should_stop, self.began = prepared, console, should_stop, began
+    def __init__(self, prepared: Prepared, *, console: Console, work: Work, began: float) -> None:
+        self.prepared, self.console, self.work, self.began = prepared, console, work, began
+        self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
         self.recipe_yaml = recipe_to_yaml(recipe)
         tokenizer, target = prepared.data.tokenizer, prepared.data.target_tokenizer
@@ -108,7 +111,10 @@ class Session:
         batch = [size and size * training.grad_accum for size in (training.batch_size, training.batch_tokens)]
         if resumed is None:
             return TrainerState(data_fingerprint=self.prepared.data.fingerprint, global_batch=batch)
-        state = TrainerState.from_json(resumed.trainer)
+        name = resumed.path / "trainer.json"
+        state = TrainerState.from_json(resumed.trainer, name=str(name))
+        if state.step != resumed.step:
+            raise InputError(f"{name} is damaged: step: expected {resumed.step} as in the manifest, found {state.step}")
         if state.global_batch != batch:
             own, given = _global_batch_text(state.global_batch), _global_batch_text(batch)
             raise InputError(
@@ -231,7 +237,10 @@ class Session:
             write_sample=self.run.append_sample,
             first_step=self.state.step,
             unit="tok" if prepared.data.tokenizer is not None else "img",
+            progress=self.work.progress,
+            shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
+        self.work = replace(self.work, progress=display.progress)
         trainer = Trainer(
             self.parts,
             Hooks(
@@ -298,7 +307,7 @@ class Session:
 
     def _validate(self) -> dict[str, Any] | None:
         self.models.eval()
-        values = self.prepared.data.validate(self.model, self.objective, self.should_stop)
+        values = self.prepared.data.validate(self.model, self.objective, self.work)
         if self.should_stop():
             return None
         self.last_values = values
@@ -310,7 +319,10 @@ class Session:
         if every == 0 or (every is not None and step % every and step < training.max_steps):
             return ""
         write = self.prepared.data.sample
-        text = "" if write is None else write(self.model, self.should_stop)
+        text: str | None = ""
+        if write is not None:
+            with self.work.progress("writing a sample"):
+                text = write(self.model, self.should_stop)
         self.last_sample = text or self.last_sample
         return text
 

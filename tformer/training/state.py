@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt
+from pydantic import AfterValidator, AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
 from tformer.errors import InputError
+from tformer.formatting import shortened
+
+Count = Annotated[int, Ge(0)]
+STRICT = ConfigDict(extra="forbid", strict=True)
 
 
+def _keys(**types: Any) -> AfterValidator:
+    """Check of the state of a part: a dict with exactly these keys, or an empty one."""
+    adapters = {
+        name: TypeAdapter(type_, config=ConfigDict(strict=True, allow_inf_nan=False)) for name, type_ in types.items()
+    }
+
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        if values and values.keys() != types.keys():
+            raise ValueError(f"expected the keys {', '.join(types)}")
+        return {name: adapters[name].validate_python(value) for name, value in values.items()}
+
+    return AfterValidator(check)
+
+
+@with_config(STRICT)
 @dataclass
 class RunningSums:
     """Sums since the last log line. They are saved, so that a resumed run writes the same line."""
 
     loss: float = 0.0
-    steps: int = 0
+    steps: Count = 0
     grad_norm: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)  # unweighted; empty for a loss of one term
 
@@ -29,39 +51,47 @@ class RunningSums:
         self.steps += 1
 
 
+@with_config(STRICT)
 @dataclass
 class TrainerState:
     """State of a run. `step` is the number of finished optimizer steps; `cursor` names the next batch."""
 
-    step: int = 0
-    tokens: int = 0
-    cursor: dict[str, Any] = field(default_factory=dict)
-    best_score: float | None = None  # lower is better
-    best_step: int | None = None
-    bad_validations: int = 0
-    skipped_steps: int = 0
+    step: Count = 0
+    tokens: Count = 0
+    cursor: Annotated[dict[str, Any], _keys(epoch=Count, window=Count, batch=Count)] = field(default_factory=dict)
+    best_score: Annotated[float, AllowInfNan(False)] | None = None  # lower is better
+    best_step: Count | None = None
+    bad_validations: Count = 0
+    skipped_steps: Count = 0
     validated: bool = True  # False: the validation at `step` was interrupted and runs first on resume
     finished: bool = False
-    schedule: dict[str, Any] = field(default_factory=dict)
-    scaler: dict[str, Any] = field(default_factory=dict)
+    schedule: Annotated[dict[str, Any], _keys(best=float | None, bad_count=Count, scale=Annotated[float, Ge(0)])] = (
+        field(default_factory=dict)
+    )
+    scaler: Annotated[dict[str, Any], _keys(scale=Annotated[float, Gt(0)], finite_steps=Count)] = field(
+        default_factory=dict
+    )
     sums: RunningSums = field(default_factory=RunningSums)
     data_fingerprint: str = ""
     # [sequences, tokens] of one step, the unit of the cursor
-    global_batch: list[int | None] = field(default_factory=list)
-    seconds: float = 0.0
+    global_batch: list[Count | None] = field(default_factory=list)
+    seconds: Annotated[float, Ge(0)] = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> TrainerState:
-        """The inverse of `to_json`. Errors: unknown or missing keys (a checkpoint of another version)."""
-        names = {entry.name for entry in dataclasses.fields(cls)}
-        if not names >= document.keys():
-            raise InputError(f"trainer.json has unknown keys {sorted(document.keys() - names)}", hint="upgrade tformer")
-        values = dict(document)
-        values["sums"] = RunningSums(**values.get("sums", {}))
-        return cls(**values)
+    def from_json(cls, document: dict[str, Any], *, name: str = "trainer.json") -> TrainerState:
+        """The inverse of `to_json`. Raises InputError for unknown keys and for values that no training writes."""
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(document))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part[0].islower())
+            found = "" if first["type"] == "missing" else f", found {shortened(repr(first['input']), 60)}"
+            raise InputError(
+                f"{name} is damaged: {key}: {first['msg'].removeprefix('Value error, ').lower()}{found}"
+            ) from None
 
 
 class LossScaler:

@@ -1,8 +1,7 @@
-"""Batch: the frozen value that objectives collate and models read; padding of rows to one width.
+"""Batch: the frozen value that objectives collate and models read.
 
 Field names are those of Hugging Face's models. A field that a family does not use is None. `attention_mask` is None if
-nothing is padded, so that attention can take its fast path. A `PadLayout` fixes where each row starts, so that ids,
-labels and document ids of an example are aligned.
+nothing is padded, so that attention can take its fast path.
 """
 
 # Shapes: B examples, T tokens (or the padded length), U decoder tokens, C channels, Y x X pixels.
@@ -10,19 +9,13 @@ labels and document ids of an example are aligned.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-WIDTH_MULTIPLE = 8  # of the widths of text batches
 TARGETS = frozenset({"labels", "next_sentence_label"})  # what is predicted; not an input of models
-
-Side = Literal["right", "left", "random"]
-PadTo = Literal["longest", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +55,15 @@ class Batch:
 
     def model_inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
-        return {name: tensor for name, tensor in self._tensors().items() if name not in TARGETS}
+        return {name: tensor for name, tensor in self.tensors().items() if name not in TARGETS}
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is not None, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed = {name: change(tensor) for name, tensor in self._tensors().items()}
+        changed = {name: change(tensor) for name, tensor in self.tensors().items()}
         return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels)
 
 
@@ -82,68 +76,3 @@ def _count_tokens(batch: Batch) -> int:
     if batch.pixel_values is not None:
         count += batch.pixel_values.shape[0]
     return count
-
-
-@dataclass(frozen=True)
-class PadLayout:
-    """Row b occupies columns `starts[b] : starts[b] + lengths[b]` of an array `width` wide."""
-
-    starts: np.ndarray  # [B]
-    lengths: np.ndarray  # [B]
-    width: int
-
-    def fill(self, rows: Sequence[np.ndarray], value: int) -> np.ndarray:
-        """[B, T] int64 with each row in its place and `value` everywhere else."""
-        padded = np.full((len(self.starts), self.width), value, dtype=np.int64)
-        for index, row in enumerate(rows):
-            start = self.starts[index]
-            padded[index, start : start + len(row)] = row
-        return padded
-
-    def mask(self) -> np.ndarray | None:
-        """[B, T] bool, True on real tokens; None if nothing is padded."""
-        if (self.lengths == self.width).all():
-            return None
-        columns = np.arange(self.width)
-        starts = self.starts[:, None]
-        return (columns >= starts) & (columns < starts + self.lengths[:, None])
-
-
-def pad_layout(
-    lengths: Sequence[int] | np.ndarray,
-    *,
-    side: Side = "right",
-    pad_to: PadTo = "longest",
-    max_len: int | None = None,
-    rng: np.random.Generator | None = None,
-    multiple: int = 1,
-) -> PadLayout:
-    """The places of rows of these lengths. `pad_to="max"` needs `max_len`; `side="random"` needs `rng`.
-
-    The width is rounded up to a multiple of `multiple` where `max_len` allows, see `padded_lengths`.
-    """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    longest = int(lengths.max(initial=0))
-    assert max_len is None or longest <= max_len, f"a row has {longest} tokens, more than the maximum of {max_len}"
-    width = longest
-    if (lengths != longest).any():  # rows of equal length need no mask
-        width = int(padded_lengths(lengths.max(), multiple=multiple))
-    if max_len is not None:
-        width = max_len if pad_to == "max" else min(width, max_len)
-    spare = width - lengths
-    if side == "right":
-        starts = np.zeros_like(lengths)
-    elif side == "left":
-        starts = spare
-    else:
-        assert rng is not None, 'side="random" needs rng'
-        starts = rng.integers(0, spare + 1)
-    return PadLayout(starts=starts, lengths=lengths, width=width)
-
-
-def padded_lengths(lengths: np.ndarray, *, multiple: int = WIDTH_MULTIPLE) -> np.ndarray:
-    """Lengths rounded up, so that batches have few different widths.
-
-    A new shape for each batch would cost memory that allocators do not get back, and time for compiling kernels.
-    """
-    return -(-lengths // multiple) * multiple

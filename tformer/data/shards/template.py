@@ -55,15 +55,23 @@ class TextTemplate:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
 
-def single_template(tokenizer: Tokenizer) -> TextTemplate:
-    """The special tokens around one text."""
+def plain_template(prefix: Sequence[int] = (), suffix: Sequence[int] = ()) -> TextTemplate:
+    """A template for one text: ids before and after it, all of type 0."""
+    return TextTemplate(tuple(prefix), (), tuple(suffix), (0,) * len(prefix), (), (0,) * len(suffix), second_type=0)
+
+
+def own_template(tokenizer: Tokenizer) -> TextTemplate:
+    """What the tokenizer's own template puts around one text; nothing for a tokenizer without one."""
     bare = tokenizer.encode("", template=True)
     text, probe = _probe(tokenizer)
     cut = _place(bare, tokenizer.encode(text, template=True), probe)
-    prefix, suffix = bare[:cut], bare[cut:]
-    if not bare:
-        suffix = _end(tokenizer)
-    return TextTemplate(tuple(prefix), (), tuple(suffix), (0,) * len(prefix), (), (0,) * len(suffix), second_type=0)
+    return plain_template(bare[:cut], bare[cut:])
+
+
+def single_template(tokenizer: Tokenizer) -> TextTemplate:
+    """The special tokens around one text that an encoder or a classifier reads."""
+    own = own_template(tokenizer)
+    return own if own.num_special else plain_template(suffix=_end(tokenizer))
 
 
 def pair_template(tokenizer: Tokenizer) -> TextTemplate:
@@ -171,14 +179,14 @@ def assemble(
     return pool[places], types[places], lengths, cut
 
 
+def head_of(kept: np.ndarray, truncation: Truncation) -> np.ndarray:
+    """How many of the kept tokens are from the beginning of each text; the others are from its end."""
+    return {"head": kept, "tail": np.zeros_like(kept), "head_tail": -(-kept // 2)}[truncation]
+
+
 def _kept(start: np.ndarray, size: np.ndarray, kept: np.ndarray, truncation: Truncation) -> Runs:
     """The part of each text that is kept, as two runs (start, size)."""
-    if truncation == "head":
-        head = kept
-    elif truncation == "tail":
-        head = np.zeros_like(kept)
-    else:
-        head = -(-kept // 2)
+    head = head_of(kept, truncation)
     return [(start, head), (start + size - (kept - head), kept - head)]
 
 

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tformer.data.encoding import encode_prompt, token_text
 from tformer.data.shards.template import TextTemplate, pair_template, single_template
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
-from tformer.decoding.prompts import encode_prompt, suppressed_tokens
+from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
 from tformer.errors import InputError
 from tformer.loading import Loaded
@@ -32,7 +33,6 @@ from tformer.nn.embedding import PatchEmbedding
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
 
-SPELLED_OUT = ("wordpiece", "word", "char")  # kinds with tokens shown as in the vocabulary
 CONTINUES = "##"
 
 
@@ -96,17 +96,6 @@ def image_side(*, rows: int, columns: int, has_cls: bool) -> Side:
     tokens = (["CLS"] if has_cls else []) + patches
     special = np.arange(len(tokens)) < has_cls
     return Side("encoder", tuple(tokens), tuple(special.tolist()), (True,) * len(tokens))
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of a token with its leading space; a part of a character as the vocabulary spells it."""
-    spelled = tokenizer.token(token)
-    if tokenizer.kind in SPELLED_OUT or tokenizer.is_special(token):
-        return spelled
-    text = tokenizer.decode([token], skip_special=False)
-    if spelled.startswith("▁") and not text.startswith(" "):
-        text = " " + text  # the decoder dropped the first space of a text
-    return text if text and "\N{REPLACEMENT CHARACTER}" not in text else spelled
 
 
 def _joined(tokens: Sequence[str]) -> str:

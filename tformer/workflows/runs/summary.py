@@ -22,7 +22,7 @@ from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
 from tformer.errors import InputError
 from tformer.loading import embedding_rows
-from tformer.metrics import HIGHER_IS_BETTER
+from tformer.metrics import lower_is_better
 from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 
@@ -309,8 +309,7 @@ def _metric(run: RunSummary) -> tuple[str, float] | None:
     """Sort key: by metric, then the best first."""
     if run.best is None:
         return None
-    sign = -1 if run.best.metric in HIGHER_IS_BETTER else 1
-    return run.best.metric, sign * run.best.value
+    return run.best.metric, lower_is_better(run.best.metric, run.best.value)
 
 
 def _largest(value: float | None) -> float | None:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,31 +14,13 @@ from typing import Any
 
 from tformer.checkpoint.files import write_text
 from tformer.formatting import amount, finite_or_none, mebibytes
-from tformer.metrics import HIGHER_IS_BETTER
+from tformer.metrics import Stat, lower_is_better
 from tformer.viz.curves import Curve, draw_curves
 from tformer.workflows.sweep.cells import DONE, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.plan import Plan
 
 TWO_DECIMALS = frozenset({"bleu", "chrf"})
-
-
-@dataclass(frozen=True)
-class Stat:
-    """Mean and sample standard deviation (n - 1) over `count` seeds; None for one seed."""
-
-    mean: float
-    deviation: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Stat | None:
-        """None without values; a mean that is not finite has no deviation."""
-        if not values:
-            return None
-        if len(values) == 1 or not all(map(math.isfinite, values)):
-            return cls(sum(values) / len(values), None, len(values))
-        return cls(statistics.fmean(values), statistics.stdev(values), len(values))
 
 
 @dataclass(frozen=True)
@@ -64,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A measure in the table. judged: it has better and worse values, and the best of a task is marked."""
+    """A measure in the table. judged: it has better and worse values, and the best ones of a task are marked."""
 
     key: str
     title: str
@@ -90,26 +71,40 @@ class Table:
         return [*(["task"] if self.has_tasks else []), *self.labels, *(column.title for column in self.columns)]
 
     def cells(self, row: Row, *, mark: Callable[[str], str] = str) -> list[str]:
-        """The row's texts under `headings`; `mark` changes the best of a task."""
+        """The row's texts under `headings`; `mark` changes the best ones of a task."""
         texts = [*([row.task] if self.has_tasks else []), *(row.choices.get(label, "") for label in self.labels)]
         for column in self.columns:
             text = _text(row, column)
             texts.append(mark(text) if column.judged and self._is_best(row, column) else text)
         return texts
 
-    def _is_best(self, row: Row, column: Column) -> bool:
-        def score(other: Row) -> float | None:
-            stat = other.stats.get(column.key)
-            if stat is None or not math.isfinite(stat.mean) or other.metrics.get(column.key) != metric:
-                return None
-            return stat.mean if metric in HIGHER_IS_BETTER else -stat.mean
+    def remarks(self) -> list[str]:
+        """Sentences about what the marks mean, or why there are none; none for a table without rivals."""
+        judged = [column for column in self.columns if column.judged]
+        rivals = [found for row in self.rows for column in judged if len(found := self._rivals(row, column)) > 1]
+        if not rivals:
+            return []
+        if all(stat.count == 1 for stats in rivals for stat in stats):
+            return ["one seed: no variant is marked as the best, as a difference may be chance (--seeds 3 measures it)"]
+        return [
+            "bold: the best variant of a task, and those that tie with it, which means that they differ by less than "
+            "twice the standard error of the difference over the seeds; none, where all tie"
+        ]
 
+    def _is_best(self, row: Row, column: Column) -> bool:
+        """Whether the row ties with the best of its task; none does where all tie."""
+        own, rivals = row.stats.get(column.key), self._rivals(row, column)
+        if own is None or own not in rivals:
+            return False
+        best = min(rivals, key=lambda stat: lower_is_better(row.metrics[column.key], stat.mean))
+        return own.ties_with(best) and not all(stat.ties_with(best) for stat in rivals)
+
+    def _rivals(self, row: Row, column: Column) -> list[Stat]:
+        """The finite values of the row's task in a column; none in a column of another task."""
         metric = row.metrics.get(column.key)
-        if metric is None:
-            return False  # of another task
-        own = score(row)
-        rivals = [value for other in self.rows if other.task == row.task and (value := score(other)) is not None]
-        return own is not None and min(rivals) < own == max(rivals)
+        alike = (other for other in self.rows if other.task == row.task and other.metrics.get(column.key) == metric)
+        found = [other.stats[column.key] for other in alike if metric is not None and column.key in other.stats]
+        return [stat for stat in found if math.isfinite(stat.mean)]
 
 
 COSTS = (
@@ -206,7 +201,7 @@ CURVES = ("curve", "training_curve")
 
 def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path) -> None:
     """table.md, table.csv (a row a variant), cells.csv (a row a training) and table.json, each whole or not at all."""
-    write_text(out / "table.md", markdown(table))
+    write_text(out / "table.md", markdown(table) + "".join(f"\n{remark}\n" for remark in table.remarks()))
     write_text(out / "table.csv", _csv(_variant_rows(table)))
     write_text(out / "cells.csv", _csv(_cell_rows(table, results)))
     text = json.dumps(finite_or_none(document(plan, table, results)), ensure_ascii=False, allow_nan=False, indent=1)
@@ -214,7 +209,7 @@ def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path)
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown, the best of each task in bold."""
+    """The table as Markdown, the best ones of each task in bold."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

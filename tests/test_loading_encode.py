@@ -1,0 +1,109 @@
+"""`run.encode`: Python gives the model the ids that the commands give it, so that scores are equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tformer
+from tests.interop.parity import randomised
+from tests.interop.test_interop_tokenizers import llama
+from tformer.build import build_model
+from tformer.checkpoint.run import RunDirectory
+from tformer.checkpoint.save import save_checkpoint
+from tformer.errors import InputError
+from tformer.recipe.load import recipe_from_yaml
+from tformer.tokenizer import TokenizerOptions, train_tokenizer
+
+STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}"
+TRANSLATOR = f"""
+schema: 1
+arch: transformer
+model: {{d_model: 8, max_seq_len: 32, encoder: {STACK}, decoder: {STACK}, heads: [{{kind: lm}}], init: {{std: 0.5}}}}
+objectives: [{{kind: seq2seq}}]
+training: {{precision: fp32}}
+"""
+TAGGER = f"""
+schema: 1
+arch: bert
+model: {{d_model: 8, max_seq_len: 32, encoder: {STACK}, heads: [{{kind: classifier, num_labels: 2}}]}}
+objectives: [{{kind: classification}}]
+data: {{labels: [no, yes]}}
+training: {{precision: fp32}}
+"""
+
+
+def written(folder: Path, recipe_text: str, template: str) -> Path:
+    options = TokenizerOptions(model="char", template=template)  # type: ignore[arg-type]
+    tokenizer = train_tokenizer(lambda: iter(["abcdefgh .\n"]), options)
+    torch.manual_seed(0)
+    model = build_model(recipe_from_yaml(recipe_text, name="test").model, vocab_size=tokenizer.vocab_size)
+    run = RunDirectory.create(arch="any", preset="tiny", runs_dir=folder)
+    return save_checkpoint(
+        run, 1, weights=model.state_dict(), recipe_yaml=recipe_text, tokenizer_json=tokenizer.to_json(),
+        tokenizer_sha256=tokenizer.sha256, trainer={"step": 1},
+    )  # fmt: skip
+
+
+def score(cli: Callable[..., Any], path: Path, folder: Path, source: str, target: str) -> float:
+    (folder / "source.txt").write_text(source + "\n")
+    (folder / "target.txt").write_text(target + "\n")
+    files = ("--source", folder / "source.txt", "--target", folder / "target.txt")
+    outcome = cli("evaluate", path, *files, "--score", "--json")
+    assert outcome.code == 0, outcome.err
+    return float(json.loads(outcome.out)["logprob"])
+
+
+def test_a_translation_scores_the_same_in_python_as_with_the_command(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = written(tmp_path, TRANSLATOR, "seq2seq")
+    run = tformer.load(path)
+    read, predicted = run.encode_target("bad")
+    logits = run.model(torch.tensor([run.encode("a cab.")]), decoder_input_ids=torch.tensor([read])).logits
+    found = logits[0].log_softmax(-1)[range(len(predicted)), predicted].sum().item()
+    assert found == pytest.approx(score(cli, path, tmp_path, "a cab.", "bad"), abs=1e-4)
+    bare = run.model(torch.tensor([run.text_tokenizer.encode("a cab.")]), decoder_input_ids=torch.tensor([read]))
+    assert abs(bare.logits[0].log_softmax(-1)[range(len(predicted)), predicted].sum().item() - found) > 1e-3
+
+
+def test_a_continuation_scores_the_same_in_python_as_with_the_command(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """A tokenizer that begins every text with <s>, as Llama's does."""
+    import transformers
+
+    folder = llama(tmp_path / "llama")
+    size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    randomised(transformers.LlamaForCausalLM(config)).save_pretrained(folder)  # type: ignore[operator]
+    run = tformer.load(folder)
+    prompt, whole = run.encode("the"), run.encode("the cats")
+    assert prompt[0] == 1 and prompt[1:] == run.text_tokenizer.encode("the")
+    logprobs = run.model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)
+    wanted = whole[len(prompt) :]
+    found = logprobs[len(prompt) - 1 :][range(len(wanted)), wanted].sum().item()
+    assert found == pytest.approx(score(cli, folder, tmp_path, "the", " cats"), abs=1e-4)
+
+
+def test_a_classifier_gives_the_probabilities_of_the_command(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = written(tmp_path, TAGGER, "bert")
+    run = tformer.load(path)
+    special = run.text_tokenizer.special
+    ids = run.encode("a bad cab")
+    assert (ids[0], ids[-1]) == (special.cls, special.sep)
+    logits = run.model(torch.tensor([ids])).logits
+    document = json.loads(cli("classify", path, "--text", "a bad cab", "--json").out)
+    probability = logits.softmax(-1).max().item()
+    assert max(document["probabilities"].values()) == pytest.approx(probability, abs=1e-4)
+    with pytest.raises(InputError, match="only an encoder-decoder has a target side"):
+        run.encode_target("a")
+
+
+def test_decode_reverses_encode(tmp_path: Path) -> None:
+    run = tformer.load(written(tmp_path, TAGGER, "bert"))
+    assert run.decode(run.encode("a bad cab")) == "a bad cab"

@@ -1,0 +1,273 @@
+"""`tformer tokenize`: how tokenizers cut texts into pieces, and what the model reads: ids, template, padding, mask."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tformer.cli.command import examples, takes_options
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
+from tformer.errors import InputError, visible
+from tformer.formatting import as_cell
+from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
+
+if TYPE_CHECKING:
+    from tformer.data.encoding import TextReader
+    from tformer.workflows.tokenizing import Reading, Subject
+
+INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
+MOST_TABLES = 200  # tokens: of more, the plain output shows pieces, but not each token with its offsets
+MARKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+COLOURS = ("black on bright_cyan", "black on bright_yellow")
+SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
+
+EPILOG = examples(
+    '`tformer tokenize runs/bert-tiny-1 --text "The cats sat." --text "A dog."`',
+    '`tformer tokenize runs/bert-tiny-1 --text "The cats sat." --text2 "They slept." --max-length 12`',
+    "`tformer tokenize bpe.json unigram.json --input corpus.txt`",
+    '`tformer tokenize runs/gpt-tiny-1 --ids "12 7 345"`',
+)
+
+
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """The options of `tformer tokenize`."""
+
+    paths: Annotated[
+        tuple[str, ...],
+        argument(
+            "[RUN|tokenizer.json]",
+            help="Runs, checkpoints, Hugging Face folders or tokenizer.json files, compared with each other when there "
+            "are several; default: the newest run.",
+            show_default=False,
+        ),
+    ] = ()
+    text: Annotated[
+        tuple[str, ...], INPUT("--text", metavar="TEXT", help="A text; repeat it for a batch.", show_default=False)
+    ] = ()
+    text2: Annotated[str | None, INPUT("--text2", metavar="TEXT", help="The second text of a pair.")] = None
+    input_path: Annotated[
+        str | None,
+        INPUT("--input", metavar="FILE|-", help="Texts, one a line. Default: standard input if it is piped."),
+    ] = None
+    invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    ids: Annotated[
+        str | None, INPUT("--ids", metavar="IDS", help='Decode these ids, as in "12 7 345", instead of a text.')
+    ] = None
+    side: Annotated[
+        Literal["source", "target"] | None,
+        READING("--side", help="Side of an encoder-decoder: the target has start and end tokens of its own."),
+    ] = None
+    no_template: Annotated[bool, READING("--no-template", help="Leave out the special tokens around the text.")] = False
+    special: Annotated[
+        bool, READING("--special", help="Text that spells a special token, such as [MASK], becomes that token.")
+    ] = False
+    max_length: Annotated[
+        int | None,
+        READING("--max-length", metavar="N", help="Cut longer inputs to N tokens; default: the model's context."),
+    ] = None
+    truncation: Annotated[
+        Literal["head", "tail", "head_tail"] | None,
+        READING("--truncation", help="The part of a longer text that is kept; default: as in training, else head."),
+    ] = None
+    pad: Annotated[
+        Literal["longest", "max"] | None,
+        READING("--pad", help="Width of the batch: its longest text, or --max-length; default: as in training."),
+    ] = None
+    padding_side: Annotated[
+        Literal["right", "left"] | None, READING("--padding-side", help="Default: as in training, else right.")
+    ] = None
+    checkpoint: Checkpoint = "best"
+    as_json: Annotated[bool, OUTPUT("--json", help="One JSON document on standard output.")] = False
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is read."""
+        require_at_most_one([("--text", self.text or None), ("--input", self.input_path), ("--ids", self.ids)])
+        if self.text2 is not None and len(self.text) != 1:
+            raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
+        if self.max_length is not None and self.max_length < 1:
+            raise InputError(f"--max-length must be at least 1, found {self.max_length}")
+        if not self.text and self.input_path is None and self.ids is None and sys.stdin.isatty():
+            raise InputError("there is no text", hint="give --text TEXT, --input FILE or --ids IDS, or pipe text in")
+
+    def reader(self, subject: Subject) -> TextReader:
+        """The subject's reading with the changes that the options ask for."""
+        from tformer.data.shards.template import plain_template
+
+        named = ("max_length", "truncation", "padding_side")
+        changes: dict[str, Any] = {name: value for name in named if (value := getattr(self, name)) is not None}
+        if self.pad is not None:
+            changes["pad_to"] = self.pad
+        if self.special:
+            changes["tokenizer"] = subject.tokenizer.reading_special()
+        if self.no_template:
+            if self.text2 is not None:
+                raise InputError("--no-template and --text2 exclude each other: nothing would separate the texts")
+            changes |= {"single": plain_template(), "pair": None, "starts": ()}
+        reader = replace(subject.reader, **changes)
+        if reader.pad_to == "max" and reader.max_length is None:
+            raise InputError(f"--pad max: {subject.name} has no maximum length", hint="add --max-length N")
+        return reader
+
+
+@takes_options
+def tokenize(options: TokenizeOptions) -> None:
+    """Show how a text becomes tokens: pieces, ids, offsets, special tokens, padding and mask of a batch.
+
+    A run or checkpoint shows exactly what its model reads; a tokenizer.json shows its own template. Several tokenizers
+    are compared on the same text by bytes per token.
+    """
+    options.check()
+    from tformer.workflows.tokenizing import decoded_document, newest_run, open_subject
+
+    paths = [Path(path) for path in options.paths] or [newest_run()]
+    subjects = [open_subject(path, checkpoint=options.checkpoint, side=options.side) for path in paths]
+    for subject in subjects:
+        show_notes(subject.notes)
+    if options.ids is not None:
+        ids = parse_ids(options.ids)
+        documents = [decoded_document(subject, ids) for subject in subjects]
+        if options.as_json:
+            emit_json({"tokenizers": documents})
+            return
+        for document in documents:
+            _show_decoded(document)
+        return
+    subjects = [replace(subject, reader=options.reader(subject)) for subject in subjects]
+    texts = list(_texts(options))
+    if not texts:
+        raise InputError("there is no text: the input is empty")
+    _report(options, subjects, texts)
+
+
+def _texts(options: TokenizeOptions) -> Iterator[tuple[str, ...]]:
+    """Each text, or pair of texts."""
+    if options.text:
+        second = () if options.text2 is None else (options.text2,)
+        yield from ((text, *second) for text in options.text)
+        return
+    from tformer.decoding.lines import BLOCK_LINES, STANDARD_INPUT, line_blocks
+
+    path = STANDARD_INPUT if options.input_path is None else options.input_path
+    for block in line_blocks(path, errors=options.invalid_utf8, size=BLOCK_LINES):
+        yield from ((line,) for line in block)
+
+
+def parse_ids(text: str) -> list[int]:
+    """Ids separated by spaces, commas or brackets. Raises InputError for anything else."""
+    words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None or not words:
+        found = "nothing" if wrong is None else f"'{wrong}'"
+        raise InputError(f"--ids: found {found}, expected whole numbers", hint='for example --ids "12 7 345"')
+    return [int(word) for word in words]
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _report(options: TokenizeOptions, subjects: Sequence[Subject], texts: Sequence[tuple[str, ...]]) -> None:
+    from tformer.workflows.tokenizing import Reading, described, totals
+
+    documents: list[dict[str, Any]] = []
+    for subject in subjects:
+        reader = subject.reader
+        readings = [Reading(text, reader.encode(*text, cut=True)) for text in texts]
+        batch = reader.batch([reading.encoded for reading in readings])
+        sums = totals(readings, subject.tokenizer)
+        documents.append({**described(subject), "totals": sums})
+        if options.as_json:
+            documents[-1]["texts"] = [reading.document(subject.tokenizer) for reading in readings]
+            documents[-1]["batch"] = {name: values.tolist() for name, values in batch.items()}
+            continue
+        _show_facts(documents[-1])
+        detailed = len(subjects) == 1 and sums["tokens"] <= MOST_TABLES
+        for number, reading in enumerate(readings, start=1):
+            _show_reading(subject, reading, number=number if len(readings) > 1 else None, detailed=detailed)
+        if detailed:
+            _show_batch(reader, batch)
+        elif len(subjects) == 1:
+            show_notes([f"more than {MOST_TABLES} tokens: --json has the id and the offsets of each"])
+    if options.as_json:
+        emit_json({"tokenizers": documents})
+    elif len(subjects) > 1 or len(texts) > 1:
+        _show_totals(documents)
+
+
+def _show_facts(document: dict[str, Any]) -> None:
+    pair = f", pair {document['pair_template']}" if document["pair_template"] else ""
+    length = f", at most {document['max_length']:,} tokens" if document["max_length"] else ""
+    facts = f"{document['model']}, {document['vocab_size']:,} entries, template {document['template']}{pair}{length}"
+    special = " ".join(f"{role}={one['token']}:{one['id']}" for role, one in document["special_tokens"].items())
+    emit_lines([f"{document['path']}: {facts}", f"special tokens: {special or 'none'}"])
+
+
+def _show_reading(subject: Subject, reading: Reading, *, number: int | None, detailed: bool) -> None:
+    document = reading.document(subject.tokenizer)
+    _show_pieces(subject, document["tokens"])
+    if not detailed:
+        return
+    rows = [["piece", "id", "characters", "text", "type", ""]]
+    for token in document["tokens"]:
+        characters = "" if token["special"] else f"{token['start']}-{token['end']}"
+        kind = "special" if token["special"] else ""
+        shown = [as_cell(token["piece"]), str(token["id"]), characters, token["text"].translate(MARKS)]
+        rows.append([visible(cell) for cell in [*shown, str(token["type"]), kind]])
+    emit_lines(aligned(rows, right=("id", "type")))
+    rate = document["bytes_per_token"]
+    counts = f"{document['bytes']:,} bytes, {document['num_tokens']:,} tokens"
+    counts += "" if rate is None else f", {rate:.2f} bytes per token"
+    counts += f", {document['num_cut']:,} tokens cut" if document["num_cut"] else ""
+    name = "" if number is None else f"text {number}: "
+    emit_lines([f"{name}{counts}", f"decoded: {as_cell(document['decoded'])}", ""])
+
+
+def _show_pieces(subject: Subject, tokens: Sequence[dict[str, Any]]) -> None:
+    """All pieces on one line: coloured on a terminal, else with bars between them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    pieces = [visible(token["text"].translate(MARKS)) for token in tokens]
+    if not console.is_terminal or console.no_color:
+        emit("|".join(pieces))
+        return
+    line, unknown = Text(), subject.tokenizer.special.unk
+    for place, (token, piece) in enumerate(zip(tokens, pieces, strict=True)):
+        odd = SPECIAL_COLOUR if token["special"] else UNKNOWN_COLOUR if token["id"] == unknown else None
+        line.append(piece, style=odd or COLOURS[place % 2])
+    console.print(line)
+
+
+def _show_batch(reader: TextReader, batch: dict[str, Any]) -> None:
+    rows, width = batch["input_ids"].shape
+    pad = f"{reader.tokenizer.token(reader.pad_id)} (id {reader.pad_id})"
+    padded = "" if batch["attention_mask"].all() else f", padded on the {reader.padding_side} with {pad}"
+    emit(f"batch of {rows} x {width}{padded}")
+    shown = {name: values for name, values in batch.items() if name != "token_type_ids" or values.any()}
+    digits = len(str(batch["input_ids"].max(initial=0)))
+    for name, values in shown.items():
+        for number, row in enumerate(values.tolist()):
+            emit(f"{name if number == 0 else '':15}" + " ".join(str(value).rjust(digits) for value in row))
+
+
+def _show_totals(documents: Sequence[dict[str, Any]]) -> None:
+    headings = ["tokenizer", "kind", "entries", "texts", "bytes", "tokens", "bytes per token", "unknown", "distinct"]
+    rows = []
+    for document in documents:
+        sums = document["totals"]
+        rate = "-" if sums["bytes_per_token"] is None else f"{sums['bytes_per_token']:.3f}"
+        counts = [f"{sums[name]:,}" for name in ("texts", "bytes", "tokens")]
+        rest = [rate, f"{sums['unknown']:,}", f"{sums['distinct']:,}"]
+        rows.append([document["path"], document["model"], f"{document['vocab_size']:,}", *counts, *rest])
+    plain = "\n".join(aligned([headings, *rows], right=headings[2:]))
+    print_table(headings, rows, title="All texts, template excluded", markdown=plain, text_columns=2)
+
+
+def _show_decoded(document: dict[str, Any]) -> None:
+    pieces = "|".join(piece.translate(MARKS) for piece in document["pieces"])
+    emit_lines([f"{document['path']}: {pieces}", as_cell(document["text"])])

@@ -1,0 +1,236 @@
+"""What the options of `tformer generate` do with loaded models: prepare them, and write samples or searched texts.
+
+The command shows the results line by line; the Python API returns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tformer.data.encoding import encode_prompt
+from tformer.decoding.completion import OnToken
+from tformer.decoding.generate import generate
+from tformer.decoding.inference import inference_dtype, prepare_decoding
+from tformer.decoding.lines import LineWindow
+from tformer.decoding.loaded import require_same_vocabularies, translator_of
+from tformer.decoding.options import GenerateOptions
+from tformer.decoding.prompts import suppressed_tokens, task_prefix
+from tformer.decoding.sentences import LINES, SentenceReader
+from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
+from tformer.decoding.translate import Continuer, Translation
+from tformer.device import resolve_device
+from tformer.errors import InputError
+from tformer.loading import Loaded, load
+from tformer.nn.heads import HEADS
+from tformer.tokenizer import Tokenizer
+
+OnCut = Callable[[int, int, int], None]
+"""Called as (number of the prompt from 1, its tokens, tokens of the context) when the beginning is not read."""
+ShouldStop = Callable[[], bool]
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def load_models(options: GenerateOptions) -> list[Loaded]:
+    """The models, each once, prepared for decoding. Raises InputError for models that cannot form an ensemble."""
+    device = resolve_device(options.device)
+    heads = {kind for kind, head in HEADS.items() if head.over_vocabulary}
+    names = names_of_models(options.arguments, options.ensemble)
+    return prepare_models([load(name, device=device, which=options.checkpoint, kinds=heads) for name in names], options)
+
+
+def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[Loaded]:
+    """The models, each once, after `prepare_decoding`. Raises InputError for models that cannot form an ensemble."""
+    each: dict[Path, Loaded] = {}
+    for loaded in models:
+        if options.special_tokens:
+            loaded.tokenizer = loaded.text_tokenizer.reading_special()
+        each.setdefault(loaded.path.resolve(), loaded)
+    chosen = list(each.values())
+    if len(chosen) > 1:
+        require_same_vocabularies(chosen)
+    for loaded in chosen:
+        device = next(loaded.model.parameters()).device
+        note = prepare_decoding(
+            loaded.model,
+            inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=device),
+            compile=options.compile,
+            quantize=options.quantize,
+            rows=options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder(loaded)),
+            steps=partial(decoding_steps, options, loaded),
+        )
+        if note is not None:
+            loaded.notes.append(note)
+    return chosen
+
+
+def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[str | None]:
+    """The models to load, in order; None is the newest run.
+
+    Typer gives only the first word after `--ensemble` to the option and the others to RUN, so all belong to the
+    ensemble. A word with commas is several names, unless there is a folder of that name.
+    """
+    if not ensemble:
+        if len(arguments) > 1:
+            raise InputError(
+                f"unexpected argument '{arguments[1]}'",
+                hint="a text needs --prompt or --input; several models need --ensemble",
+            )
+        return list(arguments) or [None]
+    words = [part for word in ensemble for part in ([word] if Path(word).exists() else word.split(","))]
+    return [word for word in dict.fromkeys([*words, *arguments]) if word]
+
+
+def decoding_steps(options: GenerateOptions, loaded: Loaded) -> int:
+    """About how many decoding steps the command will take: batches of lines times the longest completion."""
+    longest = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
+    texts = options.texts_at_once(encoder_decoder=loaded.model.encoder is not None)
+    return longest * -(-count_lines(options.input_path) // texts)
+
+
+def count_lines(path: str | None) -> int:
+    """The lines of a file; 1 where the number is not known ahead: a prompt, standard input, a missing file."""
+    if path is None or not Path(path).is_file():
+        return 1
+    with Path(path).open("rb") as file:
+        return max(1, sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")))
+
+
+def is_encoder_decoder(loaded: Loaded) -> bool:
+    return loaded.model.is_encoder_decoder
+
+
+def fills_masks(loaded: Loaded) -> bool:
+    return loaded.model.decoder is None and "masked_lm" in loaded.model.heads
+
+
+# --- writers ----------------------------------------------------------------------------------------------------------
+
+
+class Sampler:
+    """Continues prompts by sampling with a decoder-only model."""
+
+    def __init__(self, loaded: Loaded, settings: GenerationSettings, *, on_cut: OnCut) -> None:
+        self.loaded, self.settings, self.on_cut = loaded, settings, on_cut
+
+    def write(
+        self,
+        prompts: Sequence[str],
+        *,
+        first_row: int = 0,
+        on_token: OnToken | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> list[list[Generated]]:
+        """The completions of each prompt; see `generate` for the arguments."""
+        tokenizer, settings = self.loaded.text_tokenizer, self.settings
+        ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+        limit = self.loaded.model.max_seq_len
+        for number, prompt_ids in enumerate(ids, start=first_row + 1):
+            if len(prompt_ids) > limit and settings.context == "slide":
+                self.on_cut(number, len(prompt_ids), limit)
+        return generate(
+            self.loaded.model,
+            ids,
+            settings,
+            tokenizer=tokenizer,
+            suppressed=suppressed_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens),
+            on_token=on_token,
+            should_stop=should_stop,
+            first_row=first_row,
+        )
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """Answers texts with translations (also sampled ones) or searched continuations, best first.
+
+    Attributes:
+        search: the answers to each line of a window, best first; polls `should_stop`.
+        settings: of the search, or of the sampling of an encoder-decoder.
+        reader: of sources and target prefixes; None: the texts are prompts of decoder-only models.
+        task_prefix: written before each source; `note` tells the user of it.
+        tokenizers: of source and target.
+        batch_size: texts at a time.
+    """
+
+    search: Callable[[LineWindow, ShouldStop], list[list[Translation]]]
+    settings: BeamSettings | GenerationSettings
+    reader: SentenceReader | None
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    batch_size: int
+    task_prefix: str = ""
+    note: str | None = None
+
+
+def make_writer(options: GenerateOptions, models: Sequence[Loaded], *, on_cut: OnCut) -> Sampler | Searcher:
+    """The sampler or searcher of prepared models. Raises InputError for options that do not apply to them."""
+    first = models[0]
+    if first.model.decoder is None:
+        raise InputError(f"{first.path}: generation needs a model with a decoder")
+    translates, generation = is_encoder_decoder(first), first.recipe.generation
+    if not translates:
+        options.check_decoder_only(first.path)
+    ends = {
+        "eos_id": first.decoder_tokens.eos if translates else first.text_tokenizer.special.eos,
+        "forced_eos": first.recipe.tokenizer.special_ids.forced_eos,
+    }
+    settings: BeamSettings | GenerationSettings
+    if options.engine(generation, encoder_decoder=translates) == "sample":
+        settings = options.sampling_settings(generation, encoder_decoder=translates, **ends)
+    else:
+        settings = options.beam_settings(generation, **ends)
+    if translates:
+        return _translations(options, models, settings)
+    if isinstance(settings, BeamSettings):
+        return _continuations(options, models, settings, on_cut)
+    return Sampler(first, settings, on_cut=on_cut)
+
+
+def _translations(
+    options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings | GenerationSettings
+) -> Searcher:
+    """A searcher of encoder-decoders, which turn sources into targets."""
+    first, batch_size = models[0], options.texts_at_once(encoder_decoder=True)
+    translator = translator_of(
+        *models,
+        settings=settings,
+        length_margin=options.length_margin,
+        coverage_penalty=options.coverage_penalty,
+        alignments=options.alignments,
+        too_long=options.too_long,
+    )
+    prefix, note = task_prefix(first.recipe, options.prefix)
+
+    def search(window: LineWindow, should_stop: ShouldStop) -> list[list[Translation]]:
+        return translator.translate(
+            window.sources,
+            target_prefixes=window.prefixes,
+            batch_size=batch_size,
+            should_stop=should_stop,
+            first_row=window.first,
+            places=window.places or LINES,
+        )
+
+    tokenizers = (first.text_tokenizer, first.target_tokenizer)
+    return Searcher(search, settings, translator.reader, tokenizers, batch_size, prefix, note)
+
+
+def _continuations(
+    options: GenerateOptions, models: Sequence[Loaded], settings: BeamSettings, on_cut: OnCut
+) -> Searcher:
+    """A searcher of decoder-only models, which continue prompts by beam search."""
+    tokenizer, batch_size = models[0].text_tokenizer, options.texts_at_once(encoder_decoder=False)
+    continuer = Continuer(
+        [loaded.model for loaded in models], tokenizer, settings, context=options.context, on_cut=on_cut
+    )
+
+    def search(window: LineWindow, should_stop: ShouldStop) -> list[list[Translation]]:
+        return continuer.continue_texts(
+            window.sources, batch_size=batch_size, should_stop=should_stop, first_row=window.first
+        )
+
+    return Searcher(search, settings, None, (tokenizer, tokenizer), batch_size)

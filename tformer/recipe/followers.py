@@ -1,0 +1,153 @@
+"""Values of a recipe that follow others: what a layer (file, or flags and `--set`) changes beside the keys it gives.
+
+    limits   training.max_steps, max_epochs and max_minutes: a layer that gives steps or epochs drops the limits of the
+             layers below; of two that it gives, the first one reached ends the training
+    sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
+             recipe state the ratio of d_ff to d_model and the size of a head
+    init     model.init.embedding_std that a layer below stated for an output of its own does not suit a tied one, which
+             starts with init.std
+
+A value that the layer itself gives is never changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+from tformer.recipe.overrides import Draft, Origin
+from tformer.recipe.schema import value_at
+from tformer.recipe.yaml_text import KeyPath
+
+UNLIMITED_STEPS = 10**9
+"""Value of training.max_steps where only the number of epochs limits the training."""
+
+NO_LIMIT: dict[str, Any] = {"max_steps": UNLIMITED_STEPS, "max_epochs": None, "max_minutes": None}
+"""Keys of `training` that limit its length, with the value of each that limits nothing."""
+
+LENGTHS = ("max_steps", "max_epochs")
+"""The limits that define the length of the learning-rate schedule; max_minutes only ends it early."""
+
+
+class Snapshot(NamedTuple):
+    """The values of a draft and their origins before a layer was merged."""
+
+    data: dict[str, Any]
+    origins: Mapping[KeyPath, Origin]
+
+    @classmethod
+    def of(cls, draft: Draft) -> Snapshot:
+        return cls(copy.deepcopy(draft.data), dict(draft.origins))
+
+
+def follow(draft: Draft, below: Snapshot) -> list[str]:
+    """Change what follows the values that the last layer of `draft` gives; a note for each change.
+
+    below: the draft before that layer.
+    """
+    return [*_limits(draft, below), *_sizes(draft, below), *_tied_init(draft, below)]
+
+
+def _gives(draft: Draft, below: Snapshot, path: KeyPath) -> bool:
+    """Whether the last layer gave the value at `path`."""
+    return path in draft.origins and draft.origins[path] != below.origins.get(path)
+
+
+def _limits(draft: Draft, below: Snapshot) -> Iterator[str]:
+    paths = [("training", name) for name in LENGTHS]
+    given = [path for path in paths if _gives(draft, below, path) and value_at(path, draft.data) is not None]
+    if not given:
+        return
+    winner = given[0]
+    for name, unlimited in NO_LIMIT.items():
+        path = ("training", name)
+        if _gives(draft, below, path) or value_at(path, draft.data) == unlimited:
+            continue
+        if path in draft.origins:
+            yield f"{_named(draft, winner)} is the limit: {_named(draft, path)} is dropped"
+        draft.assign(".".join(path), unlimited, draft.origin_of(winner))
+
+
+def _named(draft: Draft, path: KeyPath) -> str:
+    """A value with its key and origin, for a note."""
+    return f"{'.'.join(path)} {value_at(path, draft.data)} ({draft.origin_of(path).label})"
+
+
+def _sizes(draft: Draft, below: Snapshot) -> Iterator[str]:
+    for model in ("model", "generator"):
+        for side in ("encoder", "decoder"):
+            stack = (model, side)
+            if isinstance(value_at(stack, below.data), dict) and isinstance(value_at(stack, draft.data), dict):
+                yield from _follow_width(draft, below, stack)
+
+
+def _follow_width(draft: Draft, below: Snapshot, stack: KeyPath) -> Iterator[str]:
+    """Scale the sizes of one stack that a layer below gave."""
+    old_width, width = (_width(data, stack) for data in (below.data, draft.data))
+    if not (_is_size(old_width) and _is_size(width)) or old_width == width:
+        return
+    ratio, changes = width / old_width, []
+
+    def change(key: KeyPath, rule: Callable[[int], int]) -> None:
+        path = (*stack, *key)
+        old = value_at(path, draft.data)
+        if _is_size(old) and not _gives(draft, below, path) and rule(old) != old:
+            origin = draft.origin_of(path)
+            draft.assign(".".join(path), rule(old), Origin(f"{origin.label}, in proportion to d_model", origin.where))
+            changes.append(f"{'.'.join(key)} {old} -> {rule(old)}")
+
+    old_head_dim, head_dim = (value_at((*stack, "head_dim"), data) for data in (below.data, draft.data))
+    old_heads = value_at((*stack, "num_heads"), draft.data)
+    change(("feedforward", "d_ff"), lambda d_ff: max(1, round(d_ff * ratio)))
+    if old_head_dim is not None or head_dim is None:
+        change(("num_heads",), lambda heads: fitting_heads(heads * ratio, width, head_dim))
+    else:  # the layer gives the size of a head
+        change(("num_heads",), lambda heads: fitting_heads(width / head_dim, width, head_dim))
+    heads = value_at((*stack, "num_heads"), draft.data)
+    if _is_size(old_heads) and heads != old_heads:
+        change(("num_kv_heads",), lambda shared: nearest_divisor(heads, shared * heads / old_heads))
+    if changes:
+        yield f"{'.'.join(stack)} follows d_model {old_width} -> {width}: {', '.join(changes)}"
+
+
+def _width(data: Mapping[str, Any], stack: KeyPath) -> Any:
+    own = value_at((*stack, "d_model"), data)
+    return value_at((stack[0], "d_model"), data) if own is None else own
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def fitting_heads(wanted: float, width: int, head_dim: int | None) -> int:
+    """The number of heads nearest to `wanted`; without `head_dim` one that divides the width, into even sizes if any.
+
+    Rotary positions need heads of an even size.
+    """
+    if head_dim is not None:
+        return max(1, round(wanted))
+    return nearest_divisor(width if width % 2 else width // 2, wanted)
+
+
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of `number` with the smallest ratio to `wanted`, or the smaller one of two."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: (abs(math.log(divisor / wanted)), divisor))
+
+
+def _tied_init(draft: Draft, below: Snapshot) -> Iterator[str]:
+    """A table with the standard deviation of an untied one would give each input token itself as the prediction."""
+    tie, std = ("model", "tie", "output"), ("model", "init", "embedding_std")
+    stated = value_at(std, draft.data)
+    if value_at(tie, below.data) is not False or value_at(tie, draft.data) is not True:
+        return
+    if stated is None or _gives(draft, below, std):
+        return
+    origin = draft.origin_of(std)
+    draft.assign(".".join(std), None, Origin(f"{origin.label}, changed with model.tie.output", origin.where))
+    yield (
+        f"the output is tied ({draft.origin_of(tie).label}): embeddings start with model.init.std instead of "
+        f"model.init.embedding_std {stated} ({origin.label})"
+    )
