@@ -123,6 +123,8 @@ class ReplacedTokenHead(nn.Module):
 
 @dataclass(frozen=True)
 class ClassifierHeadOptions:
+    """Class scores of a whole text or image, from one pooled hidden state (arXiv 1810.04805)."""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
     kind: Literal["classifier"] = "classifier"
@@ -146,6 +148,8 @@ class ClassifierHeadOptions:
 
 @dataclass(frozen=True)
 class RegressionHeadOptions:
+    """One number for a whole text, from one pooled hidden state."""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = "score"
@@ -161,6 +165,8 @@ class RegressionHeadOptions:
 
 @dataclass(frozen=True)
 class NextSentenceHeadOptions:
+    """Does the second text follow the first? (BERT, arXiv 1810.04805)"""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = None
@@ -185,6 +191,8 @@ class PoolerHeadOptions:
 
 @dataclass(frozen=True)
 class ReplacedTokenHeadOptions:
+    """Was this token replaced? A score for each token (ELECTRA, arXiv 2003.10555)."""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     label_kind: ClassVar[LabelKind | None] = None

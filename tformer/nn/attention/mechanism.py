@@ -32,8 +32,8 @@ class ProjectionOptions(ABC):
     mechanism: ClassVar[type[Mechanism]]
 
     kind: str = ""
-    qkv_bias: bool = True
-    out_bias: bool = True
+    qkv_bias: bool = True  # biases of the query, key and value projections
+    out_bias: bool = True  # bias of the output projection
     scale: Literal["auto"] | float = "auto"  # auto: 1/sqrt(head_dim); T5 uses 1.0
     # RMS-normalise queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
     qk_norm: bool | Literal["learned"] = False

@@ -306,7 +306,7 @@ class SlidingWindowAttention(Mechanism):
 
 @dataclass(frozen=True)
 class SlidingWindowOptions(ProjectionOptions):
-    """Options of sliding-window attention."""
+    """Options of sliding-window attention (Longformer, arXiv 2004.05150)."""
 
     mechanism: ClassVar[type[Mechanism]] = SlidingWindowAttention
 
