@@ -133,10 +133,11 @@ class InspectOptions:
 
     def example(self) -> GivenExample | None:
         """The example that the command line gives."""
+        if (self.text, self.text2, self.target, self.image) == (None, None, None, None):
+            return None
         from tformer.tasks.base import GivenExample
 
-        found = GivenExample(self.text, self.text2, self.target, self.image)
-        return None if found == GivenExample() else found
+        return GivenExample(self.text, self.text2, self.target, self.image)
 
     def drawing(self) -> str | None:
         """The kind of drawing: of --draw, or by the suffix of the file. InputError for an unknown one."""
