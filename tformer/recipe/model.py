@@ -19,13 +19,13 @@ from tformer.nn.norm import NormOptions
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
-from tformer.recipe.sections import NonNegative, Positive, Probability, Section
+from tformer.recipe.sections import Layers, NonNegative, Positive, Probability, Section, Size
 
 
 class Embedding(Section):
     """Token embeddings: `size` below d_model factorises them (ELECTRA), `scale` multiplies by sqrt(d_model)."""
 
-    size: Positive | None = None
+    size: Size | None = None
     norm: bool = False
     dropout: Probability = 0.0
     scale: bool = False
@@ -48,12 +48,12 @@ def _full_unless_named(value: Any) -> Any:
 class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
-    num_layers: Positive = 6
-    num_heads: Positive = 8
-    num_kv_heads: Positive | None = None  # null: num_heads
-    head_dim: Positive | None = None  # null: d_model / num_heads
-    value_dim: Positive | None = None  # null: head_dim
-    d_model: Positive | None = None  # null: model.d_model
+    num_layers: Layers = 6
+    num_heads: Size = 8
+    num_kv_heads: Size | None = None  # null: num_heads
+    head_dim: Size | None = None  # null: d_model / num_heads
+    value_dim: Size | None = None  # null: head_dim
+    d_model: Size | None = None  # null: model.d_model
     positions: Annotated[PositionOptions, Field(discriminator="kind")] = LearnedOptions()
     attention: Annotated[AttentionOptions, Field(discriminator="kind"), BeforeValidator(_full_unless_named)] = (
         FullAttentionOptions()
@@ -83,15 +83,15 @@ class Stack(Section):
 class Patches(Section):
     """Cutting an image into a sequence of patches (ViT)."""
 
-    image_size: Positive = 224
-    size: Positive = 16
-    channels: Positive = 3
+    image_size: Size = 224
+    size: Size = 16
+    channels: Size = 3
     cls: bool = True
     stem: Literal["linear", "conv"] = "conv"
 
 
 class Model(Section):
-    d_model: Positive = 512
+    d_model: Size = 512
     max_seq_len: Positive = 512
     vocab_size: Positive | None = None  # null: the tokenizer's
     target_vocab_size: Positive | None = None  # separate vocabularies only
