@@ -13,6 +13,7 @@ PACKAGE = ROOT / "tformer"
 # Packages from top to bottom. A package may import those of later rows only, and itself.
 LAYERS = (
     ("cli",),
+    ("api",),
     ("workflows", "bench"),
     ("training", "viz"),
     ("tasks",),

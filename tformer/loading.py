@@ -150,7 +150,7 @@ def load(
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path
     recipe = checkpoint.recipe
-    _require_kind(folder, recipe, kinds)
+    require_kind(folder, recipe, kinds)
     tokenizer, target = load_tokenizers(checkpoint)
     with NoDraws():
         model = build_model(
@@ -282,7 +282,8 @@ def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
     return not set(kinds).isdisjoint(_heads(recipe))
 
 
-def _require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
+def require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
+    """Raise InputError for a model without a head of these kinds; None: any."""
     if kinds is not None and set(kinds).isdisjoint(_heads(recipe)):
         raise InputError(
             f"{folder} has no head this command can use: found {', '.join(_heads(recipe)) or 'none'}, "

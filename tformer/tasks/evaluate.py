@@ -26,8 +26,13 @@ def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[s
 
     Raises InputError for a model or data that cannot be evaluated, and for options that do not apply to them.
     """
-    device = resolve_device(options.device)
-    loaded = load(options.run, device=device, which=options.checkpoint, kinds=HEADS)
+    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
+    return evaluate_loaded(loaded, options, work)
+
+
+def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
+    """`evaluate_model` for a loaded model, which may be prepared for inference and cannot be used otherwise after."""
+    device = next(loaded.model.parameters()).device
     # As in validation: activations in this format, weights in fp32 and cast on use.
     trained_in = loaded.recipe.training.precision
     loaded.model.compute_dtype = inference_dtype(options.precision, trained_in=trained_in, device=device)

@@ -26,6 +26,7 @@ class Images(Labelled):
     description = "a model of images"
     options = frozenset({"errors_file"})
     tokenizer_texts = "none"
+    row_keys = ()
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read the images. Errors: no data given, a file that is no image, an unknown label, one class only."""

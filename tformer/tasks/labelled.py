@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from tformer.tasks.base import (
     ChosenData,
     GivenExample,
     HeldOut,
+    RowKeys,
     ShouldStop,
     Task,
     Tokenizers,
@@ -72,6 +73,7 @@ class Labelled(Task):
     description = "a model of labelled examples"
     options = TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"}
     tokenizer_texts = "labelled"
+    row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read and tokenise the rows. Errors: a file without labels, an unknown label, one class only."""

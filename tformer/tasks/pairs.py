@@ -72,6 +72,7 @@ class Pairs(Task):
         *("max_new_tokens", "at_limit", "bleu_tokenize", "lowercase"),
     }
     tokenizer_texts = "pairs"
+    row_keys = (("source", "target"),)
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read, tokenise and filter the pairs.

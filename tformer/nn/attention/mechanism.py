@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, causal_mask
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted, causal_mask
 from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
@@ -146,19 +146,6 @@ class Mechanism(nn.Module):
         """Name of the kind in recipes."""
         return self.options.kind
 
-    def inputs(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        positions: Positions | None,
-        taps: TapSink | None,
-    ) -> AttentionInputs:
-        """Arguments of the attention functions, with the kind's scale and dropout."""
-        dropout = self.dropout if self.training else 0.0
-        return AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
-
     def forward(
         self,
         q_BHTh: Tensor,
@@ -170,7 +157,7 @@ class Mechanism(nn.Module):
         positions: Positions | None = None,
         state: LayerState | None = None,
         taps: TapSink | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Weighted:
         """Outputs [B, H, T, v] and, if `taps` wants them, the weights [B, H, T, S] in fp32 before dropout.
 
         Args:
@@ -180,6 +167,12 @@ class Mechanism(nn.Module):
             state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
             taps: the sink of this attention.
         """
+        dropout = self.dropout if self.training else 0.0
+        inputs = AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
+        return self.compute(inputs, x_BTD=x_BTD, state=state)
+
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        """The kind's own attention, see `forward`; `inputs` hold its scale and the dropout to apply now."""
         raise NotImplementedError
 
     def visible_mask(self, context: AttentionContext) -> Tensor:

@@ -35,13 +35,12 @@ from tformer.nn.attention.block_sparse.pattern import (
     marked_tokens,
     put_rows,
 )
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.linear import Linear
 from tformer.nn.options import require, require_positive
-from tformer.nn.positions.base import Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +151,11 @@ class SlidingWindowAttention(Mechanism):
                 Linear(sizes.d_model, width, bias=options.qkv_bias) for width in widths
             )
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        q_BHTh, k_BKSh, _, context = inputs[:4]
         num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
         if num_keys > num_queries and context.global_mask is not None:
             raise ValueError("global_attention_mask: not together with a cache of earlier tokens")
-        inputs = self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps)
         tokens = global_tokens(options, context)
         keys = self.block + options.window + (0 if tokens is None else tokens.count)
         has_own_rows, weights = options.global_projections, None
