@@ -118,7 +118,7 @@ class InspectOptions:
             if part is not None and not self.shapes:
                 raise InputError(f"{option} is for --shapes, which is missing")
             if part is not None and named:
-                raise InputError(f"{option} needs the tokenizer of a run: omit {named[0]}", hint="or use --seq-len T")
+                raise InputError(f"{option} needs a run: omit {named[0]}", hint="or use --seq-len T")
             if part is not None and self.seq_len is not None:
                 raise InputError(f"{option} has a length of its own: omit --seq-len")
         if self.depth is not None and (self.depth < 0 or chosen):
