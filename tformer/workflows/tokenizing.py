@@ -70,7 +70,7 @@ def _require_no_side(path: Path, side: Side | None) -> None:
 
 
 def _of_folder(folder: Path) -> Subject:
-    from tformer.interop.read_model import CONFIG, read_config
+    from tformer.interop.weight_files import CONFIG, read_config
     from tformer.interop.tokenizer_config import read_tokenizer_config
     from tformer.interop.tokenizer_files import read_tokenizer
 
