@@ -38,6 +38,7 @@ class Architecture:
     slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: by the kind of vocabulary file.
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
         folder names.
+    code: the file of Python beside config.json that defines the classes; None: transformers has them.
     ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
     """
 
@@ -56,6 +57,7 @@ class Architecture:
     special_ids: Mapping[str, int] = field(default_factory=dict)
     slow_tokenizer: str | None = None
     own_tokenizer_rules: bool = False
+    code: str | None = None
     ctranslate2: tuple[str, Mapping[str, bool]] | None = None
 
     def tensors(self, model: Model, class_name: str, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

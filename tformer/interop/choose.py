@@ -172,7 +172,7 @@ def choose_class(
     Args:
         model: resolved (vocabulary sizes and numbers of labels filled in).
         family: the recipe's `arch`, whose architectures are tried first.
-        model_type: the only one to try; None: all.
+        model_type: the only one to try; None: all that `transformers` has classes for.
         common: keys of config.json that are the same for every class, such as special ids; they go before the class's.
 
     Raises:
@@ -194,6 +194,28 @@ def choose_class(
     if fitting:
         return min(fitting, key=lambda choice: len(choice.steps))  # the first of equals
     raise _refusal(model, refusals, model_type)
+
+
+def choose_class_or_code(
+    model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
+) -> Choice:
+    """`choose_class`; where no class computes the model, an architecture whose folders carry code that does.
+
+    Raises InputError when that code lacks a feature too.
+    """
+    try:
+        return choose_class(model, family=family, model_type=model_type, common=common)
+    except InputError as refusal:
+        carrying = [name for name, one in ARCHITECTURES.items() if one.code is not None]
+        if model_type is not None:
+            hints = (refusal.hint, f"--as {carrying[0]} writes the model's own code beside its weights")
+            raise InputError(refusal.message, hint="; ".join(hint for hint in hints if hint)) from None
+        for name in carrying:
+            try:
+                return choose_class(model, family=family, model_type=name, common=common)
+            except InputError:
+                continue
+        raise
 
 
 def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -226,7 +248,8 @@ def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tu
         (architecture, class_name)
         for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)
         for class_name, heads in architecture.classes.items()
-        if sorted(heads) in (kinds, []) and model_type in (None, architecture.model_type)
+        if sorted(heads) in (kinds, [])
+        and (architecture.code is None if model_type is None else model_type == architecture.model_type)
     ]
 
 
