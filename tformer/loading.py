@@ -151,16 +151,7 @@ def load(
     folder = checkpoint.path
     recipe = checkpoint.recipe
     _require_kind(folder, recipe, kinds)
-    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
-    if tokenizer is not None:
-        _check_tokenizer(checkpoint, recipe, tokenizer)
-    elif recipe.model.patches is None:
-        raise InputError(f"{folder} holds a model of text without its tokenizer.json")
-    target = None
-    if checkpoint.target_tokenizer_json is not None:
-        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
-        _check_tokenizer(checkpoint, recipe, target, side="target")
-    tokenizer, target = with_roles(recipe.tokenizer.special_ids, tokenizer, target)
+    tokenizer, target = load_tokenizers(checkpoint)
     with NoDraws():
         model = build_model(
             recipe.model,
@@ -185,6 +176,20 @@ def load(
         target,
         imported="imported" in checkpoint.trainer,
     )
+
+
+def load_tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """The tokenizer (None for images) and the target side's own; InputError for others than the model's."""
+    recipe, target = checkpoint.recipe, None
+    tokenizer = None if checkpoint.tokenizer_json is None else Tokenizer.from_json(checkpoint.tokenizer_json)
+    if tokenizer is not None:
+        _check_tokenizer(checkpoint, recipe, tokenizer)
+    elif recipe.model.patches is None:
+        raise InputError(f"{checkpoint.path} holds a model of text without its tokenizer.json")
+    if checkpoint.target_tokenizer_json is not None:
+        target = Tokenizer.from_json(checkpoint.target_tokenizer_json)
+        _check_tokenizer(checkpoint, recipe, target, side="target")
+    return with_roles(recipe.tokenizer.special_ids, tokenizer, target)
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, *, ema: bool = False) -> None:

@@ -9,6 +9,8 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tformer.cli.classify import AnswerFormat
 from tformer.decoding.lines import blocks, line_blocks, text_blocks
@@ -27,6 +29,18 @@ def test_every_line_is_a_text_the_empty_ones_too(tmp_path):
     [block] = texts_of(path)
     assert [text for text, _ in block] == ["one", "", "two\twords", "", "last without an end"]
     assert {second for _, second in block} == {None}
+
+
+@given(
+    lines=st.lists(
+        st.text(st.sampled_from("ab \r\x85\u2028\u2029\x0b\x0c\x1c\0é"), max_size=5).map(lambda x: x.rstrip("\r"))
+    ),
+    ends=st.lists(st.sampled_from(["\n", "\r\n"]), min_size=1),
+)
+def test_a_line_ends_with_newline_alone_or_after_one_carriage_return(tmp_path_factory, lines, ends):
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    path.write_bytes("".join(line + ends[n % len(ends)] for n, line in enumerate(lines)).encode())
+    assert [text for block in texts_of(path) for text, _ in block] == lines
 
 
 def test_a_final_newline_ends_the_last_line_and_an_empty_file_has_none(tmp_path):

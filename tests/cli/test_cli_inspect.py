@@ -71,7 +71,7 @@ def test_json_is_one_document(cli: Cli) -> None:
 @pytest.mark.parametrize("width", [60, 80, 140])
 @pytest.mark.parametrize("preset", ["gpt/small", "transformer/tiny", "vit/mnist", "electra/tiny", "gpt/gpt3-175b"])
 def test_everything_fits_into_a_terminal(preset: str, width: int) -> None:
-    from tformer.workflows.inspect import Question, read_subject, report_on, trace_shapes
+    from tformer.workflows.inspect import Question, empty_inputs, read_subject, report_on, trace_shapes
 
     arch, name = preset.split("/")
     depth = 2 if "175b" in name else None
@@ -79,7 +79,8 @@ def test_everything_fits_into_a_terminal(preset: str, width: int) -> None:
     subject = read_subject(Question(arch=arch, preset=name, sets=sets))
     length = subject.source_length if arch == "vit" else 8
     lines = list(report_lines(report_on(subject), width=width, depth=depth))
-    lines += trace_lines(trace_shapes(subject.model, source_length=length, target_length=6), width=width)
+    inputs = empty_inputs(subject.model, source_length=length, target_length=6)
+    lines += trace_lines(trace_shapes(subject.model, inputs), width=width)
     assert max(map(len, lines)) <= width, max(lines, key=len)
 
 
@@ -114,7 +115,8 @@ def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> No
 
 def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
-    assert outcome.code == 0 and "1×2×7×7" in outcome.out and "tokens: a b c" in outcome.out, outcome.out + outcome.err
+    assert outcome.code == 0 and "1×2×6×6" in outcome.out, outcome.out + outcome.err
+    assert "input   a b c ▁ f e\nlabels  b c ▁ f e d\n" in outcome.out, "six inputs, each with its label"
     outcome = cli("inspect", random_run, "--shapes", "--text", "a" * 40)
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")

@@ -49,6 +49,17 @@ def test_tsv_rows_have_text_label_and_place(tmp_path: Path) -> None:
     assert source.size_bytes() == path.stat().st_size
 
 
+def test_a_carriage_return_alone_ends_no_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "label\ttext\r\npos\tgood\rfilm\u2028\x85\r\nneg\tbad\r\n")
+    assert [(row.text, row.label) for row in open_one(path).rows()] == [("good\rfilm\u2028\x85", "pos"), ("bad", "neg")]
+    path = write(tmp_path / "a.csv", 'label,text\r\npos,"good\rfilm"\r\n')
+    assert [row.text for row in open_one(path).rows()] == ["good\rfilm"]
+    path = write(tmp_path / "b.csv", "label,text\npos,good\rfilm\n")
+    with pytest.raises(InputError, match=r"b\.csv:2: ") as caught:
+        list(open_one(path).rows())
+    assert "quote the cell" in (caught.value.hint or "")
+
+
 def test_csv_quotes_hold_commas_and_line_breaks(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", '\ufefftext, label\r\n"one, two\r\nthree", a \r\n\r\nfour,b\r\n')
     assert read(path) == [("one, two\nthree", "a"), ("four", "b")]

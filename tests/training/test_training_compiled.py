@@ -64,7 +64,7 @@ def test_batches_of_many_shapes_share_a_graph() -> None:
     compiled = Stepper(recipe, wrap=lambda model: torch.compile(model, backend=backend, dynamic=True, fullgraph=True))
     for cut in range(12):
         whole = host_batch(recipe, eager.objective, seed=cut)
-        batch = Batch(**{name: tensor[:, : 20 - cut] for name, tensor in whole._tensors().items()})
+        batch = Batch(**{name: tensor[:, : 20 - cut] for name, tensor in whole.tensors().items()})
         assert float(compiled.step(batch)) == pytest.approx(float(eager.step(batch)), rel=1e-4)
     assert len(graphs) <= 2
     torch._dynamo.reset()

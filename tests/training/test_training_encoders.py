@@ -403,4 +403,4 @@ def test_a_dry_run_shows_a_batch_of_labelled_text(cli: Cli, recipe: Path, labell
     outcome = cli("train", "--config", recipe, "--data", labelled, "--dry-run", "--json")
     assert outcome.code == 0, outcome.err
     summary = json.loads(outcome.out)
-    assert summary["batch"]["input_ids"][0] == 8 and "the" in summary["batch"]["first"]
+    assert summary["batch"]["input_ids"][0] == 8 and "the" in summary["example"]["original"]["text"]["text"]

@@ -10,7 +10,7 @@ import torch
 from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.trace import Trace, check_shape, trace_shapes, value_of
+from tformer.workflows.inspect.trace import Trace, check_shape, empty_inputs, trace_shapes, value_of
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11
@@ -44,7 +44,7 @@ ATTENTIONS = ["full", "additive", "sliding_window", "bigbird", "linformer", "per
 
 def traced(model: Transformer) -> Trace:
     source = S if model.max_seq_len == 32 else model.max_seq_len
-    return trace_shapes(model, batch_size=B, source_length=source, target_length=T)
+    return trace_shapes(model, empty_inputs(model, batch_size=B, source_length=source, target_length=T))
 
 
 def steps(trace: Trace, title: str, part: str = "") -> dict[str, tuple[int, ...]]:
@@ -156,7 +156,7 @@ def test_a_wrong_letter_is_an_error() -> None:
 def test_scores_of_long_inputs_are_seen_whole(kind: str) -> None:
     """Work goes through them in chunks: not here, where nothing is stored."""
     model = build_model(section(max_seq_len=9000, encoder=stack(attention={"kind": kind})), device="meta")
-    trace = trace_shapes(model, batch_size=2, source_length=9000)
+    trace = trace_shapes(model, empty_inputs(model, batch_size=2, source_length=9000))
     assert steps(trace, "encoder", "self-attention")["scores"] == (2, 4, 9000, 9000)
 
 

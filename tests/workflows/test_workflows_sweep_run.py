@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ import pytest
 
 from tformer.errors import InputError, Interrupted, RunInUseError, StorageError
 from tformer.workflows.sweep import cells
-from tformer.workflows.sweep import cells as process
-from tformer.workflows.sweep.cells import Ended, Result, run_child
+from tformer.workflows.sweep import children as process
+from tformer.workflows.sweep.cells import Result
+from tformer.workflows.sweep.children import Ended, Process, Start, warm_process
+from tformer.workflows.sweep.children import run_child as run_started_child
 from tformer.workflows.sweep.grid import Cell
 from tformer.workflows.sweep.plan import Plan, Task
 from tformer.workflows.sweep.run import resolve_plan, run_sweep
+
+run_child = partial(run_started_child, start=Process)
 
 
 def plays(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -91,7 +96,7 @@ class Children:
     stop_at: str = ""
     stopping: bool = False
 
-    def __call__(self, words: list[str], *, log: Path, should_stop: Callable[[], bool]) -> Ended:
+    def __call__(self, words: list[str], *, log: Path, should_stop: Callable[[], bool], start: Start) -> Ended:
         self.commands.append(list(words))
         run = Path(words[words.index("--out") + 1] if words[0] == "train" else words[1])
         self.stopping = self.stopping or run.name == self.stop_at
@@ -352,3 +357,94 @@ def test_variants_left_out_are_rows_too(tiny_recipe: Path, tmp_path: Path, child
     results, _ = sweep(Plan(tasks=(task,)), tmp_path / "out", children)
     assert [(result.choices["num_heads"], result.status) for result in results] == [("3", "left out"), ("2", "done")]
     assert "left out" in (tmp_path / "out" / "table.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Start]:
+    with warm_process() as start:
+        yield start
+
+
+def test_a_forked_child_writes_what_a_process_of_its_own_writes(tmp_path: Path, warm: Start) -> None:
+    words = ["config", "show", "gpt/nothing", "--json"]
+    found = []
+    for name, start in (("own", Process), ("forked", warm), ("forked again", warm)):
+        ended = run_started_child(words, log=tmp_path / name, should_stop=lambda: False, start=start)
+        found.append((ended.code, ended.out, (tmp_path / name).read_text()))
+    assert found[0] == found[1] == found[2] and found[0][0] == 2 and "error:" in found[0][2]
+    version = run_started_child(["--version"], log=tmp_path / "v", should_stop=lambda: False, start=warm)
+    assert (version.code, version.out.split()[0], version.stopped) == (0, "tformer", False)
+
+
+def test_a_forked_child_is_interrupted_saves_and_leaves_the_warm_process_alive(
+    tmp_path: Path, warm: Start, tiny_recipe: Path, text_file: Path
+) -> None:
+    run = tmp_path / "run"
+    words = [
+        "train",
+        "--config",
+        str(tiny_recipe),
+        "--data",
+        str(text_file),
+        "--out",
+        str(run),
+        "--max-steps",
+        "1000000",
+    ]
+    log = tmp_path / "log"
+
+    def trained_a_little() -> bool:
+        metrics = run / "metrics.jsonl"
+        return metrics.is_file() and metrics.stat().st_size > 0
+
+    long = [*words, "--max-steps", "1000000"]
+    ended = run_started_child(long, log=log, should_stop=trained_a_little, start=warm)
+    assert (ended.code, ended.stopped) == (130, True) and "continue with" in log.read_text()
+    assert (run / "checkpoints" / "latest").is_file()
+    assert run_started_child(["--version"], log=log, should_stop=lambda: False, start=warm).code == 0
+
+
+def test_no_forked_child_outlives_the_call(tmp_path: Path, warm: Start, tiny_recipe: Path, text_file: Path) -> None:
+    words = ["train", "--config", str(tiny_recipe), "--data", str(text_file), "--out", str(tmp_path / "run")]
+    started: list[int] = []
+
+    def start(*arguments: Any) -> Any:
+        child = warm(*arguments)
+        started.append(child.pid)
+        return child
+
+    def breaks_down() -> bool:
+        raise RuntimeError("at once")
+
+    with pytest.raises(RuntimeError):
+        run_started_child(words, log=tmp_path / "log", should_stop=breaks_down, start=start)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+@pytest.mark.slow
+def test_children_are_started_from_scratch_where_the_warm_process_was_killed(tmp_path: Path) -> None:
+    with warm_process() as start:
+        settings: dict[str, Any] = {"log": tmp_path / "log", "should_stop": lambda: False, "start": start}
+        assert run_started_child(["--version"], **settings).code == 0
+        server = start.__self__._process  # type: ignore[attr-defined]
+        server.kill()
+        server.wait()
+        assert run_started_child(["--version"], **settings).code == 0
+
+
+@pytest.mark.slow
+def test_forked_cells_give_the_numbers_and_the_memory_of_processes_of_their_own(
+    tmp_path: Path, warm: Start, tiny_recipe: Path, text_file: Path
+) -> None:
+    ended, losses, weights = [], [], []
+    for name, start in (("own", Process), ("forked", warm)):
+        run = tmp_path / name
+        words = ["train", "--config", str(tiny_recipe), "--data", str(text_file), "--out", str(run), "--json"]
+        ended.append(run_started_child(words, log=tmp_path / "log", should_stop=lambda: False, start=start))
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        losses.append([(record["split"], record["step"], record["loss"]) for record in records])
+        latest = (run / "checkpoints" / "latest").read_text().strip()
+        weights.append((run / "checkpoints" / latest / "model.safetensors").read_bytes())
+    assert losses[0] == losses[1] and weights[0] == weights[1]
+    assert ended[0].peak_bytes == pytest.approx(ended[1].peak_bytes, rel=0.1)

@@ -13,19 +13,19 @@ import typer
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import emit_json, emit_lines, show_notes
+from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.errors import InputError, did_you_mean, visible
 from tformer.options import argument, panel
 
 if TYPE_CHECKING:
-    from tformer.workflows.inspect import Question
+    from tformer.tasks.base import GivenExample
+    from tformer.workflows.inspect import Question, Subject
 
 MOST = 10**12  # of anything counted: a larger number is a typing error
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 LAYOUTS = ("mermaid", "dot", "tree")
 LAYOUT_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot"}
 SHORT = 8  # positions of --shapes without a text and without a length
-PIPE_WIDTH = 100
 
 WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("What to show"), panel("Result")
 
@@ -80,8 +80,14 @@ class InspectOptions:
     )
     shapes: Annotated[bool, VIEW("--shapes", help="Show shape and meaning of every tensor in a forward pass.")] = False
     text: Annotated[
-        str | None, VIEW("--text", help="Text to use with --shapes, tokenised with the run's tokenizer.")
+        str | None,
+        VIEW("--text", help="With --shapes: this example as training gives it to the model, special tokens included."),
     ] = None
+    text2: Annotated[str | None, VIEW("--text2", help="Its second text, for a model of pairs of texts.")] = None
+    target: Annotated[
+        str | None, VIEW("--target", help="Its target, for a model of sources and targets; default: the text.")
+    ] = None
+    image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.")] = None
     layout: Annotated[str | None, VIEW("--layout", metavar="mermaid|dot|tree", help="Draw the architecture.")] = None
     verify: Annotated[
         bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
@@ -104,10 +110,14 @@ class InspectOptions:
             raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other")
         if self.verify and (named or self.set):
             raise InputError(f"--verify checks files as they are: omit {named[0] if named else '--set'}")
-        if self.text is not None and not self.shapes:
-            raise InputError("--text is for --shapes, which is missing")
-        if self.text is not None and named:
-            raise InputError(f"--text needs the tokenizer of a run: omit {named[0]}", hint="or use --seq-len T")
+        parts = (("--text", self.text), ("--text2", self.text2), ("--target", self.target), ("--image", self.image))
+        for option, part in parts:
+            if part is not None and not self.shapes:
+                raise InputError(f"{option} is for --shapes, which is missing")
+            if part is not None and named:
+                raise InputError(f"{option} needs the tokenizer of a run: omit {named[0]}", hint="or use --seq-len T")
+            if part is not None and self.seq_len is not None:
+                raise InputError(f"{option} has a length of its own: omit --seq-len")
         if self.depth is not None and (self.depth < 0 or chosen):
             raise InputError(f"--depth {self.depth}: it must be at least 0, and is for the tree of modules")
         for option, count in (("--batch-size", self.batch_size), ("--seq-len", self.seq_len),
@@ -120,6 +130,13 @@ class InspectOptions:
             raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":
             raise InputError(f"--device: found '{self.device}', expected auto, cpu or cuda")
+
+    def example(self) -> GivenExample | None:
+        """The example that the command line gives."""
+        from tformer.tasks.base import GivenExample
+
+        found = GivenExample(self.text, self.text2, self.target, self.image)
+        return None if found == GivenExample() else found
 
     def drawing(self) -> str | None:
         """The kind of drawing: of --layout, or by the suffix of the file. InputError for an unknown one."""
@@ -172,7 +189,7 @@ def inspect(options: InspectOptions) -> None:
         return
     drawing = options.drawing()
     if options.shapes:
-        lines, document = _shapes(options.question(), options.text)
+        lines, document = _shapes(options)
     elif drawing is not None:
         lines, document = _layout(options.question(), drawing)
     else:
@@ -188,53 +205,50 @@ def _report(question: Question, depth: int | None) -> tuple[list[str], Any]:
     return list(report_lines(report, width=_width(), depth=depth)), report.to_json()
 
 
-def _shapes(question: Question, text: str | None) -> tuple[list[str], Any]:
-    from tformer.workflows.inspect import read_subject, trace_shapes
+def _shapes(options: InspectOptions) -> tuple[list[str], Any]:
+    from tformer.tasks.example import example_lines
+    from tformer.workflows.inspect import Trace, empty_inputs, given_batch, read_subject, trace_shapes
     from tformer.workflows.inspect.text import trace_lines
 
-    subject = read_subject(question)
-    length, tokens = min(SHORT, subject.source_length), []
-    if text is not None:
-        tokens = _tokens(subject.checkpoint, text)
-        length = len(tokens)
-        if length > subject.source_length:
-            raise InputError(f"--text has {length} tokens, the model reads {subject.source_length}")
-    elif question.seq_len is not None or subject.recipe.model.patches is not None:
-        length = subject.source_length
+    question = options.question()
+    subject, example = read_subject(question), options.example()
+    batch_size, width = question.batch_size or 1, _width()
+    document: dict[str, Any] = {"name": subject.name}
+    lines: list[str] = []
+    if example is not None:
+        batch, document["example"] = given_batch(subject, example, batch_size)
+        lines = [*example_lines(document["example"], width=width), ""]
+        inputs = batch.to("meta").model_inputs()
+    else:
+        sizes = _lengths(question, subject)
+        _refuse_many_scores(batch_size, max(sizes.values()))
+        inputs = empty_inputs(subject.model, batch_size=batch_size, **sizes)
+    traces: dict[str, Trace] = {"": trace_shapes(subject.model, inputs)}
+    if subject.generator is not None:
+        traces = {
+            "GENERATOR: predicts the masked tokens": trace_shapes(subject.generator, inputs),
+            "DISCRIMINATOR: reads the text with the predictions in it": traces[""],
+        }
+        document["generator"] = next(iter(traces.values())).to_json()
+    for title, trace in traces.items():
+        lines += [*((title, "") if title else ()), *trace_lines(trace, width=width), ""]
+    return lines[:-1], document | traces[title].to_json() | {"notes": list(subject.notes)}
+
+
+def _lengths(question: Question, subject: Subject) -> dict[str, int]:
+    """The lengths of --shapes without an example: short ones, unless the command line or the model says otherwise."""
+    has_length = question.seq_len is not None or subject.recipe.model.patches is not None
+    source = subject.source_length if has_length else min(SHORT, subject.source_length)
     target = min(SHORT - 2, subject.target_length) if question.seq_len is None else question.seq_len
-    sizes = {"batch_size": question.batch_size or 1, "source_length": length, "target_length": target}
-    longest, scores = max(length, target), sizes["batch_size"] * max(length, target) ** 2
-    if scores > MOST_SCORES:
+    return {"source_length": source, "target_length": target}
+
+
+def _refuse_many_scores(batch_size: int, longest: int) -> None:
+    if (scores := batch_size * longest**2) > MOST_SCORES:
         raise InputError(
-            f"--shapes: {sizes['batch_size']:,} examples of {longest:,} positions are too many: "
+            f"--shapes: {batch_size:,} examples of {longest:,} positions are too many: "
             f"found {scores:,} scores a head, expected at most {MOST_SCORES:,}"
         )
-    trace = trace_shapes(subject.model, **sizes)
-    document = {"name": subject.name, "tokens": tokens, **trace.to_json(), "notes": list(subject.notes)}
-    lines = list(trace_lines(trace, width=_width(), tokens=tokens))
-    if subject.generator is not None:
-        first = trace_shapes(subject.generator, **sizes)
-        document["generator"] = first.to_json()
-        lines = [
-            *("GENERATOR: predicts the masked tokens", ""),
-            *trace_lines(first, width=_width(), tokens=tokens),
-            *("", "DISCRIMINATOR: reads the text with the predictions in it", ""),
-            *trace_lines(trace, width=_width()),
-        ]
-    return lines, document
-
-
-def _tokens(checkpoint: Any, text: str) -> list[str]:
-    """The tokens of a text by the checkpoint's tokenizer, its template included."""
-    from tformer.tokenizer import Tokenizer
-
-    if checkpoint is None or checkpoint.tokenizer_json is None:
-        raise InputError("--text: this model has no tokenizer")
-    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json)
-    ids = tokenizer.encode(text)
-    if not ids:
-        raise InputError("--text: found no tokens in the text")
-    return [tokenizer.tokens[id_] or str(id_) for id_ in ids]
 
 
 def _layout(question: Question, layout: str) -> tuple[list[str], Any]:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[..., None]
 
+PIPE_WIDTH = 100
+"""Columns of text that is laid out, in a pipe or a file."""
+
 
 class Messages(Console):
     """A console that remembers when something was last printed on it."""
@@ -45,6 +48,11 @@ def show_notes(notes: Iterable[str], *, dim: bool = False) -> None:
     """Write messages to stderr, one a line, without markup."""
     for note in notes:
         console.print(visible(note), style="dim" if dim else None, markup=False)
+
+
+def message_width() -> int:
+    """Columns of messages that are laid out: those of the terminal; PIPE_WIDTH in a pipe."""
+    return console.width if console.is_terminal else PIPE_WIDTH
 
 
 # --- progress on stderr -----------------------------------------------------------------------------------------------

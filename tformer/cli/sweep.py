@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ import typer
 from tformer.cli import evaluate, train
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import console, emit, emit_json, print_table, show_notes
+from tformer.cli.report import emit, emit_json, print_table, progress_reporter, show_notes
 from tformer.errors import InputError, TformerError
 from tformer.formatting import minutes_and_seconds
 from tformer.options import argument, flag_words, panel
@@ -206,29 +207,26 @@ def _run(plan: Plan, grid: Grid, out: Path, stop: StopFlag, *, tolerant: bool, a
 
 
 class Reporter:
-    """Progress of a sweep on stderr: the training that runs, on a terminal, and a line for each that ended."""
+    """Progress of a sweep on stderr: the training that runs, and a line for each that ended."""
 
     def __init__(self) -> None:
-        self._status = console.status("") if console.is_terminal else None
+        self._running = ExitStack()
 
     def __enter__(self) -> Reporter:
-        if self._status is not None:
-            self._status.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._status is not None:
-            self._status.stop()
+        self._running.close()
 
     def begins(self, cell: Cell, number: int, total: int, log: Path) -> None:
-        if self._status is not None:
-            self._status.update(f"{number} of {total}  {cell.name}  (its log: {log})")
+        self._running.enter_context(progress_reporter(f"{number} of {total}  {cell.name}  (its log: {log})"))
 
     def ended(self, result: Result, number: int, total: int, *, seconds: float | None) -> None:
         from tformer.workflows.sweep.table import show_metric
 
+        self._running.close()
         if result.best is not None and result.status == "done":
             text = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
-from tformer.cli.report import console, emit, emit_json, progress_reporter, spinner
+from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
 from tformer.formatting import mebibytes
 from tformer.training.options import TrainOptions
 
@@ -39,10 +39,13 @@ def train(options: TrainOptions) -> None:
     if options.as_json:
         emit_json(summary)
     elif options.dry_run:
+        from tformer.tasks.example import example_lines
+
         memory = (f"{name.removesuffix('_bytes')} {mebibytes(size)} MiB" for name, size in summary["memory"].items())
         console.print(f"memory: {', '.join(memory)}")
         batch = ", ".join(f"{name} {value}" for name, value in summary["batch"].items())
         console.print(f"one batch: {batch}", markup=False)
+        show_notes(["", "its first example", *example_lines(summary["example"], width=message_width()), ""])
         emit(summary["recipe_yaml"].rstrip())
     else:
         emit(summary["run"])

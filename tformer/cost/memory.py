@@ -20,12 +20,13 @@ measured share of the activations. Gradients fill up while activations are freed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tformer.build import Sizes, layer_sizes, resolve_sizes
+from tformer.cost.flops import labelled_share
 from tformer.model import Transformer
 from tformer.nn.attention.routes import CHUNK_ELEMENTS, KEPT_ELEMENTS, QUERY_BLOCK
 from tformer.nn.layer_norm import FP32_BYTES
@@ -34,6 +35,7 @@ from tformer.nn.norm import NORMS
 from tformer.nn.positions import PositionOptions, PositionSizes
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.recipe.model import Model, Stack, layer_sections
+from tformer.recipe.recipe import Recipe
 
 HELD_SHARE = 0.4  # of the activations, on a CPU under glibc: what its heap holds beyond what is in use
 CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the loss goes through them in small blocks
@@ -121,6 +123,47 @@ def estimate_memory(
         copies=num_parameters * itemsize if itemsize < FP32_BYTES else 0,
         workspace=max(workspace, head_workspace),
         held=int(HELD_SHARE * activations) if on_cpu else 0,
+    )
+
+
+def training_memory(
+    recipe: Recipe,
+    *,
+    num_parameters: int,
+    tokens_per_micro_batch: int,
+    dtype: torch.dtype,
+    seq_len: int,
+    target_seq_len: int | None,
+    on_cpu: bool,
+    teacher_parameters: int = 0,
+) -> MemoryEstimate:
+    """`estimate_memory` of a recipe's model, with its generator beside it. num_parameters: those of both."""
+
+    def estimate(model: Model, num_parameters: int, teacher_parameters: int) -> MemoryEstimate:
+        return estimate_memory(
+            model,
+            num_parameters=num_parameters,
+            optimizer=recipe.optimizer.kind,
+            tokens_per_micro_batch=tokens_per_micro_batch,
+            dtype=dtype,
+            activation_checkpointing=recipe.training.activation_checkpointing,
+            ema=recipe.training.ema_decay is not None,
+            teacher_parameters=teacher_parameters,
+            seq_len=seq_len,
+            target_seq_len=target_seq_len,
+            on_cpu=on_cpu,
+            labelled_share=labelled_share(recipe),
+        )
+
+    found = estimate(recipe.model, num_parameters, teacher_parameters)
+    if recipe.generator is None:
+        return found
+    beside = estimate(recipe.generator, 0, 0)
+    return replace(
+        found,
+        activations=found.activations + beside.activations,
+        workspace=max(found.workspace, beside.workspace),
+        held=found.held + beside.held,
     )
 
 

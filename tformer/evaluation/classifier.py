@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Classifier:
         """fp32 [N, L] scores (before softmax or sigmoid) of texts, or of pairs, in their order."""
         recipe = self._loaded.recipe
         tokens = tokenise_labelled(
-            [_GivenRows([LabelledRow(text, text2, None, "") for text, text2 in texts])],
+            [GivenRows([LabelledRow(text, text2, None, "") for text, text2 in texts])],
             self._loaded.text_tokenizer,
             seq_len=recipe.seq_len,
             index=None,
@@ -148,17 +148,20 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class _GivenRows:
-    """Texts in memory as a source of rows."""
+class GivenRows:
+    """Rows in memory as a source of rows."""
 
-    texts: Sequence[LabelledRow]
+    given: Sequence[Any]
     name: str = "the given texts"
 
-    def rows(self) -> Iterator[LabelledRow]:
-        return iter(self.texts)
+    def rows(self) -> Iterator[Any]:
+        return iter(self.given)
 
     def fingerprint(self) -> str:
         return self.name
+
+    def size_bytes(self) -> int | None:
+        return None
 
 
 @dataclass(frozen=True)

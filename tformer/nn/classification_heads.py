@@ -35,6 +35,7 @@ POOLING_MEANINGS: dict[Pooling, str] = {
     "max": "the largest value of each number over all positions",
     "eos": "the last position",
 }
+"""What each pooling takes of the hidden states."""
 LabelKind = Literal["classes", "labels", "score"]
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -114,7 +115,8 @@ class ReplacedTokenHead(nn.Module):
 
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
         """fp32 logits [B, T] of hidden states [B, T, D]."""
-        return self.project(self.activation(self.dense(hidden))).squeeze(-1).float()
+        features = tap(taps, "features", self.dense(hidden))
+        return self.project(self.activation(features)).squeeze(-1).float()
 
 
 @dataclass(frozen=True)

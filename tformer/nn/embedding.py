@@ -108,9 +108,9 @@ class TokenEmbedding(_Embedding):
         tap(taps, "ids", ids_BT)
         x_BTE = tap(taps, "tokens", F.embedding(ids_BT, self.weight))
         if self.fixnorm:
-            x_BTE = F.normalize(x_BTE, dim=-1)
+            x_BTE = tap(taps, "unit", F.normalize(x_BTE, dim=-1))
         if self.factor != 1.0:
-            x_BTE = x_BTE * self.factor
+            x_BTE = tap(taps, "scaled", x_BTE * self.factor)
         if self.token_types is not None:
             segment = self.token_types[0] if token_type_ids is None else F.embedding(token_type_ids, self.token_types)
             x_BTE = x_BTE + tap(taps, "segments", segment)
@@ -119,7 +119,8 @@ class TokenEmbedding(_Embedding):
         return self.finish(x_BTE.to(dtype), positions, pos_BT, taps)
 
     def own_taps(self) -> list[str]:
-        return ["ids", "tokens", *(("segments",) if self.token_types is not None else ())]
+        optional = {"unit": self.fixnorm, "scaled": self.factor != 1.0, "segments": self.token_types is not None}
+        return ["ids", "tokens", *(name for name, exists in optional.items() if exists)]
 
 
 class PatchEmbedding(_Embedding):
@@ -173,10 +174,11 @@ class PatchEmbedding(_Embedding):
         tap(taps, "patch_vectors", x_BTD)
         if self.cls is not None:
             x_BTD = torch.cat([self.cls.to(dtype).expand(x_BTD.shape[0], 1, -1), x_BTD], dim=1)
+            tap(taps, "with_cls", x_BTD)
         return self.finish(x_BTD, positions, pos_BT, taps)
 
     def own_taps(self) -> list[str]:
-        return ["pixels", "patches", "patch_vectors"]
+        return ["pixels", "patches", "patch_vectors", *(("with_cls",) if self.cls is not None else ())]
 
 
 def cut_patches(pixels_BCHW: Tensor, size: int) -> Tensor:

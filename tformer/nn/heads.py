@@ -80,7 +80,7 @@ class VocabularyHead(nn.Module):
             tap(taps, "normalised", hidden)
         elif self.project is not None:
             hidden = tap(taps, "features", self.project(hidden))
-        return hidden if self.scale == 1.0 else hidden * self.scale
+        return hidden if self.scale == 1.0 else tap(taps, "scaled", hidden * self.scale)
 
     def matrix(self) -> Tensor:
         """The [V, E] matrix of the product: FixNorm uses its rows at length 1."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import PadTo, Side
+from tformer.data.shards.corpus import Example
 from tformer.errors import InputError
 from tformer.nn.heads import HeadOptions, Output
 from tformer.nn.losses import IGNORED_LABEL
@@ -169,6 +170,7 @@ class Objective:
         companion_of: kind of the objective that this one stands beside; None: it stands alone or first.
         predicts_tokens: whether the exponential of its loss is a perplexity.
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
+        predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
     """
 
@@ -186,6 +188,7 @@ class Objective:
     companion_of: ClassVar[str | None] = None
     predicts_tokens: ClassVar[bool] = False
     shares_forward: ClassVar[bool] = True
+    predicts: ClassVar[str]
     room: int | None = None
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
@@ -195,6 +198,10 @@ class Objective:
     def predicted_share(head: str, options: Any) -> float:
         """Share of an example's tokens that the head of this kind predicts while training."""
         return 1.0
+
+    def originals(self, sample: Any) -> dict[str, np.ndarray]:
+        """The ids of a sample before `collate`, by the name of the text; none for images."""
+        return {"text": sample.ids if isinstance(sample, Example) else sample}
 
     @classmethod
     def has_soft_loss(cls) -> bool:
@@ -242,6 +249,7 @@ class TokenObjective(Objective):
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    predicts = "the token of every position with a label"
     predicts_tokens = True
     smoothing: Mapping[str, Any] = {}
 
@@ -298,6 +306,10 @@ class Combined(Objective):
     @property
     def members(self) -> tuple[Objective, ...]:
         return self.objectives
+
+    def originals(self, sample: Any) -> dict[str, np.ndarray]:
+        """Those of the first objective."""
+        return self.objectives[0].originals(sample)
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """The first objective's batch."""

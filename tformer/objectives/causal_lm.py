@@ -45,6 +45,7 @@ class CausalLm(TokenObjective):
     head = LmHeadOptions()
     parts = ("decoder",)
     without = ("encoder",)
+    predicts = "the next token at every position"
     unused_keys = (
         *PAIR_KEYS,
         *LABEL_KEYS,

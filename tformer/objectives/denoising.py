@@ -37,6 +37,7 @@ class Denoising(RestoringObjective):
     """The objective. Raises InputError for a vocabulary without a mask, or when the context leaves no room for text."""
 
     special_tokens = ("mask",)
+    predicts = "the whole original text"
 
     def __init__(self, options: DenoisingOptions, context: ObjectiveContext) -> None:
         super().__init__(options, context)

@@ -80,6 +80,9 @@ class LabelledObjective(Objective):
     )
     label_dtype: ClassVar[torch.dtype] = torch.float32
 
+    def originals(self, sample: Any) -> dict[str, np.ndarray]:
+        return {} if self.context.images is not None else super().originals(sample)
+
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
         self.options, self.context = options, context
         if context.images is not None and (options.word_dropout or options.swap_pairs):
@@ -130,6 +133,7 @@ class Classification(LabelledObjective):
     metrics = ("loss", "accuracy", "f1", "mcc")
     unused_keys = (*LabelledObjective.unused_keys, "data.label_separator")
     label_dtype = torch.long
+    predicts = "one class of the example"
 
     def __init__(self, options: ClassificationOptions, context: ObjectiveContext) -> None:
         super().__init__(options, context)
@@ -186,6 +190,7 @@ class MultiLabel(LabelledObjective):
     """Any number of labels per example: binary cross-entropy of every label, B L decisions."""
 
     head = ClassifierHeadOptions(multi_label=True)
+    predicts = "any of the labels of the example"
     metrics = ("loss", "accuracy", "f1")
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
@@ -228,6 +233,7 @@ class Regression(LabelledObjective):
     """One score per example, by squared error."""
 
     head = RegressionHeadOptions()
+    predicts = "the score of the example"
     metrics = ("loss", "pearson", "spearman")
     unused_keys = (*LabelledObjective.unused_keys, "data.label_separator", "data.labels")
 

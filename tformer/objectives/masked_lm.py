@@ -54,6 +54,7 @@ class MaskedLm(TokenObjective):
     parts = ("encoder",)
     without = ("decoder",)
     special_tokens = ("mask",)
+    predicts = "the original of every chosen token; most of these are masked, some replaced or unchanged"
     unused_keys = (*UNUSED_BY_ENCODERS, "generator")
 
     def __init__(self, options: MaskedLmOptions, context: ObjectiveContext) -> None:

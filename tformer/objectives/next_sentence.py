@@ -34,6 +34,7 @@ class NextSentence(Objective):
     parts = ("encoder",)
     without = ("decoder",)
     companion_of = "masked_lm"
+    predicts = "0: the second text follows the first, 1: it was drawn at random"
     shown_metrics: ClassVar[Mapping[str, str]] = {"next_sentence_accuracy": "next sentence {:.4f}"}
     unused_keys = (*UNUSED_BY_ENCODERS, "data.document_mask", "data.packing", "generator")
 

@@ -58,6 +58,10 @@ class ReplacedToken(Objective):
     special_tokens = ("mask",)
     needs_generator = True
     shares_forward = False
+    predicts = (
+        "the original of every masked token, for the generator; the model reads the generator's choices in their place "
+        "and tells for every token whether it was replaced"
+    )
     unused_keys = UNUSED_BY_ENCODERS
 
     def __init__(self, options: ReplacedTokenOptions, context: ObjectiveContext) -> None:

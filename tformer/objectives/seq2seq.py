@@ -81,10 +81,15 @@ class Seq2Seq(DecoderObjective):
     data = "pairs"
     decoded_metrics = ("sequence_accuracy", "bleu", "chrf")
     metrics = ("loss", "accuracy", *decoded_metrics)
+    predicts = "the target, token by token, and its end"
     unused_keys = (*IMAGE_KEYS, *LABEL_KEYS, "data.document_mask", "data.packing", "generator")
 
     def __init__(self, options: Seq2SeqOptions, context: ObjectiveContext) -> None:
         super().__init__(options, context, smoothing_kind=options.smoothing_kind)
+
+    def originals(self, sample: PairExample) -> dict[str, np.ndarray]:
+        """The source with its template, and the target with its end."""
+        return {"source": sample.source, "target": sample.target}
 
     def collate(
         self, samples: Sequence[PairExample] | np.ndarray, *, rng: np.random.Generator, training: bool = True

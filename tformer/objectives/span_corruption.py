@@ -37,6 +37,7 @@ class SpanCorruption(RestoringObjective):
     """
 
     special_tokens = ("sentinels",)
+    predicts = "every sentinel, followed by the tokens that it replaced"
 
     def __init__(self, options: SpanCorruptionOptions, context: ObjectiveContext) -> None:
         self.sentinels = np.array(context.special_ids.sentinels, dtype=np.int64)

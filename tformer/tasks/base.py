@@ -10,7 +10,7 @@ import math
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +36,9 @@ COLUMNS = ("text", "text2", "label", "source", "target")
 
 Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
 ShouldStop = Callable[[], bool]
+
+Tokenizers = tuple[Tokenizer | None, Tokenizer | None]
+"""Of the source, or the only one, and of the target where it has its own. (None, None): images."""
 
 WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
@@ -270,6 +273,30 @@ def choose_data(loaded: Loaded, options: DataOptions) -> ChosenData:
     return ChosenData(tuple(prefixed), columns, None, errors, held_out)
 
 
+@dataclass(frozen=True)
+class GivenExample:
+    """One example of training, given on the command line."""
+
+    text: str | None = None
+    text2: str | None = None
+    target: str | None = None
+    image: Path | None = None
+
+    def require(self, *, needs: str, may: str | None = None, reader: str) -> None:
+        """Raise InputError unless the part `needs` is there, and no others but `may`. reader: what reads it."""
+        given = [part for part in ("text", "text2", "target", "image") if getattr(self, part) is not None]
+        for part in given:
+            if part not in (needs, may):
+                options = f"--{needs}" + (f" and --{may}" if may else "")
+                raise InputError(f"--{part}: {reader} does not read it", hint=f"its examples are given by {options}")
+        if needs not in given:
+            raise InputError(f"--{given[0] if given else needs}: {reader} needs --{needs}")
+
+
+SILENT_WORK = Work(lambda *args, **kwargs: nullcontext(lambda *args: None), lambda: False, lambda note: None)
+"""Work that reports nothing and is never stopped."""
+
+
 class Task(ABC):
     """One kind of data.
 
@@ -286,6 +313,13 @@ class Task(ABC):
     @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read the data of a training, and hold out a part of it where the recipe names no validation data."""
+
+    @abstractmethod
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A given example as training reads it, for `Objective.collate`, with the context of the objective.
+
+        Raises InputError for parts that this task does not read, and for texts that are too long.
+        """
 
     @abstractmethod
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:

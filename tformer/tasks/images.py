@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.sources.images import ImageSet, channel_statistics, open_images
+from tformer.data.sources.image_files import read_image
+from tformer.data.sources.images import ImageExample, ImageSet, channel_statistics, open_images
 from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ImageContext, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import SourceSpec
-from tformer.tasks.base import ChosenData, TrainingData, TrainingStart, Work
+from tformer.tasks.base import ChosenData, GivenExample, Tokenizers, TrainingData, TrainingStart, Work
 from tformer.tasks.labelled import Labelled, LabelledHeldOut, chosen_part, split_labelled
 from tformer.tokenizer.special import SpecialIds
 
@@ -66,6 +67,19 @@ class Images(Labelled):
             fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
             tokens_per_sample=train.seq_len,
         )
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """An image file at the model's size, without a label."""
+        given.require(needs="image", reader=self.description)
+        patches, data = recipe.model.patches, recipe.data
+        assert patches is not None and given.image is not None
+        context = ObjectiveContext(
+            special_ids=SpecialIds(),
+            seq_len=recipe.seq_len,
+            label_counts=np.ones(len(data.labels)),
+            images=ImageContext(mean=data.image_mean, std=data.image_std, augment=data.augment),
+        )
+        return ImageExample(read_image(given.image, size=patches.image_size, channels=patches.channels)), context
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The images of an evaluation, and their name."""

@@ -13,20 +13,34 @@ from typing import Any
 
 import numpy as np
 
+from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens, tokenise_labelled
 from tformer.data.sources.files import Errors
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
+from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
-from tformer.evaluation.classifier import Classifier, plain_objective
+from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import REPORTS, evaluate_labelled, label_kind_of, report_lines
 from tformer.formatting import listed
 from tformer.loading import Loaded, decoder_tokens_of
 from tformer.objectives import build_objective
+from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
-from tformer.tasks.base import ChosenData, HeldOut, ShouldStop, Task, TrainingData, TrainingStart, Work, require_finite
+from tformer.tasks.base import (
+    ChosenData,
+    GivenExample,
+    HeldOut,
+    ShouldStop,
+    Task,
+    Tokenizers,
+    TrainingData,
+    TrainingStart,
+    Work,
+    require_finite,
+)
 from tformer.tasks.text import TEXT_OPTIONS
 from tformer.tasks.tokenizers import Texts, obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
@@ -112,6 +126,21 @@ class Labelled(Task):
             tokens_per_sample=recipe.seq_len,
         )
 
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A text or a pair of texts in its template, without a label."""
+        given.require(needs="text", may="text2", reader=self.description)
+        if recipe.data.columns.text2 is not None and given.text2 is None:
+            raise InputError("--text: this model is trained on pairs of texts", hint="give the second with --text2")
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None
+        context = text_context(
+            recipe,
+            tokenizer,
+            label_counts=np.ones(len(recipe.data.labels)),
+            target=None if recipe.model.decoder is None else decoder_tokens_of(recipe, tokenizer),
+        )
+        return labelled_sample(recipe, tokenizer, given), context
+
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[Any, str]:
         """The examples of an evaluation, and their name."""
         recipe = loaded.recipe
@@ -155,6 +184,20 @@ class Labelled(Task):
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
         """The metrics, a table of the classes and the confusion matrix."""
         return report_lines(report)
+
+
+def labelled_sample(recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> Example:
+    """The given text, or pair of texts, in its template, cut as in training."""
+    tokens = tokenise_labelled(
+        [GivenRows([LabelledRow(given.text or "", given.text2, None, "--text")])],
+        tokenizer,
+        seq_len=recipe.seq_len,
+        index=None,
+        truncation=recipe.data.truncation,
+        token_types=recipe.model.embedding.token_types > 1,
+    )
+    [sample] = tokens.examples(0, [0])
+    return sample
 
 
 def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, str]:

@@ -13,12 +13,15 @@ import numpy as np
 from tformer.data.batching.mixture import MixedPairs
 from tformer.data.shards.pair_tokens import PairTokens, RowSource, join_pairs, tokenise_pairs
 from tformer.data.sources.pairs import PairSource, open_pairs, shared_columns
+from tformer.data.sources.tables import PairRow
 from tformer.decoding.inference import prepare_inference
 from tformer.decoding.loaded import make_translator, translator_of
+from tformer.decoding.prompts import task_prefix
 from tformer.decoding.settings import BeamSettings, fitting_beam_settings
 from tformer.decoding.translate import Translator
 from tformer.device import resolve_device
 from tformer.errors import InputError
+from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples
 from tformer.evaluation.translation import (
@@ -32,14 +35,17 @@ from tformer.loading import Loaded, decoder_tokens_of
 from tformer.metrics.text import tokenised_note
 from tformer.model import Transformer
 from tformer.objectives import build_objective
-from tformer.objectives.base import Objective
+from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks.base import (
+    SILENT_WORK,
     ChosenData,
+    GivenExample,
     HeldOut,
     ShouldStop,
     Task,
+    Tokenizers,
     TrainingData,
     TrainingStart,
     Work,
@@ -114,6 +120,19 @@ class Pairs(Task):
             sample=lambda *arguments: validation.sample(held_out, *arguments),
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
         )
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A source, with the prefix of the run's task, and its target; without a target the source is its own."""
+        given.require(needs="text", may="target", reader=self.description)
+        tokenizer, own_target = tokenizers
+        assert tokenizer is not None and given.text is not None
+        prefix, _ = task_prefix(recipe, None)
+        target = given.text if given.target is None else given.target
+        rows = GivenRows([PairRow(prefix + given.text, target, "--text")], name="--text")
+        sides = (tokenizer, own_target or tokenizer)
+        tokens = _tokenise(recipe, rows, sides, SILENT_WORK, keep_all=True, whole=True)
+        [sample] = tokens.examples(0, [0])
+        return sample, decoder_context(recipe, tokenizer, own_target)
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work, *, whole: bool = False) -> tuple[PairTokens, str]:
         """The pairs of an evaluation, and their name. `whole`: no target is cut; InputError for one too long."""

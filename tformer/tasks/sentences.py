@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from tformer.data.batching.sentences import SentenceCorpus, SentencePairs, prepare_sentences
 from tformer.data.sources.text import TextSource, open_sources
+from tformer.errors import InputError
 from tformer.loading import Loaded
 from tformer.objectives import build_objective
+from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
-from tformer.tasks.base import ChosenData, HeldOut, TrainingData, TrainingStart, Work
+from tformer.tasks.base import ChosenData, GivenExample, HeldOut, Tokenizers, TrainingData, TrainingStart, Work
+from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText, corruption_context, loaded_objective
 from tformer.tasks.text import NO_DATA, documents_of, open_text
 from tformer.tasks.tokenizers import Texts, obtain_tokenizer
@@ -51,6 +56,16 @@ class Sentences(MaskedText):
             fingerprint=f"{train.fingerprint}-{valid.fingerprint}",
             tokens_per_sample=recipe.seq_len,
         )
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A text and the one that follows it."""
+        given.require(needs="text", may="text2", reader=self.description)
+        if given.text2 is None:
+            raise InputError("--text: this model is trained on pairs of texts", hint="give the second with --text2")
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None
+        sample = labelled_sample(recipe, tokenizer, given)
+        return replace(sample, label=0), corruption_context(recipe, tokenizer)
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         recipe, tokenizer = loaded.recipe, loaded.text_tokenizer

@@ -34,9 +34,11 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.tasks.base import (
     ChosenData,
+    GivenExample,
     HeldOut,
     ShouldStop,
     Task,
+    Tokenizers,
     TrainingData,
     TrainingStart,
     Work,
@@ -142,6 +144,23 @@ class CorpusTask(Task):
             sample=partial(self.sample, recipe, tokenizer),
             tokens_per_sample=recipe.seq_len,
         )
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A window that holds the text as one document, with the token that ends documents."""
+        given.require(needs="text", reader=self.description)
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None and given.text is not None
+        ids, end = tokenizer.encode(given.text), tokenizer.special.eos
+        if not ids:
+            raise InputError("--text: found no tokens in the text")
+        corpus = TokenCorpus.from_ids([*tokenizer.opening, *ids, *([] if end is None else [end])], name="--text")
+        context = self.context(recipe, tokenizer)
+        whole = recipe.model_copy(update={"data": recipe.data.model_copy(update={"packing": "none"})})
+        [windows] = self.windows(whole, [corpus], tokenizer, context)
+        if len(windows) > 1:
+            raise InputError(f"--text has {len(ids)} tokens, the model reads {recipe.seq_len}")
+        [sample] = windows.examples(0, np.arange(1))
+        return sample, context
 
     def read(self, loaded: Loaded, data: ChosenData, work: Work) -> tuple[list[TokenCorpus], str]:
         """The corpora of an evaluation, and their name."""

@@ -59,6 +59,10 @@ class PlannedBatches:
         self._next, batches = next(self._source)
         return batches
 
+    def next_samples(self) -> Any:
+        """The samples of the next global batch's first micro-batch, as the objective gets them."""
+        return next(self._micro_batches(self._next))
+
     def cursor(self) -> dict[str, Any]:
         return self._next.to_json()
 
@@ -74,15 +78,20 @@ class PlannedBatches:
             yield cursor, batches
 
     def _collate(self, cursor: Cursor) -> list[Batch]:
-        ids = np.array(self._plan.batch(cursor), dtype=np.int64)
-        size = -(-len(ids) // self._recipe.training.grad_accum)
         # Corruption and random padding depend on the place of the batch, never on earlier draws.
         draw = np.random.default_rng([self._recipe.seed, cursor.epoch, cursor.window, cursor.batch])
         batches = []
-        for start in range(0, len(ids), size):
-            batch = self._objective.collate(self._read(cursor.epoch, ids[start : start + size]), rng=draw)
+        for samples in self._micro_batches(cursor):
+            batch = self._objective.collate(samples, rng=draw)
             batches.append(batch.pin_memory() if self._pinned else batch)
         return batches
+
+    def _micro_batches(self, cursor: Cursor) -> Iterator[Any]:
+        """The samples of each micro-batch of a global batch."""
+        ids = np.array(self._plan.batch(cursor), dtype=np.int64)
+        size = -(-len(ids) // self._recipe.training.grad_accum)
+        for start in range(0, len(ids), size):
+            yield self._read(cursor.epoch, ids[start : start + size])
 
 
 def plan_of(recipe: Recipe, samples: Samples, *, rank: int = 0, world_size: int = 1) -> BatchPlan:

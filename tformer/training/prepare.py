@@ -12,7 +12,7 @@ from tformer.build import count_parameters
 from tformer.checkpoint.files import require_writable
 from tformer.checkpoint.run import LOCK_NAME
 from tformer.cost.flops import product_shape
-from tformer.cost.memory import estimate_memory
+from tformer.cost.memory import training_memory
 from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
@@ -20,6 +20,7 @@ from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData, Work
+from tformer.tasks.example import example_document
 from tformer.training.assemble import PlannedBatches, make_objective, plan_of, vocabulary_size
 from tformer.training.request import RUNS, Start
 from tformer.training.teacher import check_vocabulary
@@ -155,33 +156,31 @@ def measure_peak(prepared: Prepared) -> float:
 
 
 def describe(prepared: Prepared) -> dict[str, Any]:
-    """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes and first text of a batch."""
+    """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example."""
     recipe = prepared.recipe
     objective = make_objective(recipe, prepared.data.context)
     batches = PlannedBatches(recipe, prepared.data, objective, cursor=None, device=prepared.device)
+    samples = batches.next_samples()
     [batch, *_] = batches.next()
     batches.close()
     teacher = prepared.start.teacher
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
-    memory = estimate_memory(
-        recipe.model,
+    memory = training_memory(
+        recipe,
         num_parameters=prepared.num_parameters,
-        optimizer=recipe.optimizer.kind,
         tokens_per_micro_batch=prepared.tokens_per_micro_batch,
         dtype=prepared.precision.dtype,
-        activation_checkpointing=recipe.training.activation_checkpointing,
-        ema=recipe.training.ema_decay is not None,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
         seq_len=recipe.seq_len,
         target_seq_len=recipe.target_seq_len,
         on_cpu=prepared.device.type == "cpu",
     )
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
-    tokenizer = prepared.data.tokenizer
-    first = "" if batch.input_ids is None or tokenizer is None else tokenizer.decode(batch.input_ids[0].tolist())
+    tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
     return {
         "recipe_yaml": recipe_to_yaml(recipe),
         "parameters": prepared.num_parameters,
         "memory": memory.to_json(),
-        "batch": {**shapes, "tokens": batch.num_tokens, "first": first},
+        "batch": {**shapes, "tokens": batch.num_tokens},
+        "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }

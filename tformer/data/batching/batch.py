@@ -55,14 +55,15 @@ class Batch:
 
     def model_inputs(self) -> dict[str, Tensor]:
         """The keyword arguments of the model's forward: every tensor that is not None, without the labels."""
-        return {name: tensor for name, tensor in self._tensors().items() if name not in TARGETS}
+        return {name: tensor for name, tensor in self.tensors().items() if name not in TARGETS}
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is not None, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed = {name: change(tensor) for name, tensor in self._tensors().items()}
+        changed = {name: change(tensor) for name, tensor in self.tensors().items()}
         return Batch(**changed, num_tokens=self.num_tokens, num_labels=self.num_labels)
 
 

@@ -1,7 +1,7 @@
 """Reading of files, folders and streams: the paths of the data section, their bytes and text, in bounded memory.
 
 Bytes are plain, gzip (.gz) or Zstandard (.zst). Text is UTF-8, and comes in pieces of at most `PIECE_BYTES`, so that a
-file of one endless line streams like any other. CRLF and CR become LF (Python's universal newlines); a byte order mark
+file of one endless line streams like any other. CRLF becomes LF, CR alone is text; a byte order mark
 at the start is dropped; NUL is kept. Errors name the file, and the line or the byte.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import glob
 import hashlib
 import importlib
-import io
 import os
 import signal
 import stat
@@ -65,7 +64,6 @@ class Piece(NamedTuple):
 
 def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterator[str]:
     """The text of a byte stream in pieces. Raises InputError with line and byte for invalid UTF-8 if "strict"."""
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
     lines_before, bytes_before, pending, head = 0, 0, b"", b""
     final = False
     while not final:
@@ -82,15 +80,17 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterat
         try:
             text, used = codecs.utf_8_decode(data, errors, final)
         except UnicodeDecodeError as error:
-            before = newlines.decode(data[: error.start].decode("utf-8"), True)
+            before = data[: error.start].count(b"\n")
             hint = "convert it to UTF-8, or accept replacement characters with --errors replace (data.errors)"
             raise InputError(
-                f"{name}:{lines_before + before.count(chr(10)) + 1}: invalid UTF-8 at byte "
+                f"{name}:{lines_before + before + 1}: invalid UTF-8 at byte "
                 f"{bytes_before + error.start} (0x{data[error.start]:02x}: {error.reason})",
                 hint=next((known for magic, known in MAGIC_HINTS if head.startswith(magic)), hint),
             ) from None
+        if text.endswith("\r") and not final:
+            text, used = text[:-1], used - 1  # the next chunk may begin with its newline
         pending, bytes_before = data[used:], bytes_before + used
-        text = newlines.decode(text, final)
+        text = text.replace("\r\n", "\n")  # a carriage return alone is text
         if text:
             lines_before += text.count("\n")
             yield text

@@ -42,7 +42,7 @@ from tformer.errors import InputError, did_you_mean
 HEAD_ROWS = 200  # from which columns are guessed
 PARQUET_ROWS = 256  # decoded at once
 PARQUET_MAGIC = b"PAR1"
-DIALECTS = {".csv": (",", csv.QUOTE_MINIMAL), ".tsv": ("\t", csv.QUOTE_NONE)}
+DELIMITED = (".csv", ".tsv")
 FORMATS = {".csv": ".csv", ".tsv": ".tsv", ".jsonl": ".jsonl", ".ndjson": ".jsonl", ".parquet": ".parquet"}
 """The format of each file ending."""
 LINES = "lines"  # the format of plain text, one text a line
@@ -106,7 +106,7 @@ class Table:
         if self.format == LINES:
             for number, line in enumerate(split_lines(self.content.texts(), name=self.content.name), 1):
                 yield f"{self.content.name}:{number}", [line.removesuffix("\n")]
-        elif self.format in DIALECTS:
+        elif self.format in DELIMITED:
             yield from self._delimited_rows(blank_lines)
         else:
             yield from self._typed_rows()
@@ -398,15 +398,22 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
     csv is read as spreadsheets write it, with quotes. In tsv every tab separates cells and every newline rows; a quote
     has no meaning.
     """
-    csv.field_size_limit(MAX_ROW_CHARACTERS)
-    delimiter, quoting = DIALECTS[format]
     lines = split_lines(content.texts(), name=content.name)
-    rows = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
+    if format == ".tsv":
+        for number, line in enumerate(lines, 1):
+            text = line.removesuffix("\n")
+            yield number, text.split("\t") if text else []
+        return
+    csv.field_size_limit(MAX_ROW_CHARACTERS)
+    rows = csv.reader(lines)
     try:
         for row in rows:
             yield rows.line_num, row
     except csv.Error as error:
-        raise InputError(f"{content.name}:{rows.line_num}: {error}", hint="is a quote left open?") from None
+        hint = "is a quote left open?"
+        if "new-line character" in str(error):
+            hint = "a carriage return alone ends no row: quote the cell, or end rows with \\n"
+        raise InputError(f"{content.name}:{rows.line_num}: {error}", hint=hint) from None
 
 
 def json_objects(content: Content, *, expected: str = "an object") -> Iterator[tuple[int, dict[str, Any]]]:

@@ -61,7 +61,10 @@ class LinformerAttention(Mechanism):
 
     def taps(self) -> dict[str, OwnTap]:
         meaning = "positions mixed into fewer, by a learned matrix"
-        return {"projected_K": (("B", "K", "r", "h"), meaning), "projected_V": (("B", "K", "r", "v"), meaning)}
+        return {
+            "projected_K": OwnTap(("B", "K", "r", "h"), meaning, ("keys",), ("keys",), "keys"),
+            "projected_V": OwnTap(("B", "K", "r", "v"), meaning, ("values",), ("values",), "values"),
+        }
 
     def shape_letters(self, num_keys: int) -> dict[str, int]:
         """r: projected keys."""

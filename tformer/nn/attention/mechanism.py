@@ -81,8 +81,19 @@ class StateBytes(NamedTuple):
     constant: int
 
 
-OwnTap = tuple[tuple[str, ...], str]
-"""Shape letters and meaning of a tensor."""
+class OwnTap(NamedTuple):
+    """A kind's own inner tensor.
+
+    symbols, meaning: shape letters (see `workflows.inspect.trace`) and meaning. inputs: names of the tensors it is made
+    of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place later
+    steps read this one.
+    """
+
+    symbols: tuple[str, ...]
+    meaning: str
+    inputs: tuple[str, ...] = ("queries", "keys")
+    parameters: tuple[str, ...] | None = None
+    replaces: str | None = None
 
 
 class Mechanism(nn.Module):
@@ -206,7 +217,7 @@ class Mechanism(nn.Module):
         return StateBytes(sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim) * dtype.itemsize, 0)
 
     def taps(self) -> dict[str, OwnTap]:
-        """Inner tensors of this kind by name: shape letters (see `workflows.inspect.trace`) and meaning."""
+        """Inner tensors of this kind by name."""
         return {}
 
     def shape_letters(self, num_keys: int) -> dict[str, int]:

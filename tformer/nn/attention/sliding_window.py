@@ -190,7 +190,11 @@ class SlidingWindowAttention(Mechanism):
 
     def taps(self) -> dict[str, OwnTap]:
         meaning = "rows of the global tokens, which see all, by matrices of their own"
-        return {"global_scores": (("B", "H", "G", "S"), meaning)} if self.options.global_projections else {}
+        return (
+            {"global_scores": OwnTap(("B", "H", "G", "S"), meaning, ("input",))}
+            if self.options.global_projections
+            else {}
+        )
 
     def shape_letters(self, num_keys: int) -> dict[str, int]:
         """G: global tokens with matrices of their own."""

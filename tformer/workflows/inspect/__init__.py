@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tformer.workflows.inspect.layout import DRAWINGS, Layout, lay_out
 from tformer.workflows.inspect.report import Node, Report, report_on
-from tformer.workflows.inspect.subject import Question, Subject, read_subject
-from tformer.workflows.inspect.trace import Trace, trace_shapes
+from tformer.workflows.inspect.subject import Question, Subject, given_batch, read_subject
+from tformer.workflows.inspect.trace import Trace, empty_inputs, trace_shapes
 from tformer.workflows.inspect.verify import Verdict, verify
 
 __all__ = [
@@ -17,6 +17,8 @@ __all__ = [
     "Subject",
     "Trace",
     "Verdict",
+    "empty_inputs",
+    "given_batch",
     "lay_out",
     "read_subject",
     "report_on",

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from tformer.build import layer_sizes
-from tformer.cost.flops import Flops, example_flops, labelled_share, module_flops
-from tformer.cost.memory import CacheSize, MemoryEstimate, cache_size, estimate_memory
+from tformer.cost.flops import Flops, example_flops, module_flops
+from tformer.cost.memory import CacheSize, MemoryEstimate, cache_size, training_memory
 from tformer.nn.attention.mechanism import Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
@@ -18,7 +18,6 @@ from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
-from tformer.recipe.model import Model
 from tformer.workflows.inspect.subject import Subject
 
 
@@ -242,37 +241,14 @@ def report_on(subject: Subject) -> Report:
         generator_parameters=beside,
         heads=own,
         flops=example_flops(recipe, model, subject.generator, **lengths),
-        memory=_memory(subject, model.num_parameters() + beside),
-        cache=cache_size(model, subject.dtype),
-    )
-
-
-def _memory(subject: Subject, parameters: int) -> MemoryEstimate:
-    """Memory to train the model, with the generator beside it. parameters: those of both."""
-    recipe, training = subject.recipe, subject.recipe.training
-
-    def estimate(model: Model, parameters: int, *, is_main: bool) -> MemoryEstimate:
-        return estimate_memory(
-            model,
-            num_parameters=parameters,
-            optimizer=recipe.optimizer.kind,
+        memory=training_memory(
+            recipe,
+            num_parameters=model.num_parameters() + beside,
             tokens_per_micro_batch=subject.batch_size * subject.source_length,
             dtype=subject.dtype,
-            activation_checkpointing=training.activation_checkpointing,
-            ema=training.ema_decay is not None,
             seq_len=subject.source_length,
             target_seq_len=subject.target_length if subject.has_both else None,
             on_cpu=subject.device == "cpu",
-            labelled_share=labelled_share(recipe),
-        )
-
-    found = estimate(recipe.model, parameters, is_main=True)
-    if recipe.generator is None:
-        return found
-    beside = estimate(recipe.generator, 0, is_main=False)
-    return replace(
-        found,
-        activations=found.activations + beside.activations,
-        workspace=max(found.workspace, beside.workspace),
-        held=found.held + beside.held,
+        ),
+        cache=cache_size(model, subject.dtype),
     )

@@ -9,21 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
+from tformer.data.batching.batch import Batch
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
 from tformer.interop.importing import open_checkpoint
-from tformer.loading import embedding_rows
+from tformer.loading import embedding_rows, load_tokenizers
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
+from tformer.objectives import build_objective
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
+from tformer.tasks import task_of
+from tformer.tasks.base import GivenExample
+from tformer.tasks.example import example_document
 
 PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: the assumed vocabulary of characters
 ASSUMED_LABELS = 2
@@ -114,6 +121,20 @@ def read_subject(question: Question) -> Subject:
         notes=(*notes, *assumed),
         checkpoint=checkpoint,
     )
+
+
+def given_batch(subject: Subject, given: GivenExample, batch_size: int) -> tuple[Batch, dict[str, Any]]:
+    """A batch of copies of one example, as training gives it to the model, and the example in readable form.
+
+    Raises InputError for a model without a checkpoint's tokenizer, and for an example of another kind.
+    """
+    checkpoint, recipe = subject.checkpoint, subject.recipe
+    assert checkpoint is not None, "an example is given to a model with a tokenizer"
+    tokenizers = load_tokenizers(checkpoint)
+    sample, context = task_of(recipe).sample_of(recipe, tokenizers, given)
+    objective, samples = build_objective(recipe.objectives, context), [sample] * batch_size
+    batch = objective.collate(samples, rng=np.random.default_rng(recipe.seed))
+    return batch, example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels)
 
 
 def _checkpoint_of(question: Question) -> Checkpoint:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tformer.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
-from tformer.workflows.inspect.trace import NAMES, shown
+from tformer.workflows.inspect.trace import NAMES, ParameterUse, shown
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it
@@ -126,11 +126,8 @@ def _precision(report: Report) -> str:
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[str(report.subject.dtype).removeprefix("torch.")]
 
 
-def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iterator[str]:
-    """A line for each tensor: its shape in numbers and in letters, its name and meaning."""
-    if tokens:
-        yield from textwrap.wrap("tokens: " + " ".join(tokens), width, subsequent_indent="  ")
-        yield ""
+def trace_lines(trace: Trace, *, width: int) -> Iterator[str]:
+    """A line for each tensor: its shape in numbers and in letters, its name and meaning, and tied parameters."""
     steps = [step for section in trace.sections for step in section.steps]
     numbers = max(len(_numbers(step.shape)) for step in steps)
     letters = max(len(_letters(step.symbols)) for step in steps)
@@ -147,13 +144,18 @@ def trace_lines(trace: Trace, *, width: int, tokens: Sequence[str] = ()) -> Iter
                 part = step.part
                 yield f" {part}"
             line = f"  {_numbers(step.shape):<{numbers}}  {_letters(step.symbols):<{letters}}  {step.name}"
+            meaning = "; ".join([step.meaning, *map(_tied, filter(lambda used: used.tied, step.parameters))])
             if not stacked:
-                first, *others = textwrap.wrap(step.meaning, width - left)
+                first, *others = textwrap.wrap(meaning, width - left)
                 yield f"{line:<{left}}{first}"
                 yield from (f"{'':<{left}}{other}" for other in others)
             else:
                 yield line.rstrip()
-                yield from textwrap.wrap(step.meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                yield from textwrap.wrap(meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def _tied(parameter: ParameterUse) -> str:
+    return f"{parameter.name} is tied to {', '.join(parameter.tied)}"
 
 
 def _legend(trace: Trace, width: int) -> Iterator[str]:

@@ -9,14 +9,15 @@ weights are those of the explicit path of attention; training never stores them.
     V vocabulary    E embedding size    L labels    r projected keys (Linformer)    G global tokens (Longformer)
     C channels   Y image height   X image width   P patch size   N patches
 
-Letters side by side are a product, `+` a sum: `Hh+Kh+Kv`.
+Letters side by side are a product, `+` a sum: `Hh+Kh+Kv`. A tensor is named by its tap; the steps that training adds to
+a forward pass (dropout) change no shape and have the name of the tensor before them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -29,10 +30,17 @@ from tformer.nn.attention.context import TapSink
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.classification_heads import PooledHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
-from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
-from tformer.nn.positions.base import Positions
-from tformer.nn.positions.fixed import TabledPositions
+from tformer.nn.stack import Stack
+from tformer.workflows.inspect.tensors import (
+    Described,
+    Tensors,
+    around,
+    attention_tensors,
+    embedding_tensors,
+    feedforward_tensors,
+    head_tensors,
+)
 
 NAMES = {
     "B": "examples",
@@ -57,23 +65,51 @@ NAMES = {
 }
 PARTS = {"self_attention": "self-attention", "cross_attention": "cross-attention", "feedforward": "feed-forward"}
 
-Described = tuple[str, tuple[str, ...], str]
-"""Name of a tensor in the output, its letters and its meaning."""
+
+@dataclass(frozen=True)
+class ParameterUse:
+    """A parameter in a step. tied: other names of the same parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    tied: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "shape": list(self.shape), "tied": list(self.tied)}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One tensor. part: of a layer; empty outside the layers."""
+    """One tensor.
+
+    part: of a layer; empty outside the layers. id: unique in the trace; inputs: ids of the tensors it is made of.
+    """
 
     part: str
     name: str
     symbols: tuple[str, ...]
     shape: tuple[int, ...]
     meaning: str
+    id: str = ""
+    inputs: tuple[str, ...] = ()
+    parameters: tuple[ParameterUse, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"part": self.part, "name": self.name, "symbols": list(self.symbols), "shape": list(self.shape),
-                "meaning": self.meaning}  # fmt: skip
+        return {
+            "part": self.part,
+            "name": self.name,
+            "symbols": list(self.symbols),
+            "shape": list(self.shape),
+            "meaning": self.meaning,
+            "id": self.id,
+            "inputs": list(self.inputs),
+            "parameters": [parameter.to_json() for parameter in self.parameters],
+        }
+
+    def looks(self) -> tuple[Any, ...]:
+        """Everything but names of the layer; equal for steps of layers that can be folded."""
+        parameters = [(parameter.shape, bool(parameter.tied)) for parameter in self.parameters]
+        return self.part, self.name, self.symbols, self.shape, self.meaning, parameters
 
 
 @dataclass(frozen=True)
@@ -99,46 +135,65 @@ class Trace:
         return {"sizes": dict(self.sizes), "sections": [section.to_json() for section in self.sections]}
 
 
-def trace_shapes(
-    model: Transformer, *, batch_size: int = 1, source_length: int, target_length: int | None = None
-) -> Trace:
-    """The shapes of `batch_size` examples in a model on any device; the model does not change.
-
-    Args:
-        source_length: positions of the encoder or of the only stack; ignored for images.
-        target_length: of the decoder beside an encoder.
-    """
-    sizes = _sizes(model, batch_size, source_length, target_length)
-    device = next(model.parameters()).device
+def trace_shapes(model: Transformer, inputs: Mapping[str, Tensor]) -> Trace:
+    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change."""
+    sizes = _sizes(model, inputs)
     was_training = model.training
     model.eval()
+    path = _Path(model, sizes)
     try:
         with torch.no_grad():
-            output = model(**_inputs(model, sizes, device), taps=model.tap_names())
-            seen = list(_model_steps(model, output.taps, sizes))
+            output = model(**inputs, taps=model.tap_names())
+            path.follow(output.taps)
             for name, head in model.heads.items():
-                seen += _head_steps(name, head, output.hidden, sizes)
+                path.follow_head(name, head, output.hidden)
     finally:
         model.train(was_training)
-    return Trace(sizes, tuple(_sections(seen)))
+    return Trace(sizes, tuple(_sections(path.seen)))
 
 
 # --- sizes and inputs ------------------------------------------------------------------------------------------------
 
 
-def _sizes(model: Transformer, batch_size: int, source_length: int, target_length: int | None) -> dict[str, int]:
+def empty_inputs(
+    model: Transformer, *, batch_size: int = 1, source_length: int, target_length: int | None = None
+) -> dict[str, Tensor]:
+    """Inputs of these sizes for the model's forward pass.
+
+    Args:
+        source_length: positions of the encoder or of the only stack; ignored for images.
+        target_length: of the decoder beside an encoder; None: the same.
+    """
+    device, embedding = next(model.parameters()).device, model.embedding
+    inputs: dict[str, Tensor] = {}
+    if isinstance(embedding, PatchEmbedding):
+        side = embedding.image_size
+        inputs["pixel_values"] = torch.zeros(batch_size, embedding.channels, side, side, device=device)
+    else:
+        inputs["input_ids"] = torch.zeros(batch_size, source_length, dtype=torch.long, device=device)
+        if embedding.token_types is not None:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    if model.is_encoder_decoder:
+        length = source_length if target_length is None else target_length
+        inputs["decoder_input_ids"] = torch.zeros(batch_size, length, dtype=torch.long, device=device)
+    return inputs
+
+
+def _sizes(model: Transformer, inputs: Mapping[str, Tensor]) -> dict[str, int]:
     """The letters that are the same everywhere; D is that of the last stack."""
-    sizes = {"B": batch_size, "T": source_length}
-    if model.encoder is not None and model.decoder is not None:
-        sizes |= {"S": source_length, "T": source_length if target_length is None else target_length}
+    embedding, both = model.embedding, model.is_encoder_decoder
+    first = inputs["pixel_values" if isinstance(embedding, PatchEmbedding) else "input_ids"]
+    length = embedding.seq_len if isinstance(embedding, PatchEmbedding) else first.shape[1]
+    sizes = {"B": first.shape[0], "T": length}
+    if both:
+        sizes |= {"S": length, "T": inputs["decoder_input_ids"].shape[1]}
     stack = model.decoder if model.decoder is not None else model.encoder
     assert stack is not None
     sizes["D"] = stack.d_model
-    embedding = model.embedding
     if isinstance(embedding, PatchEmbedding):
         side = embedding.image_size // embedding.size
         sizes |= {"C": embedding.channels, "Y": embedding.image_size, "X": embedding.image_size, "P": embedding.size}
-        sizes |= {"N": side * side, "S" if "S" in sizes else "T": embedding.seq_len}
+        sizes["N"] = side * side
     if isinstance(model.embedding, TokenEmbedding):
         sizes["V"] = model.embedding.weight.shape[0]
     if model.decoder_embedding is not None:
@@ -146,210 +201,222 @@ def _sizes(model: Transformer, batch_size: int, source_length: int, target_lengt
     return sizes
 
 
-def _inputs(model: Transformer, sizes: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
-    batch, both = sizes["B"], "S" in sizes
-    source = sizes["S"] if both else sizes["T"]
-    inputs: dict[str, Tensor] = {}
-    if isinstance(model.embedding, PatchEmbedding):
-        inputs["pixel_values"] = torch.zeros(batch, sizes["C"], sizes["Y"], sizes["X"], device=device)
-    else:
-        inputs["input_ids"] = torch.zeros(batch, source, dtype=torch.long, device=device)
-        if model.embedding.token_types is not None:
-            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
-    if both:
-        inputs["decoder_input_ids"] = torch.zeros(batch, sizes["T"], dtype=torch.long, device=device)
-    return inputs
-
-
-# --- descriptions ----------------------------------------------------------------------------------------------------
+# --- the path --------------------------------------------------------------------------------------------------------
 
 Seen = tuple[str, int | None, Step]
 """Title and layer of the section, and the step."""
 
 
-def _model_steps(model: Transformer, taps: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Iterator[Seen]:
-    """The described taps, in the order of computation."""
-    for path, tensor in taps.items():
-        side, place, *rest = path.split(".")
-        stack = getattr(model, side)
-        at = "S" if "S" in sizes and side == "encoder" else "T"
-        title, layer, part = side, None, ""
-        own = {"D": stack.d_model}
-        if place == "embedding":
-            title, name = f"{side}: embedding", rest[0] if rest else "input"
-            embedding = model.decoder_embedding if side == "decoder" and model.encoder is not None else model.embedding
-            assert isinstance(embedding, TokenEmbedding | PatchEmbedding)
-            described, letters = _embedding_tensors(embedding, stack.positions_of(0), at)
-        elif place == "final_norm":
-            title, name = f"{side}: end", place
-            is_memory = side == "encoder" and "S" in sizes
-            meaning = (
-                "the encoder's output, read by every cross-attention" if is_memory else "the last states, normalised"
-            )
-            described, letters = {name: ("hidden", ("B", at, "D"), meaning)}, {}
-        elif rest[0] == "hidden":
-            continue
-        else:
-            layer, (function, name), part = int(place), rest, PARTS[rest[0]]
-            module = getattr(stack.blocks[layer], function)
-            if isinstance(module, MultiHeadAttention):
-                keys = "S" if module.is_cross else at
-                positions = None if module.is_cross else stack.positions_of(layer)
-                described, letters = _attention_tensors(module, positions, at, keys, sizes[keys])
+@dataclass
+class _Path:
+    """The steps so far, and which tensor the next one reads.
+
+    Attributes:
+        last: ids of the tensors that the next one is made of. stream: id of the residual stream. memory: that of the
+            encoder's output. known: ids by name, of the module that is followed.
+    """
+
+    model: Transformer
+    sizes: Mapping[str, int]
+    seen: list[Seen] = field(default_factory=list)
+    last: tuple[str, ...] = ()
+    stream: str = ""
+    memory: str = ""
+    known: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        self.aliases: dict[int, list[str]] = {}
+        for name, parameter in self.names.items():
+            self.aliases.setdefault(id(parameter), []).append(name)
+
+    def follow(self, taps: Mapping[str, Tensor]) -> None:
+        """Add the described taps, in the order of computation."""
+        for (side, place, function), group in groupby(taps.items(), key=lambda tap: _module_of(tap[0])):
+            if function == "hidden":
+                continue
+            values = {path.split(".")[-1]: tensor for path, tensor in group}
+            stack = getattr(self.model, side)
+            at = "S" if "S" in self.sizes and side == "encoder" else "T"
+            if place == "embedding":
+                self._follow_embedding(side, stack, at, values)
+            elif place == "final_norm":
+                self._follow_final_norm(side, at, values)
             else:
-                described, letters = _feedforward_tensors(module, at)
-            described |= {
-                "normalised": ("normalised", ("B", at, "D"), "each vector normalised"),
-                "residual": ("residual", ("B", at, "D"), "the stream, with this part's output added"),
-            }
-        if name in described:
-            yield title, layer, _step(title, part, described[name], tensor, {**sizes, **own, **letters})
+                self._follow_function(side, stack, int(place), function, at, values)
+            self.stream = self.last[0]
+            if side == "encoder":
+                self.memory = self.stream
+
+    def _follow_embedding(self, side: str, stack: Stack, at: str, values: Mapping[str, Tensor]) -> None:
+        owner = "decoder_embedding" if side == "decoder" and self.model.encoder is not None else "embedding"
+        embedding, positions = getattr(self.model, owner), stack.positions_of(0)
+        # The stack's tap of its input has the embedding's own name.
+        values = {"input" if name == "embedding" else name: tensor for name, tensor in values.items()}
+        tensors = embedding_tensors(embedding, positions, at)
+        if "segments" in values and values["segments"].ndim == 1:  # a batch without segments: all have the first
+            described = tensors.described["segments"]
+            first = described._replace(symbols=described.symbols[-1:], meaning="the vector of the first segment, added")
+            tensors = tensors._replace(described=tensors.described | {"segments": first})
+        places = {"": owner, "positions": _positions_name(side, stack, 0)}
+        self.last, self.known = (), {}
+        self._add_all(
+            f"{side}: embedding", None, "", f"{side}.embedding", tensors, values, places, {"D": stack.d_model}
+        )
+
+    def _follow_final_norm(self, side: str, at: str, values: Mapping[str, Tensor]) -> None:
+        is_memory = side == "encoder" and "S" in self.sizes
+        meaning = "the encoder's output, read by every cross-attention" if is_memory else "the last states, normalised"
+        tensors = Tensors({"final_norm": Described("final norm", ("B", at, "D"), meaning, None, ("",))}, {})
+        self.last = (self.stream,)
+        own = {"D": getattr(self.model, side).d_model}
+        self._add_all(f"{side}: end", None, "", side, tensors, values, {"": f"{side}.final_norm"}, own)
+
+    def _follow_function(
+        self, side: str, stack: Stack, layer: int, function: str, at: str, values: Mapping[str, Tensor]
+    ) -> None:
+        block, prefix = stack.layers[layer], f"{side}.blocks.{layer}.{function}"
+        module = getattr(block, function)
+        if isinstance(module, MultiHeadAttention):
+            keys = "S" if module.is_cross else at
+            positions = None if module.is_cross else stack.positions_of(layer)
+            tensors = attention_tensors(module, positions, at, keys, self.sizes[keys])
+            after = {"heads": module.drophead.rate, "projection": block.dropout}
+        else:
+            tensors = feedforward_tensors(module, at)
+            after = {"down": block.dropout}
+        if function == "feedforward" and stack.layerdrop is not None:
+            after["residual"] = stack.layerdrop.fixed[layer]
+        described = tensors.described | around(at, is_pre_norm=block.place == "pre")
+        tensors = Tensors(described, tensors.letters, {**tensors.dropout, **after})
+        places = {"": prefix, "norm": f"{prefix}_norm", "positions": _positions_name(side, stack, layer)}
+        self.last = (self.stream,)
+        self.known = {"stream": self.stream, "memory": self.memory}
+        own = {"D": stack.d_model}
+        self._add_all(side, layer, PARTS[function], f"{side}.{layer}.{function}", tensors, values, places, own)
+
+    def follow_head(self, name: str, head: nn.Module, hidden: Tensor) -> None:
+        """Add the steps from hidden states to predictions and the loss, with labels of zeros."""
+        tensors = head_tensors(head)
+        taps = TapSink(frozenset(tensors.described))
+        logits = head(hidden, taps=taps)
+        labels, loss = _loss(head, logits)
+        values = {**taps.values, "logits": logits, "labels": labels, "loss": loss}
+        self.last, self.known = (self.stream,), {}
+        self._add_all(f"head {name}", None, "", f"head.{name}", tensors, values, {"": f"heads.{name}"}, {})
+
+    def _add_all(
+        self,
+        title: str,
+        layer: int | None,
+        part: str,
+        prefix: str,
+        tensors: Tensors,
+        values: Mapping[str, Tensor],
+        places: Mapping[str, str],
+        own: Mapping[str, int],
+    ) -> None:
+        """Add the steps of one module. places: full names of "" (the module) and of what else descriptions name."""
+        sizes = {**self.sizes, **own, **tensors.letters}
+        self.known |= {name: f"{prefix}.{name}" for name in values}
+        for name, tensor in values.items():
+            described = tensors.described[name]
+            shape = tuple(tensor.shape)
+            check_shape(shape, described.symbols, sizes, what=f"{title} {part} {described.name}")
+            if rate := tensors.dropout.get(f"before {name}", 0.0):
+                self._add_dropout(title, layer, self.seen[-1][2], rate)
+            if "input" not in self.known and self.last:
+                self.known["input"] = self.last[0]
+            inputs = self.last if described.inputs is None else self._named(described.inputs)
+            parameters = tuple(use for each in described.parameters for use in self._parameters(each, places))
+            step = Step(part, described.name, described.symbols, shape, described.meaning, f"{prefix}.{name}", inputs,
+                        parameters)  # fmt: skip
+            self.seen.append((title, layer, step))
+            self.known[name] = self.known[described.replaces or name] = step.id
+            if not described.beside:
+                self.last = (step.id,)
+            elif name != "position_ids":
+                self.last = (*self.last, step.id)
+            if rate := tensors.dropout.get(name, 0.0):
+                self._add_dropout(title, layer, step, rate, what=DROPPED.get(name, NUMBERS))
+
+    def _named(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Ids of the named tensors of this module that exist; "last" is the tensor before."""
+        found = [
+            self.last if name == "last" else (self.known[name],) for name in names if name in (*self.known, "last")
+        ]
+        return tuple(dict.fromkeys(each for ids in found for each in ids))
+
+    def _add_dropout(self, title: str, layer: int | None, before: Step, rate: float, what: str = "") -> None:
+        meaning = f"in training {rate:.4g} of {what or NUMBERS} become 0, the others are divided by {1 - rate:.4g}"
+        step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=(before.id,),
+                       parameters=())  # fmt: skip
+        self.seen.append((title, layer, step))
+        self.last = (step.id,)
+        self.known[before.id.rpartition(".")[2]] = step.id
+
+    def _parameters(self, name: str, places: Mapping[str, str]) -> Iterator[ParameterUse]:
+        """The parameters of a module, or one parameter, by its name relative to `places`."""
+        first, _, rest = name.partition(".")
+        place = ".".join(filter(None, (places[first], rest) if first in places else (places[""], name)))
+        found = [path for path in self.names if path == place or path.startswith(f"{place}.")]
+        for path in found:
+            parameter = self.names[path]
+            others = tuple(other for other in self.aliases[id(parameter)] if other != path)
+            yield ParameterUse(path, tuple(parameter.shape), others)
 
 
-def _step(title: str, part: str, described: Described, tensor: Tensor, sizes: Mapping[str, int]) -> Step:
-    name, symbols, meaning = described
-    shape = tuple(tensor.shape)
-    check_shape(shape, symbols, sizes, what=f"{title} {part} {name}")
-    return Step(part, name, symbols, shape, meaning)
+NUMBERS = "the numbers"
+DROPPED = {"heads": "the heads", "residual": "the passes through this layer"}
+"""What training drops after these taps, where it is not single numbers."""
 
 
-def _embedding_tensors(
-    embedding: TokenEmbedding | PatchEmbedding, positions: Positions, at: str
-) -> tuple[dict[str, Described], dict[str, int]]:
-    """Descriptions of an embedding's taps, and its letters."""
-    width = embedding.weight.shape[1] if isinstance(embedding, TokenEmbedding) else embedding.weight.shape[0]
-    e = "D" if embedding.project is None else "E"
-    rows = "waves" if isinstance(positions, TabledPositions) else "row of the table"
-    described: dict[str, Described] = {
-        "ids": ("ids", ("B", at), "token numbers"),
-        "tokens": ("tokens", ("B", at, e), "the table's row of each token"),
-        "segments": ("segments", ("B", at, e), "the vector of each token's segment, added"),
-        "pixels": ("pixels", ("B", "C", "Y", "X"), "the image"),
-        "patches": ("patches", ("B", "N", "CPP"), "the image cut into squares, numbers in a row"),
-        "patch_vectors": ("patch vectors", ("B", "N", "D"), "each patch projected to the model's width"),
-        "position_ids": ("position", ("1", at), "the number of each position"),
-        "positions": ("positions", ("1", at, e), f"the {rows} of each position"),
-        "sum": ("sum", ("B", at, e), f"with the {positions.kind} vector of each position added"),
-        "normalised": ("normalised", ("B", at, e), "each vector normalised"),
-        "projected": ("widened", ("B", at, "D"), "projected to the model's width"),
-        "input": ("input", ("B", at, "D"), "what enters the first layer"),
-    }
-    return described, {"E": width}
+def _module_of(tap: str) -> tuple[str, str, str]:
+    """(encoder or decoder, "embedding", "final_norm" or the layer, function of the layer) of a tap."""
+    side, place, *rest = tap.split(".")
+    return side, place, rest[0] if place.isdecimal() else ""
 
 
-def _attention_tensors(
-    attention: MultiHeadAttention, positions: Positions | None, queries: str, keys: str, num_keys: int
-) -> tuple[dict[str, Described], dict[str, int]]:
-    """Descriptions of an attention's taps, and its letters. queries, keys: the letters of their positions."""
-    sizes, mechanism = attention.sizes, attention.mechanism
-    own = mechanism.shape_letters(num_keys)
-    k = "H" if sizes.num_kv_heads == sizes.num_heads else "K"
-    v = "h" if sizes.value_dim == sizes.head_dim else "v"
-    qkv, kv = ("3Hh", "2Hh") if (k, v) == ("H", "h") else (f"Hh+{k}h+{k}{v}", f"{k}h+{k}{v}")
-    rotated = ", turned by position" if positions is not None and positions.has_rotate else ""
-    kind = "" if positions is None else positions.kind
-    key, columns = ("projected key", "r") if "r" in own else ("key", keys)
-    later = ", later keys masked" if sizes.causal else ""
-    scores = f"{mechanism.score_formula}{_scale(attention)}: how well each query fits each {key}{later}"
-    letters = {"K": k, "v": v, "S": keys}
-    described: dict[str, Described] = {
-        "q": ("Q product", ("B", queries, "Hh"), "from the decoder's stream"),
-        "kv": ("KV product", ("B", keys, kv), "from the encoder's output"),
-        "qkv": ("QKV product", ("B", queries, qkv), "Q, K and V side by side"),
-        "queries": ("Q", ("B", "H", queries, "h"), f"queries of each head{rotated}"),
-        "keys": ("K", ("B", k, keys, "h"), f"keys of each head{rotated}"),
-        "values": ("V", ("B", k, keys, v), "values of each head"),
-        "position_scores": ("position scores", ("B", "H", queries, keys), f"{kind}: added to QK"),
-        "bias": ("bias", ("1", "H", queries, keys), f"{kind}: added to the scores"),
-        "scores": ("scores", ("B", "H", queries, columns), scores),
-        "position_values": ("position values", ("B", "H", queries, v), f"{kind}: added to the heads"),
-        "weights": ("weights", ("B", "H", queries, keys), mechanism.weights_meaning),
-        "heads": ("heads", ("B", "H", queries, v), "weights·V: weighted sums of values, per head"),
-        "joined": ("joined", ("B", queries, f"H{v}"), "the heads side by side"),
-        "projection": ("projection", ("B", queries, "D"), "mixed, at the model's width"),
-    }
-    for name, (symbols, meaning) in mechanism.taps().items():
-        described[name] = name.replace("_", " "), tuple(letters.get(symbol, symbol) for symbol in symbols), meaning
-    return described, {"D": sizes.d_model, "H": sizes.num_heads, "K": sizes.num_kv_heads, "h": sizes.head_dim,
-                       "v": sizes.value_dim, **own}  # fmt: skip
+def _positions_name(side: str, stack: Stack, layer: int) -> str:
+    return f"{side}.positions" if stack.layer_positions is None else f"{side}.layer_positions.{layer}"
 
 
-def _scale(attention: MultiHeadAttention) -> str:
-    """The factor of the scores, as in papers."""
-    scale = attention.mechanism.scale
-    if scale == 1.0:
-        return ""
-    return "/√h" if scale == attention.head_dim**-0.5 else f" × {scale:.3g}"
-
-
-def _feedforward_tensors(module: FeedForward, at: str) -> tuple[dict[str, Described], dict[str, int]]:
-    """Descriptions of a feed-forward network's taps, and its letters."""
-    active = "activation of the gate, times the value" if module.gated else "after the activation"
-    described: dict[str, Described] = {
-        "up": ("up", ("B", at, "2F"), "gate and value") if module.gated else ("up", ("B", at, "F"), "widened"),
-        "active": ("active", ("B", at, "F"), active),
-        "down": ("down", ("B", at, "D"), "back at the model's width"),
-    }
-    return described, {"F": module.down.in_features}
-
-
-def _head_steps(name: str, head: nn.Module, hidden: Tensor, sizes: Mapping[str, int]) -> Iterator[Seen]:
-    """From hidden states to predictions and the loss, with labels of zeros."""
-    title = f"head {name}"
-    taps = TapSink(frozenset(("features", "normalised", "pooled", "pooler")))
-    logits = head(hidden, taps=taps)
-    own: dict[str, int] = {}
+def _loss(head: nn.Module, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(labels of zeros, loss) of a head."""
     if isinstance(head, VocabularyHead):
-        own = {"E": head.weight.shape[1], "V": head.weight.shape[0]}
-        bridge = head.dense if head.dense is not None else head.project
-        e = "D" if bridge is None or own["E"] == bridge.in_features else "E"
-        last = "input of the product with the vocabulary"
         labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        described: dict[str, Described] = {
-            "features": ("features", ("B", "T", e), last if head.norm is None else "one more layer"),
-            "normalised": ("normalised", ("B", "T", e), last),
-            "logits": ("logits", ("B", "T", "V"), "a score for every token"),
-            "labels": ("labels", ("B", "T"), "the token that is right at each position"),
-        }
-    elif isinstance(head, PooledHead):
-        own = {"L": head.project.out_features}
-        pooled = {"cls": "the first position", "eos": "the last position", "mean": "the mean of all positions"}
-        is_class = logits.shape[-1] > 1
-        labels = torch.zeros(logits.shape[0], dtype=torch.long if is_class else torch.float32, device=logits.device)
-        loss = F.cross_entropy(logits, labels) if is_class else F.mse_loss(logits.squeeze(-1), labels)
-        described = {
-            "pooled": ("pooled", ("B", "D"), pooled[head.pooling]),
-            "pooler": ("pooler", ("B", "D"), "one more layer"),
-            "logits": ("logits", ("B", "L"), "a score for every label"),
-            "labels": ("labels", ("B",), f"the correct {'class' if is_class else 'number'} of each example"),
-        }
-    else:
+        return labels, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    if not isinstance(head, PooledHead):
         labels = torch.zeros_like(logits)
-        loss = F.binary_cross_entropy_with_logits(logits, labels)
-        described = {
-            "logits": ("logits", ("B", "T"), "was this token replaced?"),
-            "labels": ("labels", ("B", "T"), "1 where the token was replaced"),
-        }
-    described["loss"] = ("loss", (), "one number, the mean over what has a label")
-    for tap, tensor in {**taps.values, "logits": logits, "labels": labels, "loss": loss}.items():
-        yield title, None, _step(title, "", described[tap], tensor, {**sizes, **own})
+        return labels, F.binary_cross_entropy_with_logits(logits, labels)
+    is_class = logits.shape[-1] > 1
+    labels = torch.zeros(logits.shape[0], dtype=torch.long if is_class else torch.float32, device=logits.device)
+    return labels, F.cross_entropy(logits, labels) if is_class else F.mse_loss(logits.squeeze(-1), labels)
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
 
 
 def _sections(seen: Sequence[Seen]) -> Iterator[Section]:
-    """The steps by place; consecutive layers with the same steps are one section."""
-    last: Section | None = None
+    """The steps by place; consecutive layers with the same steps are one section, whose ids are those of its first."""
+    found: list[Section] = []
+    shown: dict[str, str] = {}  # id of each step -> that of the section's step
+    inputs: dict[str, dict[str, None]] = {}  # id of a section's step -> ids of all that it is made of, in order
     for (title, layer), group in groupby(seen, key=lambda entry: entry[:2]):
-        layers = () if layer is None else (layer,)
-        section = Section(title, layers, tuple(step for _, _, step in group))
-        if last is not None and layers and last.layers and (section.steps, title) == (last.steps, last.title):
-            last = Section(title, last.layers + layers, section.steps)
-            continue
-        if last is not None:
-            yield last
-        last = section
-    if last is not None:
-        yield last
+        steps = tuple(step for _, _, step in group)
+        last = found[-1] if found else None
+        if last is not None and layer is not None and last.layers and title == last.title \
+                and [step.looks() for step in steps] == [step.looks() for step in last.steps]:  # fmt: skip
+            found[-1] = replace(last, layers=(*last.layers, layer))
+            owners = last.steps
+        else:
+            found.append(Section(title, () if layer is None else (layer,), steps))
+            owners = steps
+        shown |= {step.id: owner.id for step, owner in zip(steps, owners, strict=True)}
+        for step, owner in zip(steps, owners, strict=True):
+            inputs.setdefault(owner.id, {}).update({shown[each]: None for each in step.inputs})
+    for section in found:
+        yield replace(section, steps=tuple(replace(step, inputs=tuple(inputs[step.id])) for step in section.steps))
 
 
 # --- letters ---------------------------------------------------------------------------------------------------------

@@ -8,13 +8,6 @@ OUT/cells/NAME.log      output of its processes
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -24,71 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from tformer.checkpoint.files import parse_object, read_bounded, write_text
 from tformer.checkpoint.run import RunDirectory
-from tformer.device import peak_resident_bytes
 from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.formatting import finite_or_none
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
+from tformer.workflows.sweep.children import Ended, Start, run_child
 from tformer.workflows.sweep.grid import Cell, all_sets, base_words
-
-POLL_SECONDS = 0.1
-MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes per unit of `ru_maxrss`."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a child ended.
-
-    code: its exit code; -N when signal N killed it. out: its standard output.
-    peak_bytes: its largest resident set, without a GPU's memory. stopped: whether it was interrupted.
-    """
-
-    code: int
-    out: str
-    peak_bytes: int
-    seconds: float
-    stopped: bool
-
-
-def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool]) -> Ended:
-    """Run `tformer WORDS` to its end; its stderr is appended to `log`.
-
-    The child has a process group of its own, so that an interrupt reaches it once: from here, when `should_stop`
-    returns True. It then gets all the time it needs to save. It never outlives this call.
-    """
-    command = [sys.executable, "-m", "tformer", *words]
-    began, stopped, observed = time.monotonic(), False, 0
-    with tempfile.TemporaryFile() as out, log.open("ab") as messages:
-        messages.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
-        messages.flush()
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=messages, process_group=0)
-        try:
-            while True:
-                pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-                if pid:
-                    break
-                observed = max(observed, peak_resident_bytes(child.pid) or 0)
-                if should_stop() and not stopped:
-                    stopped = True
-                    os.kill(child.pid, signal.SIGINT)
-                time.sleep(POLL_SECONDS)
-            child.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait for it again
-        finally:
-            if child.returncode is None:
-                child.kill()
-                child.wait()
-        out.seek(0)
-        text = out.read().decode("utf-8", "replace")
-    peak = _peak(usage.ru_maxrss * MAXRSS_UNIT, observed)
-    return Ended(child.returncode, text, peak, time.monotonic() - began, stopped)
-
-
-def _peak(reported: int, observed: int) -> int:
-    """The child's peak. Linux counts the parent's memory at the fork as the child's: up to that, `observed` counts."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
-    return observed if observed and reported <= own else reported
-
 
 MAX_RESULT_BYTES = 16 << 20
 MAX_POINTS = 400
@@ -225,8 +159,8 @@ class Work:
 class Sweeper:
     """Runs cells in one folder. `tokenizers`: flags that name a tokenizer trained before, by `tokenizer_key`."""
 
-    def __init__(self, out: Path, *, should_stop: Callable[[], bool]) -> None:
-        self.out, self.should_stop = out, should_stop
+    def __init__(self, out: Path, *, should_stop: Callable[[], bool], start: Start) -> None:
+        self.out, self.should_stop, self.start = out, should_stop, start
         self.tokenizers: dict[str, list[str]] = {}
 
     def finished(self, work: Work) -> Result | None:
@@ -301,7 +235,7 @@ class Sweeper:
     def _child(self, words: list[str], cell: Cell) -> Ended:
         if self.should_stop():
             raise Stopped
-        ended = run_child(words, log=self.log(cell), should_stop=self.should_stop)
+        ended = run_child(words, log=self.log(cell), should_stop=self.should_stop, start=self.start)
         if ended.stopped and ended.code != 0:
             raise Stopped
         if ended.code == STORAGE:

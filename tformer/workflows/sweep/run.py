@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from tformer.errors import InputError, Interrupted, TformerError
 from tformer.formatting import fitted
 from tformer.recipe import recipe_to_data
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
+from tformer.workflows.sweep.children import warm_process
 from tformer.workflows.sweep.grid import Cell, cells_of, check_model, start_of, variants_of
 from tformer.workflows.sweep.plan import Plan
 from tformer.workflows.sweep.table import Table, draw, make_table, write_tables
@@ -110,10 +112,11 @@ def run_sweep(
     has saved.
     """
     make_folders(out)
-    lock = RunLock(out)
-    try:
+    with ExitStack() as stack:
+        stack.callback(RunLock(out).release)
         _claim(out, plan)
-        sweeper = Sweeper(out, should_stop=should_stop)
+        start = stack.enter_context(warm_process())
+        sweeper = Sweeper(out, should_stop=should_stop, start=start)
         results, total = list(grid.invalid), len(grid.works)
         finished = {work.cell.name: sweeper.finished(work) for work in grid.works}
         for number, work in enumerate(grid.works, start=1):
@@ -136,8 +139,6 @@ def run_sweep(
             results = sorted([*results, result], key=lambda other: grid.order.index(other.cell))
             _write(plan, results, out, last=False)
         return _write(plan, results, out, last=True), results
-    finally:
-        lock.release()
 
 
 def _write(plan: Plan, results: Sequence[Result], out: Path, *, last: bool) -> Table:
