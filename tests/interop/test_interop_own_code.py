@@ -16,6 +16,7 @@ from tests.interop.test_interop_export_presets import small
 from tformer.errors import InputError
 from tformer.interop.exporting import ExportReport, export_checkpoint
 from tformer.loading import load
+from tformer.tokenizer import TokenizerOptions, train_tokenizer
 
 TOLERANCE = 2e-5  # of the largest logit
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "feedforward": {"d_ff": 24}, "attention": {"qk_norm": True}}
@@ -68,9 +69,12 @@ PRESETS = {
     "roberta/tiny": ("TformerForMaskedLM", "roberta"),
     "bert/classify": ("TformerForSequenceClassification", "bert"),
 }
+QUICK = ("gpt/tiny", "transformer/tiny", "bert/classify")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
+)
 def test_a_preset_that_no_class_computes_opens_with_its_own_code(preset: str, tmp_path: Path) -> None:
     recipe, (class_name, template) = small(preset), PRESETS[preset]
     if preset == "bert/classify":
@@ -93,6 +97,7 @@ POSITIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", POSITIONS, ids=lambda one: "-".join(map(str, one.values())))
 @pytest.mark.parametrize("side", ["decoder", "encoder"])
 def test_every_kind_of_positions_is_computed_alike(positions: dict[str, Any], side: str, tmp_path: Path) -> None:
@@ -103,6 +108,7 @@ def test_every_kind_of_positions_is_computed_alike(positions: dict[str, Any], si
     assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -121,6 +127,7 @@ def test_every_part_of_a_stack_is_computed_alike(change: dict[str, Any], tmp_pat
     assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "head"),
     [
@@ -144,6 +151,7 @@ def test_every_part_around_the_stack_is_computed_alike(
     assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", [(True, True), (True, False), (False, True), (False, False)], ids=str)
 def test_tables_are_shared_as_in_the_recipe(tie: tuple[bool, bool], tmp_path: Path) -> None:
     side = {**STACK, "d_model": 16}
@@ -156,13 +164,13 @@ def test_tables_are_shared_as_in_the_recipe(tie: tuple[bool, bool], tmp_path: Pa
     assert (shared, theirs.head.weight is theirs.decoder.embedding.weight) == tie
 
 
-@pytest.mark.parametrize(("source", "target"), [("abcdefgh ", "ijklm ")])
-def test_two_vocabularies_have_two_tables(source: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_vocabularies_have_two_tables(tmp_path: Path) -> None:
     side = {**STACK, "positions": {"kind": "sinusoidal", "layout": "fairseq"}}
     model = {"d_model": 16, "max_seq_len": 24, "tie": {"source_target": False, "output": True}}
     recipe = {"arch": "transformer", "model": {**model, "encoder": side, "decoder": side},
               "tokenizer": {"separate": True}, "objectives": [{"kind": "seq2seq"}]}  # fmt: skip
-    report = exported(tmp_path, recipe, tokenizer=letters("seq2seq", source), target=letters("seq2seq", target))
+    report = exported(tmp_path, recipe, tokenizer=letters(), target=letters(text="ijklm "))
     given = inputs(recipe["model"])
     given["decoder_input_ids"] = given["decoder_input_ids"].clamp(max=9)
     with torch.no_grad():
@@ -170,7 +178,11 @@ def test_two_vocabularies_have_two_tables(source: str, target: str, tmp_path: Pa
     assert (ours - theirs).abs().max() <= TOLERANCE * ours.abs().max()
 
 
-@pytest.mark.parametrize("positions", POSITIONS, ids=lambda one: "-".join(map(str, one.values())))
+@pytest.mark.parametrize(
+    "positions",
+    [one if one["kind"] == "alibi" else pytest.param(one, marks=pytest.mark.slow) for one in POSITIONS],
+    ids=lambda one: "-".join(map(str, one.values())),
+)
 def test_a_decoder_generates_the_same_with_and_without_a_cache(positions: dict[str, Any], tmp_path: Path) -> None:
     """Prompts of different lengths in one batch, padded on the left; each alone in tformer."""
     from tformer.decoding.generate import generate
@@ -189,7 +201,7 @@ def test_a_decoder_generates_the_same_with_and_without_a_cache(positions: dict[s
         assert row[-12:] == list(ours.ids)
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_an_encoder_decoder_generates_what_tformer_does(beams: int, tmp_path: Path) -> None:
     from tformer.decoding.loaded import translator_of
 
@@ -215,6 +227,7 @@ def test_the_folder_is_read_again_as_the_same_model(tmp_path: Path) -> None:
     assert torch.equal(ours.model(given).logits, again.model(given).logits)
 
 
+@pytest.mark.slow
 def test_transformers_saves_a_folder_that_both_read(tmp_path: Path) -> None:
     report = exported(tmp_path, small("transformer/tiny"), tokenizer=letters("seq2seq"))
     model = opened(report)
@@ -264,3 +277,39 @@ def test_what_the_code_lacks_is_refused_by_name(
         export_checkpoint(checkpoint(tmp_path / "run", gpt(**change)), tmp_path / "out", model_type=model_type)
     assert feature in error.value.message
     assert not (tmp_path / "out").exists()
+
+
+# --- tokenizers of language models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "bpe", "wordpiece", "unigram"])
+def test_a_tokenizer_without_an_end_of_text_gets_what_evaluation_tools_need(kind: str, tmp_path: Path) -> None:
+    options: Any = {"model": kind, "template": "none", "vocab_size": 60, "min_frequency": 1}
+    tokenizer = train_tokenizer(lambda: iter(["ab cd\nefgh. " * 20]), TokenizerOptions(**options))
+    report = exported(tmp_path, GPT, tokenizer=tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(report.path)
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == tokenizer.special.unk
+    assert any("no end of text" in note for note in report.notes)
+    text = "ab cd\nef."
+    assert theirs(text)["input_ids"] == tokenizer.encode(text)
+    batch = theirs([text, "ab"], padding=True, padding_side="right", return_tensors="pt")
+    model = getattr(transformers, report.auto_class).from_pretrained(report.path)
+    with torch.no_grad():  # as lm-evaluation-harness scores a text after an empty context
+        ids = torch.tensor([[theirs.bos_token_id, *theirs(text)["input_ids"]]])
+        assert model(ids).logits.isfinite().all()
+        alone, padded = model(torch.tensor([theirs("ab")["input_ids"]])).logits, model(**batch).logits[1]
+    assert torch.allclose(alone[0], padded[batch["attention_mask"][1].bool()], atol=1e-4)
+
+
+def test_newlines_of_characters_survive_decoding(tmp_path: Path) -> None:
+    options: Any = {"model": "char", "template": "none"}
+    tokenizer = train_tokenizer(lambda: iter(["ab\ncd "]), TokenizerOptions(**options))
+    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, GPT, tokenizer=tokenizer).path)
+    assert theirs.decode(theirs("ab\ncd")["input_ids"], skip_special_tokens=True) == "ab\ncd"
+
+
+def test_a_vocabulary_with_an_end_of_text_keeps_its_roles(tmp_path: Path) -> None:
+    report = exported(tmp_path, GPT)
+    theirs = transformers.AutoTokenizer.from_pretrained(report.path)
+    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == ("<|endoftext|>", "<|endoftext|>", "<|pad|>")
+    assert not any("end of text" in note for note in report.notes)

@@ -22,7 +22,7 @@ from tformer.interop.choose import Choice, choose_class_or_code, label_keys, wit
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.tokenizer_config import special_keys
-from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, tokenizer_documents
+from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, text_ends_note, tokenizer_documents
 from tformer.interop.weight_files import (
     Outgoing,
     Shard,
@@ -213,6 +213,7 @@ def export_checkpoint(
             *_left_out(checkpoint),
             *left_unsaid(recipe),
             *own_rules_note(choice.architecture, tokenizers.source),
+            *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),
             *(() if code is None else (f"no class of transformers computes this model: {code} in the folder does",)),
         ),
         carries_code=code is not None,
@@ -247,6 +248,7 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
             model_max_length=model.max_seq_len,
             token_types=model.embedding.token_types > 1,
             padding_side="right" if model.encoder is not None else "left",
+            writes=_is_language_model(recipe),
         )
     if tokenizers.target is not None:
         documents = tokenizer_documents(
@@ -256,6 +258,10 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
     generation = write_generation(recipe, tokenizers.target or tokenizers.source)
     found = {"generation_config.json": generation, "preprocessor_config.json": write_preprocessor(recipe)}
     return texts | {name: _json(document) for name, document in found.items() if document}
+
+
+def _is_language_model(recipe: Recipe) -> bool:
+    return recipe.model.encoder is None and any(head.kind == "lm" for head in recipe.model.heads)
 
 
 def _fill(
