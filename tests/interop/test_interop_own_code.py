@@ -82,7 +82,7 @@ def test_a_preset_that_no_class_computes_opens_with_its_own_code(preset: str, tm
     report = exported(tmp_path, recipe, tokenizer=letters(template))
     assert (report.class_name, report.model_type) == (class_name, "tformer")
     assert "modeling_tformer.py" in report.files and "trust_remote_code=True" in report.how_to_load()
-    assert any("no class of transformers computes this model" in note for note in report.notes)
+    assert any("modeling_tformer.py in the folder computes this model" in note for note in report.notes)
     assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
 
 
@@ -190,7 +190,7 @@ def test_a_decoder_generates_the_same_with_and_without_a_cache(positions: dict[s
 
     report = exported(tmp_path, gpt(positions=positions))
     model, run = opened(report), load(tmp_path / "run")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(report.path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(report.path, trust_remote_code=True)
     batch = tokenizer(["ab cd", "h"], return_tensors="pt", padding=True)
     settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "suppress_tokens": None}
     found = [model.generate(**batch, **settings, use_cache=cached) for cached in (True, False)]
@@ -210,7 +210,7 @@ def test_an_encoder_decoder_generates_what_tformer_does(beams: int, tmp_path: Pa
     recipe = {**ORIGINAL, "model": {**ORIGINAL["model"], "encoder": side, "decoder": side}, "generation": generation}
     report = exported(tmp_path, recipe)
     model, run = opened(report), load(tmp_path / "run")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(report.path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(report.path, trust_remote_code=True)
     texts = ["ab cd", "hgf"]
     written = model.generate(**tokenizer(texts, return_tensors="pt", padding=True))
     ours = translator_of(run).translate(texts)
@@ -232,7 +232,7 @@ def test_transformers_saves_a_folder_that_both_read(tmp_path: Path) -> None:
     report = exported(tmp_path, small("transformer/tiny"), tokenizer=letters("seq2seq"))
     model = opened(report)
     model.save_pretrained(tmp_path / "again")
-    transformers.AutoTokenizer.from_pretrained(report.path).save_pretrained(tmp_path / "again")
+    transformers.AutoTokenizer.from_pretrained(report.path, trust_remote_code=True).save_pretrained(tmp_path / "again")
     given = inputs(small("transformer/tiny")["model"])
     with torch.no_grad():
         expected = model(**given).logits
@@ -275,7 +275,7 @@ def test_what_the_code_lacks_is_refused_by_name(
 ) -> None:
     with pytest.raises(InputError) as error:
         export_checkpoint(checkpoint(tmp_path / "run", gpt(**change)), tmp_path / "out", model_type=model_type)
-    assert feature in error.value.message
+    assert f"modeling_tformer.py, the code that export can write, lacks {feature}" in error.value.message
     assert not (tmp_path / "out").exists()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,17 @@ from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, to_theirs
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file of Python that defines the classes of an architecture.
+
+    file: its name beside config.json. lacks: `path: value` of every part of a model that it does not compute.
+    """
+
+    file: str
+    lacks: Callable[[Model], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Architecture:
     slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: by the kind of vocabulary file.
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
         folder names.
-    code: the file of Python beside config.json that defines the classes; None: transformers has them.
+    code: what a folder carries to define the classes; None: transformers has them.
     ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
     """
 
@@ -57,7 +68,7 @@ class Architecture:
     special_ids: Mapping[str, int] = field(default_factory=dict)
     slow_tokenizer: str | None = None
     own_tokenizer_rules: bool = False
-    code: str | None = None
+    code: Code | None = None
     ctranslate2: tuple[str, Mapping[str, bool]] | None = None
 
     def tensors(self, model: Model, class_name: str, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -183,6 +183,9 @@ def choose_class(
             f"model type {model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}",
             hint=did_you_mean(model_type, list(ARCHITECTURES)),
         )
+    code = None if model_type is None else ARCHITECTURES[model_type].code
+    if code is not None and (missing := list(code.lacks(model))):
+        raise InputError(f"{code.file}, the code that export can write, lacks {'; '.join(missing)}")
     fitting: list[Choice] = []
     refusals: list[tuple[int, str, str]] = []
     for architecture, class_name in _candidates(model, family=family, model_type=model_type):
@@ -199,23 +202,20 @@ def choose_class(
 def choose_class_or_code(
     model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
 ) -> Choice:
-    """`choose_class`; where no class computes the model, an architecture whose folders carry code that does.
+    """`choose_class`; where no class computes the model, the architecture whose folders carry code that does.
 
     Raises InputError when that code lacks a feature too.
     """
     try:
         return choose_class(model, family=family, model_type=model_type, common=common)
     except InputError as refusal:
-        carrying = [name for name, one in ARCHITECTURES.items() if one.code is not None]
         if model_type is not None:
-            hints = (refusal.hint, f"--as {carrying[0]} writes the model's own code beside its weights")
-            raise InputError(refusal.message, hint="; ".join(hint for hint in hints if hint)) from None
-        for name in carrying:
-            try:
-                return choose_class(model, family=family, model_type=name, common=common)
-            except InputError:
-                continue
-        raise
+            raise
+        [carrying] = [name for name, one in ARCHITECTURES.items() if one.code is not None]
+        try:
+            return choose_class(model, family=family, model_type=carrying, common=common)
+        except InputError as lacking:
+            raise InputError(f"{refusal.message}; {lacking.message}") from None
 
 
 def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def export_checkpoint(
     texts = {"config.json": _json(config), **_texts(recipe, model, tokenizers), **index_document(tensors, shards)}
     code = choice.architecture.code
     if code is not None:
-        texts[code] = (Path(__file__).parent / code).read_text(encoding="utf-8")
+        texts[code.file] = (Path(__file__).parent / code.file).read_text(encoding="utf-8")
     size = shard_bytes_on_disk(tensors, shards)
     needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
     files.require_room(target, needed)
@@ -214,7 +214,11 @@ def export_checkpoint(
             *left_unsaid(recipe),
             *own_rules_note(choice.architecture, tokenizers.source),
             *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),
-            *(() if code is None else (f"no class of transformers computes this model: {code} in the folder does",)),
+            *(
+                ()
+                if code is None
+                else (f"{code.file} in the folder computes this model: transformers asks before it runs it",)
+            ),
         ),
         carries_code=code is not None,
     )

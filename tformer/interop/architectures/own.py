@@ -12,7 +12,7 @@ from typing import Any
 
 from tformer.build import build_model, resolve_sizes
 from tformer.errors import InputError
-from tformer.interop.architecture import Architecture
+from tformer.interop.architecture import Architecture, Code
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.recipe.model import Model
@@ -45,8 +45,8 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    if missing := list(uncovered(model, class_name)):
-        raise InputError(f"the code that export writes ({MODULE}.py) lacks {'; '.join(missing)}")
+    if not _fits(model, class_name):
+        raise InputError(f"{class_name} has other stacks")
     section = model.model_dump(mode="json", exclude={"init"})
     for side in model.stacks:
         sizes = resolve_sizes(model, side)._asdict()
@@ -66,14 +66,12 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
     }
 
 
-def uncovered(model: Model, class_name: str) -> Iterator[str]:
+def lacks(model: Model) -> Iterator[str]:
     """`path: value` of every part of a model that the code does not compute."""
-    both = model.is_encoder_decoder
-    stacks = {"TformerForCausalLM": ["decoder"], "TformerForMaskedLM": ["encoder"]}
-    if both != (class_name == "TformerForConditionalGeneration") or list(model.stacks) != stacks.get(
-        class_name, list(model.stacks)
-    ):
-        yield f"model.heads: {', '.join(head.kind for head in model.heads)} on {' and '.join(model.stacks)}"
+    kinds = tuple("classifier" if head.label_kind is not None else head.kind for head in model.heads)
+    if not any(kinds == heads and _fits(model, name) for name, heads in CLASSES.items()):
+        named = " and ".join(head.kind for head in model.heads) or "none"
+        yield f"model.heads: {named} on {' and '.join(model.stacks)}"
     if model.patches is not None:
         yield "model.patches: images"
     for side, stack in model.stacks.items():
@@ -86,7 +84,14 @@ def uncovered(model: Model, class_name: str) -> Iterator[str]:
         if getattr(stack.positions, "scaling", None) is not None:
             yield f"model.{side}.positions.scaling"
         if stack.layers:
-            yield f"model.{side}.layers: {stack.layers}"
+            yield f"model.{side}.layers: options of single layers"
+
+
+def _fits(model: Model, class_name: str) -> bool:
+    """Whether a class has the model's stacks."""
+    wanted = {"TformerForCausalLM": ["decoder"], "TformerForMaskedLM": ["encoder"]}
+    translates = class_name == "TformerForConditionalGeneration"
+    return model.is_encoder_decoder == translates and list(model.stacks) == wanted.get(class_name, list(model.stacks))
 
 
 def links(model: Model, class_name: str) -> list[Link]:
@@ -113,5 +118,5 @@ OWN = Architecture(
     read=read,
     write=write,
     links=links,
-    code=f"{MODULE}.py",
+    code=Code(f"{MODULE}.py", lacks),
 )
