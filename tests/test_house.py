@@ -13,6 +13,7 @@ PACKAGE = ROOT / "tformer"
 # Packages from top to bottom. A package may import those of later rows only, and itself.
 LAYERS = (
     ("cli",),
+    ("api",),
     ("workflows", "bench"),
     ("training", "viz"),
     ("tasks",),
@@ -28,7 +29,7 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("device", "options", "output_files"),
+    ("device", "options", "output_files", "shipped"),
     ("errors", "formatting"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

@@ -56,6 +56,7 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
         assert f"tformer/viz/assets/{asset.name}" in inside
     for source in (ROOT / "tformer" / "kernels").glob("*.[ch]"):
         assert f"tformer/kernels/{source.name}" in inside
+    assert "tformer/py.typed" in inside
     # An installed copy, far from any checkout, finds them.
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)

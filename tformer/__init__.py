@@ -1,25 +1,30 @@
-"""tformer: train and use any classical Transformer from the command line.
+"""tformer: train and use any classical Transformer from the command line or from Python.
 
 >>> import tformer
->>> run = tformer.load("runs/gpt-tiny-1")  # .model, .tokenizer, .recipe
+>>> run = tformer.load("runs/gpt-tiny-1")  # .model, .tokenizer, .recipe; .generate(), .classify(), ...
+>>> run = tformer.train("mytext.txt", arch="gpt")
 
-Importing the package loads nothing heavy: `load` brings torch with it when it is first asked for.
+Importing the package loads nothing heavy: torch comes with the first use of `load`, `train` or `Run`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tformer.errors import InputError, TformerError
+
 if TYPE_CHECKING:
-    from tformer.loading import load as load
+    from tformer.api import Run as Run
+    from tformer.api import load as load
+    from tformer.api import train as train
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["InputError", "Run", "TformerError", "__version__", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
-        from tformer.loading import load
+    if name in ("Run", "load", "train"):
+        from tformer import api
 
-        return load
+        return getattr(api, name)
     raise AttributeError(f"module 'tformer' has no attribute '{name}'")

@@ -26,6 +26,7 @@ from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
+from tformer.objectives import OBJECTIVES
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
@@ -150,7 +151,7 @@ def load(
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path
     recipe = checkpoint.recipe
-    _require_kind(folder, recipe, kinds)
+    require_kind(folder, recipe, kinds)
     tokenizer, target = load_tokenizers(checkpoint)
     with NoDraws():
         model = build_model(
@@ -282,11 +283,14 @@ def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
     return not set(kinds).isdisjoint(_heads(recipe))
 
 
-def _require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
+def require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
+    """Raise InputError for a model without a head of these kinds; None: any."""
     if kinds is not None and set(kinds).isdisjoint(_heads(recipe)):
+        trained = {objective.head.kind for objective in OBJECTIVES.values()} & set(_heads(recipe))
         raise InputError(
             f"{folder} has no head this command can use: found {', '.join(_heads(recipe)) or 'none'}, "
-            f"expected {' or '.join(sorted(kinds))}"
+            f"expected {' or '.join(sorted(kinds))}",
+            hint=None if trained else "it is a body: tformer train --init-from gives it a head",
         )
 
 

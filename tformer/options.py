@@ -14,13 +14,19 @@ command-line library, so the dataclass may stand in the package that does the wo
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, get_type_hints
+from os import PathLike
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
-from tformer.errors import InputError
+from tformer.errors import InputError, TformerError, did_you_mean
+
+FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,78 @@ def flag_words(options: Any) -> Iterator[str]:
             flag = flag_of(type(options), field.name)
             for item in value if isinstance(value, tuple) else (value,):
                 yield from (flag,) if item is True else (flag, f"{item:.15g}" if isinstance(item, float) else str(item))
+
+
+# --- options as keyword arguments in Python ---------------------------------------------------------------------------
+
+
+def from_keywords(
+    options_type: type[Options], values: Mapping[str, Any], *, caller: str, without: Mapping[str, str] | None = None
+) -> Options:
+    """Options from keyword arguments, which have the names of the flags: `max_new_tokens=20` for `--max-new-tokens 20`.
+
+    Args:
+        caller: the function's name in messages.
+        without: keywords that the caller does not take, with a hint on each.
+
+    A text or path for an option that takes several is one of them. Raises InputError for an unknown keyword, and for a
+    value of another type.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    excluded = without or {}
+    hints = get_type_hints(options_type)
+    names = {keyword: name for name, keyword in _keywords(options_type) if keyword}
+    filled = {}
+    for keyword, value in values.items():
+        if keyword in excluded:
+            raise InputError(f"{caller} takes no {keyword}", hint=excluded[keyword])
+        if keyword not in names:
+            known = sorted(names.keys() - excluded.keys())
+            raise InputError(f"{caller} has no option '{keyword}'", hint=did_you_mean(keyword, known))
+        hint = hints[names[keyword]]
+        if get_origin(hint) is tuple and isinstance(value, str | PathLike):
+            value = (value,)
+        if get_origin(hint) is tuple and isinstance(value, list | tuple):
+            value = tuple(str(item) if isinstance(item, PathLike) else item for item in value)
+        elif isinstance(value, PathLike):
+            value = str(value)
+        try:
+            filled[names[keyword]] = TypeAdapter(hint).validate_python(value)
+        except ValidationError as error:
+            expected, *_ = (
+                error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ").split(", unable to")
+            )
+            raise InputError(f"{keyword}: found {value!r}, expected {expected}") from error
+    return options_type(**filled)
+
+
+def _keywords(options_type: type[Any]) -> Iterator[tuple[str, str]]:
+    """(name, keyword) of each field; the keyword of an argument without a flag is empty."""
+    for name, hint in get_type_hints(options_type, include_extras=True).items():
+        [declared] = [fact for fact in hint.__metadata__ if isinstance(fact, Option)]
+        yield name, as_keyword(declared.flags[0]) if declared.flags else ""
+
+
+def as_keyword(flag: str) -> str:
+    """`max_new_tokens` of `--max-new-tokens`."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+@contextmanager
+def flags_as_keywords() -> Iterator[None]:
+    """Messages of user errors name keywords (`top_k`) in place of flags (`--top-k`), except in whole commands."""
+    try:
+        yield
+    except TformerError as error:
+        error.message = _with_keywords(error.message)
+        error.hint = error.hint and _with_keywords(error.hint)
+        error.args = (error.message,)
+        raise
+
+
+def _with_keywords(text: str) -> str:
+    return text if "tformer " in text else FLAG.sub(lambda match: as_keyword(match[0]), text)
 
 
 # --- shared options ---------------------------------------------------------------------------------------------------

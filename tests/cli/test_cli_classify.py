@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer.cli.classify import AnswerFormat
 from tformer.decoding.lines import blocks, line_blocks, text_blocks
 from tformer.errors import InputError
+from tformer.evaluation.answers import AnswerFormat
 from tformer.recipe.sections import Columns
 
 

@@ -29,11 +29,11 @@ Cli = Callable[..., Any]
         (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
         (["--arch", "gpt", "--vocab-size", 10**23], "--vocab-size must be at most 1,000,000,000,000"),
         (["--arch", "llama", "--shapes", "--seq-len", 10**9], "1 examples of 1,000,000,000 positions are too many"),
-        (["--arch", "gpt", "--layout", "pdf"], "--layout: found 'pdf', expected mermaid, dot or tree"),
+        (["--arch", "gpt", "--draw", "pdf"], "--draw: found 'pdf', expected mermaid, dot or tree"),
         (["--arch", "gpt", "-o", "x.png"], "x.png: unknown suffix, expected one of .mmd"),
         (
-            ["--arch", "gpt", "--layout", "dot", "-o", "x.mmd"],
-            "--layout dot disagrees with x.mmd, which is for mermaid",
+            ["--arch", "gpt", "--draw", "dot", "-o", "x.mmd"],
+            "--draw dot disagrees with x.mmd, which is for mermaid",
         ),
         (["--arch", "gpt", "--precision", "fp8"], "--precision: found 'fp8'"),
         (["--arch", "gpt", "--device", "tpu"], "--device: found 'tpu', expected auto, cpu or cuda"),
@@ -64,7 +64,7 @@ def test_json_is_one_document(cli: Cli) -> None:
     shapes = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--shapes", "--json").out)
     logits = [step for part in shapes["sections"] for step in part["steps"] if step["name"] == "logits"]
     assert [(step["shape"], step["symbols"]) for step in logits] == [([1, 8, 50257], ["B", "T", "V"])]
-    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--layout", "dot", "--json").out)
+    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--draw", "dot", "--json").out)
     assert {edge["kind"] for edge in drawn["edges"]} == {"flow", "residual", "tied"}
 
 

@@ -47,7 +47,8 @@ class AveragingAttention(Mechanism):
     def state_bytes(self, dtype):
         return StateBytes(0, self.sizes.num_kv_heads * self.sizes.value_dim * dtype.itemsize)
 
-    def forward(self, q, k, v, context, *, x_BTD, positions=None, state=None, taps=None):
+    def compute(self, inputs, *, x_BTD, state=None):
+        q, k, v, context = inputs[:4]
         before, past = (0.0, 0) if state is None else (state.total, state.length)
         length = v.shape[2]
         visible = torch.ones(length, length, device=v.device)
@@ -57,7 +58,7 @@ class AveragingAttention(Mechanism):
         if state is not None:
             state.total, state.length = before + v.sum(2, keepdim=True), past + length
         weights = None
-        if taps is not None and taps.wants("weights"):
+        if inputs.need_weights:
             weights = (visible / counts).expand(q.shape[0], q.shape[1], -1, -1)
         return out.repeat_interleave(q.shape[1] // v.shape[1], dim=1).to(q.dtype), weights
 
@@ -91,7 +92,7 @@ succeed("train", "--resume", "--out", "run", "--max-steps", "12")
 evaluated = json.loads(succeed("evaluate", "run", "--json"))
 inspected = json.loads(succeed("inspect", "run", "--json"))
 shapes = succeed("inspect", "run", "--shapes", "--text", "the cat")
-layout = succeed("inspect", "run", "--layout", "mermaid")
+layout = succeed("inspect", "run", "--draw", "mermaid")
 seen = json.loads(succeed("viz-attention", "run", "--text", "the cat", "--format", "json"))
 generated = succeed("generate", "run", "--prompt", "the", "--greedy", "--max-new-tokens", "4")
 code, _ = command(*train[:-1], "model.decoder.attention.kind=none-such", "--out", "other")

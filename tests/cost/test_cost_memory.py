@@ -62,6 +62,7 @@ def test_parameters_gradients_and_moments_are_fp32() -> None:
     found = estimate()
     assert (found.weights, found.gradients, found.optimizer, found.copies) == (4000, 4000, 8000, 2000)
     assert estimate(dtype=torch.float32).copies == 0 and estimate(optimizer="muon").optimizer == 4000
+    assert estimate(optimizer="adafactor").optimizer == 0  # rows and columns alone
     document = found.to_json()
     assert document["total_bytes"] == sum(size for name, size in document.items() if name != "total_bytes")
 

@@ -384,3 +384,13 @@ def test_the_recipe_says_which():
     assert BeamSettings.from_recipe(recipe, eos_id=3).ends == (3, 7, 8)
     assert GenerationSettings.from_recipe(recipe).ends == (7, 8)
     assert BeamSettings().ends == ()
+
+
+@BOTH
+def test_samples_come_from_the_smallest_set_that_reaches_p(scripted, engine) -> None:
+    """Of 0.5, 0.3, 0.1 and 0.1 two tokens reach 0.8: with and without a cache, drawn by the same random numbers."""
+    model = scripted(lambda seen: [math.log(p) for p in (0.1, 0.5, 0.1, 0.3)])
+    settings = GenerationSettings(max_new_tokens=40, top_p=0.8, num_samples=5, seed=1)
+    [samples] = engine(model, [[1]], settings)
+    assert {token for one in samples for token in one.ids} == {1, 3}
+    assert [one.ids for one in samples] == [one.ids for one in generate(model, [[1]], settings)[0]]

@@ -118,8 +118,9 @@ def test_every_kind_of_positions_is_computed_alike(positions: dict[str, Any], si
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "value_dim": 5},
         {"feedforward": {"d_ff": 20, "activation": "relu2", "gated": True, "bias": False}},
         {"attention": {"scale": 0.3, "qk_norm": True}},
+        {"attention": {"qk_norm": "learned", "qk_norm_eps": 1e-3}, "feedforward": {"d_ff": 24, "activation": "relu2"}},
     ],
-    ids=["scalenorm", "rmsnorm", "no biases", "grouped heads", "gated", "scale"],
+    ids=["scalenorm", "rmsnorm", "no biases", "grouped heads", "gated", "scale", "learned QK-norm"],
 )
 def test_every_part_of_a_stack_is_computed_alike(change: dict[str, Any], tmp_path: Path) -> None:
     recipe = gpt(**change)

@@ -13,11 +13,11 @@ from torch import nn
 
 from tformer.errors import InputError
 from tformer.optim.muon import Muon
-from tformer.optim.optimizers import NamedOptimizer, build_optimizer
+from tformer.optim.optimizers import OPTIMIZERS, NamedOptimizer, build_optimizer
 from tformer.recipe.sections import Optimizer as Section
 from tformer.recipe.sections import ParameterGroup
 
-KINDS = ("adamw", "adam", "muon")
+KINDS = tuple(OPTIMIZERS)
 
 
 class Tiny(nn.Module):

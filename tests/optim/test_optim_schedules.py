@@ -36,6 +36,14 @@ def test_noam_without_warmup_decays_from_the_first_step() -> None:
     assert [schedule.scale(step) for step in (1, 4, 16)] == [0.5, 0.25, 0.125]
 
 
+def test_truncated_rsqrt_is_adafactors_relative_step_and_t5s_rate() -> None:
+    """min(1e-2, t^-1/2) = 1 / sqrt(max(t, 10^4)): arXiv 1804.04235, section 9, and 1910.10683, section 3.1.2."""
+    schedule = make("truncated_rsqrt", warmup_steps=10_000)
+    for step in (1, 2, 9_999, 10_000, 10_001, 40_000, 10**6):
+        assert 0.01 * schedule.scale(step) == pytest.approx(min(1e-2, step**-0.5)) == max(step, 10_000) ** -0.5
+    assert make("truncated_rsqrt", warmup_steps=0).scale(4) == 0.5
+
+
 def test_inverse_sqrt_formula() -> None:
     schedule = make("inverse_sqrt", warmup_steps=10)
     assert schedule.scale(5) == 0.5 and schedule.scale(10) == 1.0 and schedule.scale(40) == 0.5

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from tformer.device import has_bf16_instructions, resolve_precision
+from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.schedules import SCHEDULES
 from tformer.training.parallel import SingleProcess
 from tformer.training.state import LossScaler
 
@@ -41,13 +43,13 @@ def test_every_precision_learns(precision: str, train: Callable[..., Any]) -> No
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("kind", ["noam", "inverse_sqrt", "cosine", "linear", "constant", "wsd", "plateau"])
+@pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_schedule_trains(kind: str, train: Callable[..., Any]) -> None:
     rates = [record["lr"] for record in train("--set", f"schedule.kind={kind}") if record["split"] == "train"]
     assert all(rate > 0 for rate in rates) or kind in ("linear", "wsd", "cosine")
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_learns(kind: str, train: Callable[..., Any]) -> None:
     found = losses(train("--set", f"optimizer.kind={kind}", "--max-steps", "30"), "train")
     assert found[-1] < found[0]

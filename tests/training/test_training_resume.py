@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bf16": {"training": {"precision": "bf16"}},
     "accumulation": {"training": {"grad_accum": 3, "batch_size": 2}},
     "muon": {"optimizer": {"kind": "muon", "lr": 0.02, "adam_lr": 0.005}},
+    "adafactor": {"optimizer": {"kind": "adafactor"}, "schedule": {"kind": "truncated_rsqrt", "warmup_steps": 3}},
     "ema": {"training": {"ema_decay": 0.9}},
     "plateau": {"schedule": {"kind": "plateau", "patience": 0, "factor": 0.5, "warmup_steps": 0}},
     "modern": {

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
 from tformer.errors import InputError
-from tformer.formatting import as_cell
-from tformer.options import (
-    MACHINE,
-    Checkpoint,
-    Device,
-    Errors,
-    Precision,
-    Quantize,
-    argument,
-    check_quantize,
-    panel,
-    require_at_most_one,
-)
+from tformer.evaluation.answers import STANDARD_INPUT, AnswerFormat, ClassifyOptions
 from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
@@ -33,150 +19,22 @@ if TYPE_CHECKING:
     from tformer.decoding.lines import Text
     from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
-    from tformer.nn.classification_heads import LabelKind
-    from tformer.recipe.sections import Columns
 
-INPUT, ANSWER = panel("What to classify"), panel("The answer")
-STANDARD_INPUT = "-"
 BLOCK_IMAGES = 256
 TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
     '`tformer classify --text "Who wrote Hamlet ?"`',
-    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top 3`",
+    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top-k 3`",
     "`tformer classify runs/vit-mnist-1 --image three.png --json`",
 )
-
-
-@dataclass(frozen=True)
-class ClassifyOptions:
-    """The options of `tformer classify`."""
-
-    arguments: Annotated[
-        tuple[str, ...],
-        argument(
-            "RUN",
-            help="Run, checkpoint or Hugging Face folder; default: the newest run. After --image: further images.",
-            show_default=False,
-        ),
-    ] = ()
-    text: Annotated[str | None, INPUT("--text", help="A text.")] = None
-    text2: Annotated[str | None, INPUT("--text2", help="The second text, for a model trained on pairs.")] = None
-    image: Annotated[
-        tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.", show_default=False)
-    ] = ()
-    input_path: Annotated[
-        str | None,
-        INPUT(
-            "--input",
-            metavar="FILE|-",
-            help="Texts, one per line (pairs separated by a tab), or a csv, tsv, jsonl or parquet table. For image "
-            "models: paths, one per line, or a folder, zip or IDX file of images. Default: standard input if "
-            "it is piped.",
-        ),
-    ] = None
-    text_column: Annotated[
-        str | None,
-        INPUT("--text-column", metavar="C", help="Column of a table, by name or number; default: as in training."),
-    ] = None
-    text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
-    errors: Annotated[Errors, INPUT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
-    top: Annotated[int | None, ANSWER("--top", metavar="K", help="Show the K most probable labels.")] = None
-    threshold: Annotated[
-        float | None,
-        ANSWER(
-            "--threshold", metavar="P", help="Multi-label models: show the labels above this probability (default 0.5)."
-        ),
-    ] = None
-    output: Annotated[Path | None, ANSWER("--output", help="Output file; default: standard output.")] = None
-    as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
-    checkpoint: Checkpoint = "best"
-    batch_size: Annotated[
-        int | None,
-        MACHINE("--batch-size", help="Inputs per batch; default: chosen by their length. Affects only the speed."),
-    ] = None
-    device: Device = "auto"
-    precision: Precision = "auto"
-    quantize: Quantize = "none"
-
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is loaded."""
-        require_at_most_one([("--text", self.text), ("--image", self.image or None), ("--input", self.input_path)])
-        if self.text2 is not None and self.text is None:
-            raise InputError("--text2 needs --text")
-        if self.text is None and not self.image and self.input_path is None and sys.stdin.isatty():
-            raise InputError(
-                "nothing to classify",
-                hint="give --text TEXT, --image FILE or --input FILE, or pipe one text a line into the command",
-            )
-        if self.top is not None and self.top < 1:
-            raise InputError(f"--top must be at least 1, found {self.top}")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
-        check_quantize(self.quantize, self.precision)
-
-    def check_model(self, classifier: Classifier) -> None:
-        """Raise InputError for what the model cannot take."""
-        path = classifier.path
-        if classifier.reads_images and (self.text is not None or self.text_column or self.text2_column):
-            raise InputError(f"{path} classifies images, not texts", hint="give --image FILE")
-        if self.image and not classifier.reads_images:
-            raise InputError(f"{path} classifies texts, not images", hint="give --text TEXT or --input FILE")
-        second = "--text2" if self.text2 is not None else "--text2-column"
-        if classifier.reads_pairs is False and (self.text2 is not None or self.text2_column is not None):
-            raise InputError(f"{second}: {path} was trained on single texts, not on pairs", hint=f"leave {second} out")
-        if classifier.reads_pairs and self.text is not None and self.text2 is None:
-            raise InputError(
-                f"{path} was trained on pairs of texts, found a single text", hint="give the second with --text2"
-            )
-        if self.threshold is not None and classifier.kind != "labels":
-            raise InputError(f"--threshold is for multi-label models, which {path} is not")
-        if self.top is not None and classifier.kind == "score":
-            raise InputError(f"--top: {path} gives a score, not labels")
-
-    @property
-    def run(self) -> str | None:
-        """The run among the positional arguments: the one that is a folder."""
-        runs = [word for word in self.arguments if word not in self._more_images]
-        if len(runs) > 1:
-            raise InputError(
-                f"unexpected argument '{runs[1]}'" + (": no such file" if self.image else ""),
-                hint="see 'tformer classify --help'",
-            )
-        return runs[0] if runs else None
-
-    @property
-    def images(self) -> list[Path]:
-        """All images: `--image *.png` gives the first as an option and the others as arguments."""
-        return [*self.image, *map(Path, self._more_images)]
-
-    @property
-    def _more_images(self) -> list[str]:
-        return [word for word in self.arguments if self.image and Path(word).is_file()]
-
-    @property
-    def files(self) -> list[str]:
-        """The inputs as they were written; `-`: standard input."""
-        if self.text is not None:
-            return []
-        return list(map(str, self.images)) or [self.input_path or STANDARD_INPUT]
-
-    def columns(self, trained: Columns) -> Columns:
-        """The columns named on the command line, over those that the model was trained on."""
-        from tformer.data.sources.columns import parse_column
-
-        named = {"text": self.text_column, "text2": self.text2_column}
-        updates = {name: parse_column(column) for name, column in named.items() if column is not None}
-        return trained.model_copy(update={"label": None, **updates})
 
 
 @takes_options
 def classify(options: ClassifyOptions) -> None:
     """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
 
-    A line holds the label and its probability, separated by a tab (with --top K: the K best labels, each followed by
+    A line holds the label and its probability, separated by a tab (with --top-k K: the K best labels, each followed by
     its probability). Multi-label models give the labels above the threshold, joined by commas; regressions give the
     score. An empty line is classified like any other.
     """
@@ -215,8 +73,7 @@ class _Session:
 
     def __init__(self, classifier: Classifier, options: ClassifyOptions, flag: StopFlag, output: DataOutput) -> None:
         self.classifier, self.options, self.flag, self.output = classifier, options, flag, output
-        threshold = 0.5 if options.threshold is None else options.threshold
-        self.form = AnswerFormat(classifier.kind, classifier.labels, top=options.top, threshold=threshold)
+        self.form = AnswerFormat.of(classifier, options)
         self.done = 0
 
     def run(self) -> None:
@@ -241,7 +98,7 @@ class _Session:
             pairs=True if options.text2_column is not None else self.classifier.reads_pairs,
             columns=options.columns(self.classifier.columns),
             by_column=options.text_column is not None or options.text2_column is not None,
-            errors=options.errors,
+            errors=options.invalid_utf8,
             on_note=lambda note: show_notes([note]),
         )
 
@@ -261,7 +118,7 @@ class _Session:
                 yield self.classifier.scores(part), part.places
         else:
             number = 1
-            for places in line_blocks(source, errors=self.options.errors, size=BLOCK_IMAGES):
+            for places in line_blocks(source, errors=self.options.invalid_utf8, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
                 yield self.classifier.classify_images([Path(place) for place in places], named_in=lines), places
                 number += len(places)
@@ -286,52 +143,3 @@ def _is_image_set(path: Path) -> bool:
     from tformer.data.sources.image_files import is_idx
 
     return path.is_dir() or path.suffix.lower() == ".zip" or (path.is_file() and is_idx(path))
-
-
-@dataclass(frozen=True)
-class AnswerFormat:
-    """The form of an answer: a line for people and pipes, or a JSON object.
-
-    Attributes:
-        kind: of the model.
-        names: of its labels.
-        top: number of labels, the most probable first; None: the best class, or the labels above the threshold.
-        threshold: a label of several is given above this probability.
-    """
-
-    kind: LabelKind
-    names: tuple[str, ...]
-    top: int | None = None
-    threshold: float = 0.5
-
-    def line(self, values_L: np.ndarray) -> str:
-        """Label, probability, label, probability ... with tabs between them; of several labels those above the
-        threshold, joined by commas, and their probabilities likewise; or the score.
-
-        values_L: probabilities, or the score [1].
-        """
-        if self.kind == "score":
-            return f"{values_L[0]:.4f}"
-        if self.kind == "labels" and self.top is None:
-            chosen = self._above_threshold(values_L)
-            names = (as_cell(self.names[index]) for index in chosen)
-            return ",".join(names) + "\t" + ",".join(f"{values_L[index]:.4f}" for index in chosen)
-        return "\t".join(f"{as_cell(self.names[index])}\t{values_L[index]:.4f}" for index in self._best(values_L))
-
-    def document(self, values_L: np.ndarray) -> dict[str, Any]:
-        """`label` (or `labels`) and `probabilities`, the highest first; or `score`."""
-        if self.kind == "score":
-            return {"score": float(values_L[0])}
-        best = self._best(values_L, default=len(self.names))
-        probabilities = {self.names[index]: float(values_L[index]) for index in best}
-        if self.kind == "labels":
-            labels = [self.names[index] for index in self._above_threshold(values_L)]
-            return {"labels": labels, "probabilities": probabilities}
-        return {"label": self.names[best[0]], "probabilities": probabilities}
-
-    def _best(self, values_L: np.ndarray, default: int = 1) -> list[int]:
-        order_L = (-values_L).argsort(kind="stable")
-        return [int(index) for index in order_L[: self.top or default]]
-
-    def _above_threshold(self, values_L: np.ndarray) -> list[int]:
-        return [index for index in self._best(values_L, default=len(self.names)) if values_L[index] > self.threshold]

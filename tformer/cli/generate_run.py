@@ -19,17 +19,24 @@ from tformer.decoding.lines import (
     prompt_windows,
     source_windows,
 )
-from tformer.decoding.options import GenerateOptions, Use
+from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import generated_document, translation_document, translation_lines
 from tformer.decoding.settings import BeamSettings, Generated
 from tformer.decoding.translate import Translation
-from tformer.decoding.writers import Sampler, Searcher, fills_masks, is_encoder_decoder, load_models, make_writer
+from tformer.decoding.writers import (
+    Sampler,
+    Searcher,
+    candidates_of_a_mask,
+    fills_masks,
+    is_encoder_decoder,
+    load_models,
+    make_writer,
+)
 from tformer.errors import InputError
 from tformer.formatting import as_one_line
 from tformer.loading import Loaded
 
 SAMPLE_SEPARATOR = "---------------"
-MASK_CANDIDATES = 5
 
 
 def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
@@ -102,7 +109,7 @@ class SamplingSession:
     def answer_lines(self, path: str) -> None:
         """Each line of a file or of standard input: one line of output."""
         size = self.options.texts_at_once(encoder_decoder=False)
-        for window in prompt_windows(path, errors=self.options.errors, batch_size=size):
+        for window in prompt_windows(path, errors=self.options.invalid_utf8, batch_size=size):
             results = self._write(window.sources, first_row=window.first)
             if self.flag.should_stop():
                 raise self.flag.interrupted(f"interrupted after {window.first} prompts")
@@ -188,10 +195,10 @@ class SearchSession:
     def _windows(self, path: str) -> Iterator[LineWindow]:
         options, searcher = self.options, self.searcher
         if searcher.reader is None:
-            return prompt_windows(path, errors=options.errors, batch_size=searcher.batch_size)
+            return prompt_windows(path, errors=options.invalid_utf8, batch_size=searcher.batch_size)
         return source_windows(
             path,
-            errors=options.errors,
+            errors=options.invalid_utf8,
             batch_size=searcher.batch_size,
             reader=searcher.reader,
             task_prefix=searcher.task_prefix,
@@ -237,15 +244,7 @@ class MaskFiller:
 
     def __init__(self, loaded: Loaded, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         """Raises InputError for an option that has no meaning for masks, and for neither prompt nor input."""
-        refused = [name for name in options.given(*Use) if name != "--top-k"]
-        refused += ["--compile"] if options.compile == "on" else []
-        if refused:
-            raise InputError(
-                f"{refused[0]} is for models that continue a text; this one fills masks",
-                hint="--top-k N chooses how many tokens are shown for each mask",
-            )
-        if options.top_k is not None and options.top_k < 1:
-            raise InputError(f"--top-k must be at least 1 to fill masks, found {options.top_k}")
+        self.top = candidates_of_a_mask(options)
         if options.prompt is None and options.input_path is None:
             raise InputError(
                 f"{loaded.path} fills masks, and there is none to fill", hint='for example --prompt "The [MASK] sat."'
@@ -260,7 +259,7 @@ class MaskFiller:
             return
         path = self.options.input_path
         assert path is not None
-        lines = (line for block in line_blocks(path, errors=self.options.errors, size=1) for line in block)
+        lines = (line for block in line_blocks(path, errors=self.options.invalid_utf8, size=1) for line in block)
         for index, line in enumerate(lines):
             try:
                 masks = self._candidates(line)
@@ -271,8 +270,7 @@ class MaskFiller:
             self._write(index, line, masks, form=candidate_line)
 
     def _candidates(self, text: str) -> list[list[Candidate]]:
-        top = self.options.top_k or MASK_CANDIDATES
-        return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=top)
+        return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=self.top)
 
     def _write(
         self, index: int, prompt: str, masks: list[list[Candidate]], *, form: Callable[[list[list[Candidate]]], str]

@@ -32,7 +32,7 @@ WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("W
 EPILOG = examples(
     "`tformer inspect --arch gpt --preset small`",
     "`tformer inspect runs/transformer-tiny-1 --shapes`",
-    "`tformer inspect --arch bert --preset base --layout mermaid -o bert.mmd`",
+    "`tformer inspect --arch bert --preset base --draw mermaid -o bert.mmd`",
     "`tformer inspect runs/gpt-tiny-1 --verify`",
 )
 
@@ -88,7 +88,7 @@ class InspectOptions:
         str | None, VIEW("--target", help="Its target, for a model of sources and targets; default: the text.")
     ] = None
     image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.")] = None
-    layout: Annotated[str | None, VIEW("--layout", metavar="mermaid|dot|tree", help="Draw the architecture.")] = None
+    layout: Annotated[str | None, VIEW("--draw", metavar="mermaid|dot|tree", help="Draw the architecture.")] = None
     verify: Annotated[
         bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
     ] = False
@@ -104,7 +104,7 @@ class InspectOptions:
         named = [option for option, value in recipes if value is not None]
         if self.run is not None and named:
             raise InputError(f"RUN and {named[0]} exclude each other: {self.run} has its own recipe")
-        views = [("--shapes", self.shapes), ("--layout", self.drawing() is not None), ("--verify", self.verify)]
+        views = [("--shapes", self.shapes), ("--draw", self.drawing() is not None), ("--verify", self.verify)]
         chosen = [option for option, wanted in views if wanted]
         if len(chosen) > 1:
             raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other")
@@ -139,11 +139,11 @@ class InspectOptions:
         return None if found == GivenExample() else found
 
     def drawing(self) -> str | None:
-        """The kind of drawing: of --layout, or by the suffix of the file. InputError for an unknown one."""
+        """The kind of drawing: of --draw, or by the suffix of the file. InputError for an unknown one."""
         layout, output = self.layout, self.output
         if layout is not None and layout not in LAYOUTS:
             raise InputError(
-                f"--layout: found '{layout}', expected mermaid, dot or tree", hint=did_you_mean(layout, LAYOUTS)
+                f"--draw: found '{layout}', expected mermaid, dot or tree", hint=did_you_mean(layout, LAYOUTS)
             )
         suffix = "" if output is None else output.suffix.lower()
         known = (*LAYOUT_SUFFIXES, ".txt", ".json", ".md")
@@ -151,7 +151,7 @@ class InspectOptions:
             raise InputError(f"{output}: unknown suffix, expected one of {', '.join(known)}")
         by_suffix = LAYOUT_SUFFIXES.get(suffix)
         if by_suffix is not None and layout not in (None, by_suffix):
-            raise InputError(f"--layout {layout} disagrees with {output}, which is for {by_suffix}")
+            raise InputError(f"--draw {layout} disagrees with {output}, which is for {by_suffix}")
         return layout or by_suffix
 
     def question(self) -> Question:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -172,6 +172,17 @@ def prompt_window(text: str, *, task_prefix: str = "", prefix: str | None = None
     """The one source of `--prompt`, with the beginning of its target."""
     places = Places(lambda row: "--prompt", lambda row: "--target-prefix")
     return LineWindow(0, [text], [with_prefix(task_prefix, text)], None if prefix is None else [prefix], places)
+
+
+def text_windows(
+    texts: Sequence[str], *, size: int, task_prefix: str = "", prefix: str | None = None
+) -> Iterator[LineWindow]:
+    """Windows of `size` texts in memory, each with the beginning of its target."""
+    places = Places(lambda row: f"text {row + 1:,}", lambda row: "--target-prefix")
+    for first in range(0, len(texts), size):
+        lines = list(texts[first : first + size])
+        sources = [with_prefix(task_prefix, line) for line in lines]
+        yield LineWindow(first, lines, sources, None if prefix is None else [prefix] * len(lines), places)
 
 
 def prompt_windows(path: str, *, errors: Errors, batch_size: int) -> Iterator[LineWindow]:

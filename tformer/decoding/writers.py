@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from tformer.data.encoding import encode_prompt
 from tformer.decoding.completion import OnToken
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import inference_dtype, prepare_decoding
 from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
-from tformer.decoding.options import GenerateOptions
+from tformer.decoding.options import GenerateOptions, Use
 from tformer.decoding.prompts import suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
@@ -30,6 +32,7 @@ from tformer.tokenizer import Tokenizer
 OnCut = Callable[[int, int, int], None]
 """Called as (number of the prompt from 1, its tokens, tokens of the context) when the beginning is not read."""
 ShouldStop = Callable[[], bool]
+MASK_CANDIDATES = 5
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -37,10 +40,14 @@ ShouldStop = Callable[[], bool]
 
 def load_models(options: GenerateOptions) -> list[Loaded]:
     """The models, each once, prepared for decoding. Raises InputError for models that cannot form an ensemble."""
-    device = resolve_device(options.device)
+    device, names = resolve_device(options.device), names_of_models(options.arguments, options.ensemble)
+    return prepare_models([load_model(name, options, device) for name in names], options)
+
+
+def load_model(name: str | None, options: GenerateOptions, device: torch.device) -> Loaded:
+    """A model that writes text or fills masks; None: of the newest run."""
     heads = {kind for kind, head in HEADS.items() if head.over_vocabulary}
-    names = names_of_models(options.arguments, options.ensemble)
-    return prepare_models([load(name, device=device, which=options.checkpoint, kinds=heads) for name in names], options)
+    return load(name, device=device, which=options.checkpoint, kinds=heads)
 
 
 def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[Loaded]:
@@ -106,6 +113,20 @@ def is_encoder_decoder(loaded: Loaded) -> bool:
 
 def fills_masks(loaded: Loaded) -> bool:
     return loaded.model.decoder is None and "masked_lm" in loaded.model.heads
+
+
+def candidates_of_a_mask(options: GenerateOptions) -> int:
+    """How many tokens to show for each mask. Raises InputError for an option that has no meaning for masks."""
+    refused = [name for name in options.given(*Use) if name != "--top-k"]
+    refused += ["--compile"] if options.compile == "on" else []
+    if refused:
+        raise InputError(
+            f"{refused[0]} is for models that continue a text; this one fills masks",
+            hint="--top-k N chooses how many tokens are shown for each mask",
+        )
+    if options.top_k is not None and options.top_k < 1:
+        raise InputError(f"--top-k must be at least 1 to fill masks, found {options.top_k}")
+    return options.top_k or MASK_CANDIDATES
 
 
 # --- writers ----------------------------------------------------------------------------------------------------------

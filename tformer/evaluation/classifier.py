@@ -64,7 +64,7 @@ class Classifier:
         """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch."""
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
-        self._objective = plain_objective(loaded)
+        self.collate = plain_objective(loaded).collate
         self._head, self.kind = labelled_head(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
@@ -91,7 +91,11 @@ class Classifier:
         return self.scores(tokens)
 
     def classify_images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of image files, in their order.
+        """fp32 [N, L] scores of image files, in their order; see `images`."""
+        return self.scores(self.images(paths, named_in=named_in))
+
+    def images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> Samples:
+        """Image files as samples.
 
         Raises InputError for a file that is no image, with the place that named it (`list.txt:2`) if given.
         """
@@ -103,7 +107,7 @@ class Classifier:
                 if named_in is None:
                     raise
                 raise InputError(f"{named_in[index]}: {error.message}", hint=error.hint) from error
-        return self.scores(_ImagesInMemory(images, self.seq_len))
+        return _ImagesInMemory(images, self.seq_len)
 
     def _read_image(self, path: Path) -> np.ndarray:
         patches = self._loaded.recipe.model.patches
@@ -129,7 +133,7 @@ class Classifier:
         return predict_scores(
             self._loaded.model,
             samples,
-            self._objective.collate,
+            self.collate,
             head=self._head,
             batch_size=self._batch_size,
             should_stop=self._should_stop,

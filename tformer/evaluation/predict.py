@@ -11,7 +11,7 @@ Shapes: N samples, L labels.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.permutation import derive_key
 from tformer.errors import InputError
 from tformer.metrics import perplexity
+from tformer.nn.heads import Output
 from tformer.objectives.base import Objective
 
 # Tokens of a batch, padding included. A CPU is a fifth slower with 16384, which its caches do not hold.
@@ -44,31 +45,40 @@ class Samples(Protocol):
 
 
 def predict_scores(
+    model: nn.Module, samples: Samples, collate: Callable[..., Batch], *, head: str, **options: Any
+) -> np.ndarray:
+    """fp32 [N, L]: output of `head` for each sample (before softmax or sigmoid). `options`: those of `predict`."""
+    return predict(model, samples, collate, lambda output, _: output.head(head), **options)
+
+
+def predict(
     model: nn.Module,
     samples: Samples,
     collate: Callable[..., Batch],
+    read: Callable[[Output, Batch], torch.Tensor],
     *,
-    head: str,
+    taps: Collection[str] = (),
     batch_size: int | None = None,
     batch_tokens: int | None = None,
     should_stop: Callable[[], bool] | None = None,
     progress: Callable[..., None] | None = None,
 ) -> np.ndarray:
-    """fp32 [N, L]: output of `head` for each sample (before softmax or sigmoid).
+    """fp32 [N, L]: what `read` takes from the model's output for a batch, a vector for each sample.
 
     The model runs as it is (its `compute_dtype`, on its device), in evaluation mode.
 
     Args:
         collate: of an objective; called with training=False.
+        taps: inner tensors that the output has.
         batch_size: samples at a time; None: as many as make `batch_tokens` tokens with their padding.
         batch_tokens: None: what suits the model's device.
-        should_stop: polled before every batch; once it is True, the remaining scores are NaN.
+        should_stop: polled before every batch; once it is True, the remaining vectors are NaN.
         progress: called with (finished samples, all samples).
     """
     total = len(samples)
     rng = np.random.default_rng(0)  # for random padding, which changes no score
     done: list[np.ndarray] = []
-    scores: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
     device = next(model.parameters()).device
     batches = length_sorted_batches(
         samples, batch_size=batch_size, batch_tokens=batch_tokens or default_batch_tokens(device)
@@ -81,15 +91,15 @@ def predict_scores(
                 if should_stop is not None and should_stop():
                     break
                 batch = collate(samples.examples(0, indices), rng=rng, training=False).to(device)
-                scores.append(model(**batch.model_inputs()).head(head).float())
+                found.append(read(model(**batch.model_inputs(), taps=taps), batch).float())
                 done.append(indices)
                 if progress is not None:
                     progress(sum(map(len, done)), total)
     finally:
         model.train(was_training)
-    if not scores:
+    if not found:
         return np.full((total, 0), np.nan, dtype=np.float32)
-    found_NL = torch.cat(scores).cpu().numpy()  # one copy from the device, at the end
+    found_NL = torch.cat(found).cpu().numpy()  # one copy from the device, at the end
     result_NL = np.full((total, found_NL.shape[1]), np.nan, dtype=np.float32)
     result_NL[np.concatenate(done)] = found_NL
     return result_NL

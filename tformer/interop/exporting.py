@@ -48,6 +48,8 @@ AUTO_CLASSES = {
     "AutoModelForMaskedLM": ("ForMaskedLM",),
     "AutoModelForSequenceClassification": ("ForSequenceClassification",),
     "AutoModelForImageClassification": ("ForImageClassification",),
+    "AutoModelForTextEncoding": ("EncoderModel",),
+    "AutoModel": ("Model",),
 }
 
 
@@ -178,8 +180,8 @@ def export_checkpoint(
     weights = _weights_of(checkpoint, model)
     for step in choice.steps:
         model, weights = step.apply(model, weights)
-    table = choice.architecture.links(model, choice.class_name)
-    tensors = outgoing(table, choice.architecture.fixed(model, choice.class_name), weights, dtype=dtype)
+    links, fixed = choice.architecture.written(model, choice.class_name)
+    tensors = outgoing(links, fixed, weights, dtype=dtype)
     shards = plan_shards(tensors, shard_bytes)
     stored = main_dtype(tensors)
     config = config_of(choice, recipe, keys, dtype=stored)

@@ -31,7 +31,6 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-QK_NORM_EPS = 1.0e-6
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -171,7 +170,10 @@ class Attention(nn.Module):
         super().__init__()
         options, d_model = stack["attention"], stack["d_model"]
         self.heads, self.kv_heads, self.scale = stack["num_heads"], stack["num_kv_heads"], options["scale"]
-        self.qk_norm, bias = options["qk_norm"], options["qkv_bias"]
+        bias, head_norm = options["qkv_bias"], {"kind": "rmsnorm", "eps": options["qk_norm_eps"], "bias": False}
+        head_norm["learned"] = options["qk_norm"] == "learned"
+        self.q_norm = Norm(stack["head_dim"], head_norm) if options["qk_norm"] else None
+        self.k_norm = Norm(stack["head_dim"], head_norm) if options["qk_norm"] else None
         queries = self.heads * stack["head_dim"]
         self.sizes = [queries, self.kv_heads * stack["head_dim"], self.kv_heads * stack["value_dim"]]
         if memory_dim is None:
@@ -198,8 +200,8 @@ class Attention(nn.Module):
         else:
             q, (k, v) = self.q(x_BTD), self.kv(memory).split(self.sizes[1:], dim=-1)
         q, k, v = self._split(q, self.heads), self._split(k, self.kv_heads), self._split(v, self.kv_heads)
-        if self.qk_norm:
-            q, k = (F.rms_norm(x, x.shape[-1:], eps=QK_NORM_EPS) for x in (q, k))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         bias: Tensor | float = 0.0
         if positions is not None and pos is not None:
             q, k = positions.rotate(q, pos[0]), positions.rotate(k, pos[0])

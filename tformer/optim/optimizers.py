@@ -3,6 +3,7 @@
 - adamw: arXiv 1711.05101, decoupled weight decay, torch's fused kernel where there is one.
 - adam: arXiv 1412.6980; a weight decay above 0 is torch.optim.Adam's coupled L2 term, which is added to the gradient.
 - muon: hidden matrices by Muon (`optim/muon.py`) at `lr`, everything else by AdamW at `adam_lr`.
+- adafactor: arXiv 1804.04235, factored second moments, rates relative to each matrix's size (`optim/adafactor.py`).
 
 Weight decay applies to parameters of two or more dimensions, embeddings included: nanoGPT's rule. Biases, gains and
 other vectors have none, unless a group says so.
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer.errors import InputError, did_you_mean
+from tformer.optim import adafactor
 from tformer.optim.muon import Muon
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -47,12 +49,12 @@ class OptimizerKind:
     Attributes:
         make: the optimizer of some parameter groups.
         fresh_state: the state that it would create for a parameter at its first step.
-        moments: numbers of state for each number of a parameter.
+        moments: numbers of state for each number of a matrix; 0 where it has only some for each row and column.
         hidden_only: it takes hidden matrices only, at `lr`; all other parameters use AdamW at `adam_lr`.
     """
 
     make: Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]
-    fresh_state: Callable[[nn.Parameter, bool], dict[str, Tensor]]
+    fresh_state: Callable[[nn.Parameter, Settings], dict[str, Tensor]]
     moments: int
     hidden_only: bool = False
 
@@ -69,8 +71,12 @@ def _muon(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optim
     return Muon(groups, momentum=settings.momentum, compute_dtype=settings.muon_dtype, row_splits=settings.row_splits)
 
 
-def _adam_state(parameter: nn.Parameter, fused: bool) -> dict[str, Tensor]:
-    device = parameter.device if fused else torch.device("cpu")  # a fused kernel counts steps on the device
+def _adafactor(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    return adafactor.Adafactor(groups, row_splits=settings.row_splits)
+
+
+def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
+    device = parameter.device if settings.fused else torch.device("cpu")  # a fused kernel counts steps on the device
     return {
         "step": torch.zeros((), dtype=torch.float32, device=device),
         "exp_avg": torch.zeros_like(parameter),
@@ -78,14 +84,19 @@ def _adam_state(parameter: nn.Parameter, fused: bool) -> dict[str, Tensor]:
     }
 
 
-def _muon_state(parameter: nn.Parameter, fused: bool) -> dict[str, Tensor]:
+def _muon_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
     return {"momentum": torch.zeros_like(parameter)}
+
+
+def _adafactor_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
+    return adafactor.fresh_state(parameter, settings.row_splits.get(parameter))
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw": OptimizerKind(_adamw, _adam_state, moments=2),
     "adam": OptimizerKind(_adam, _adam_state, moments=2),
     "muon": OptimizerKind(_muon, _muon_state, moments=1, hidden_only=True),
+    "adafactor": OptimizerKind(_adafactor, _adafactor_state, moments=0),
 }
 
 if TYPE_CHECKING:
@@ -260,7 +271,7 @@ def build_optimizer(
             optimizer = optimizer_kind.make(torch_groups, settings)
             for torch_group in torch_groups:
                 for parameter in torch_group["params"]:
-                    optimizer.state[parameter] = optimizer_kind.fresh_state(parameter, fused)
+                    optimizer.state[parameter] = optimizer_kind.fresh_state(parameter, settings)
             optimizers.append(optimizer)
     return NamedOptimizer(optimizers, names, lr=lr)
 

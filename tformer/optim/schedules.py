@@ -2,14 +2,15 @@
 
 t counts optimizer steps from 1, w = warmup_steps, n = decay_steps, m = min_ratio, d = d_model.
 
-    warm-up       t / (w + 1) while t <= w          of every kind except the first two, which define their own
-    noam          d^-1/2 min(t^-1/2, t w^-3/2)      arXiv 1706.03762, eq. 3; multiplies optimizer.lr like all others
-    inverse_sqrt  min(t / w, (w / t)^1/2)           1 at the end of warm-up
-    cosine        m + (1 - m) (1 + cos(pi p)) / 2   p = (t - 1 - w) / (n - w), at most 1
-    linear        1 - (1 - m) p
-    constant      1
-    wsd           1, then linear to m over the last decay_fraction of the n steps      arXiv 2404.06395
-    plateau       1, times `factor` (down to m) after more than `patience` validations without a better loss
+    warm-up          t / (w + 1) while t <= w          of every kind except the first three, which define their own
+    noam             d^-1/2 min(t^-1/2, t w^-3/2)      arXiv 1706.03762, eq. 3; multiplies optimizer.lr like all others
+    inverse_sqrt     min(t / w, (w / t)^1/2)           1 at the end of warm-up
+    truncated_rsqrt  min(1, (w / t)^1/2)               T5 (arXiv 1910.10683, 3.1.2): w^1/2 / max(t, w)^1/2
+    cosine           m + (1 - m) (1 + cos(pi p)) / 2   p = (t - 1 - w) / (n - w), at most 1
+    linear           1 - (1 - m) p
+    constant         1
+    wsd              1, then linear to m over the last decay_fraction of the n steps      arXiv 2404.06395
+    plateau          1, times `factor` (down to m) after more than `patience` validations without a better loss
 
 Warm-up and cosine are nanoGPT's, whose iterations count from 0 (it = t - 1): lr (it + 1) / (w + 1), then the cosine
 with n = lr_decay_iters and m = min_lr / lr. After step n a schedule stays at its floor.
@@ -63,6 +64,10 @@ def inverse_sqrt(step: int, horizon: Horizon) -> float:
     return min(step / warmup, math.sqrt(warmup / step))
 
 
+def truncated_rsqrt(step: int, horizon: Horizon) -> float:
+    return min(1.0, math.sqrt(max(1, horizon.warmup_steps) / step))
+
+
 def cosine(step: int, horizon: Horizon) -> float:
     wave = 0.5 * (1.0 + math.cos(math.pi * _progress(step, horizon, start=horizon.warmup_steps)))
     return _warmup(step, horizon) * (horizon.min_ratio + wave * (1.0 - horizon.min_ratio))
@@ -85,6 +90,7 @@ def wsd(step: int, horizon: Horizon) -> float:
 SCHEDULES: dict[str, Callable[[int, Horizon], float]] = {
     "noam": noam,
     "inverse_sqrt": inverse_sqrt,
+    "truncated_rsqrt": truncated_rsqrt,
     "cosine": cosine,
     "linear": linear,
     "constant": constant,

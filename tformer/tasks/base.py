@@ -34,6 +34,7 @@ from tformer.tokenizer import Tokenizer
 COLUMNS = ("text", "text2", "label", "source", "target")
 """Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
 
+RowKeys = tuple[tuple[str, ...], ...]
 Progress = Callable[..., AbstractContextManager[Callable[..., None]]]
 ShouldStop = Callable[[], bool]
 
@@ -304,11 +305,14 @@ class Task(ABC):
         description: of its models, for error messages.
         options: names of the fields of `EvaluationOptions` that it accepts.
         tokenizer_texts: equal for tasks that train a tokenizer on the same texts.
+        row_keys: keys of the values of a row that is given as a tuple, one entry for each number of values; (): the
+            data are not rows.
     """
 
     description: ClassVar[str]
     options: ClassVar[frozenset[str]]
     tokenizer_texts: ClassVar[str]
+    row_keys: ClassVar[RowKeys] = ()
 
     @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:

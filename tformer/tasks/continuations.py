@@ -29,6 +29,7 @@ class Continuations(Text):
 
     description = "a causal language model, and --score reads continuations"
     options = PAIR_OPTIONS
+    row_keys = (("source", "target"),)
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """The log-probability of each continuation, their sum and perplexity."""

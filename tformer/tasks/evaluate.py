@@ -26,8 +26,13 @@ def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[s
 
     Raises InputError for a model or data that cannot be evaluated, and for options that do not apply to them.
     """
-    device = resolve_device(options.device)
-    loaded = load(options.run, device=device, which=options.checkpoint, kinds=HEADS)
+    loaded = load(options.run, device=resolve_device(options.device), which=options.checkpoint, kinds=HEADS)
+    return evaluate_loaded(loaded, options, work)
+
+
+def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
+    """`evaluate_model` for a loaded model, which may be prepared for inference and cannot be used otherwise after."""
+    device = next(loaded.model.parameters()).device
     # As in validation: activations in this format, weights in fp32 and cast on use.
     trained_in = loaded.recipe.training.precision
     loaded.model.compute_dtype = inference_dtype(options.precision, trained_in=trained_in, device=device)
@@ -46,12 +51,8 @@ def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[s
     data = choose_data(loaded, options)
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
-    refuse_to_replace(options.errors_file, read, option="--errors")
-    try:
-        report = task.evaluate(loaded, data, options, work)
-    except InputError as error:  # readers of text name the option of the other commands
-        error.hint = error.hint and error.hint.replace("--errors replace", "--invalid-utf8 replace")
-        raise
+    refuse_to_replace(options.mistakes, read, option="--mistakes")
+    report = task.evaluate(loaded, data, options, work)
     return task, {"run": str(loaded.path), "step": loaded.step, **report}
 
 

@@ -24,8 +24,9 @@ class Images(Labelled):
     """Labelled images. Evaluation is that of labelled texts."""
 
     description = "a model of images"
-    options = frozenset({"errors_file"})
+    options = frozenset({"mistakes"})
     tokenizer_texts = "none"
+    row_keys = ()
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Read the images. Errors: no data given, a file that is no image, an unknown label, one class only."""

@@ -10,7 +10,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from tformer.tasks.base import (
     ChosenData,
     GivenExample,
     HeldOut,
+    RowKeys,
     ShouldStop,
     Task,
     Tokenizers,
@@ -78,6 +79,7 @@ class CorpusTask(Task):
     """Running text as token corpora; a subclass defines the windows and how a model is measured on them."""
 
     tokenizer_texts = "text"
+    row_keys: ClassVar[RowKeys] = (("text",),)
 
     @abstractmethod
     def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:

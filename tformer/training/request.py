@@ -57,6 +57,11 @@ class Start(TrainingStart):
         return frozenset(kinds if same_labels else kinds - {"classifier"})
 
 
+def find_recipe(options: TrainOptions) -> Recipe:
+    """The recipe of a training, before its data is opened. Raises InputError for a wrong recipe, run or checkpoint."""
+    return _find_start(options).recipe
+
+
 def find_start(options: TrainOptions) -> Start:
     """The start of a training. Raises InputError for anything wrong with recipe, run, checkpoint or teacher."""
     start = replace(_find_start(options), dry_run=options.dry_run)

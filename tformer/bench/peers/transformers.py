@@ -25,7 +25,8 @@ from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_S
 from tformer.build import resolve_sizes
 from tformer.device import DTYPES
 from tformer.errors import InputError
-from tformer.nn.attention import AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
+from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Mechanism
+from tformer.nn.attention.context import AttentionInputs
 from tformer.recipe.model import Stack
 
 LOG_LEVEL_ERROR = 40
@@ -139,7 +140,7 @@ class Translation(Inference):
                 found = self._model.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
-                    num_beams=self.task.options["beam"],
+                    num_beams=self.task.options["beam_size"],
                     min_new_tokens=new_tokens,
                     max_new_tokens=new_tokens,
                     do_sample=False,
@@ -212,9 +213,8 @@ class Attention(Mechanism):
         self._needs_mask = sizes.causal and implementation == "eager"
         self._mask: Tensor | None = None
 
-    def forward(  # type: ignore[override]
-        self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, context: AttentionContext, **_: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def compute(self, inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor | None]:
+        q_BHTh, k_BKTh, v_BKTh = inputs[:3]
         if self._needs_mask and (self._mask is None or self._mask.shape[-1] != q_BHTh.shape[2]):
             length, least = q_BHTh.shape[2], torch.finfo(q_BHTh.dtype).min
             full = torch.full((length, length), least, dtype=q_BHTh.dtype, device=q_BHTh.device)

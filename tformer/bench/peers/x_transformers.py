@@ -16,7 +16,8 @@ from tformer.bench.peers.transformers import TrainingLoop
 from tformer.bench.workloads import Task
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
-from tformer.nn.attention import AttentionContext, AttentionSizes, FullAttentionOptions, Mechanism
+from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Mechanism
+from tformer.nn.attention.context import AttentionInputs
 
 
 class Training(TrainingLoop):
@@ -73,8 +74,6 @@ class Attention(Mechanism):
 
         self._attend = Attend(causal=sizes.causal, heads=sizes.num_heads, flash=True)
 
-    def forward(  # type: ignore[override]
-        self, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, context: AttentionContext, **_: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        out_BHTh, _ = self._attend(q_BHTh, k_BKTh, v_BKTh)
+    def compute(self, inputs: AttentionInputs, **_: Any) -> tuple[Tensor, Tensor | None]:
+        out_BHTh, _ = self._attend(*inputs[:3])
         return out_BHTh, None

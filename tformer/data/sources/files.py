@@ -81,7 +81,7 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterat
             text, used = codecs.utf_8_decode(data, errors, final)
         except UnicodeDecodeError as error:
             before = data[: error.start].count(b"\n")
-            hint = "convert it to UTF-8, or accept replacement characters with --errors replace (data.errors)"
+            hint = "convert it to UTF-8, or accept replacement characters with --invalid-utf8 replace (data.errors)"
             raise InputError(
                 f"{name}:{lines_before + before + 1}: invalid UTF-8 at byte "
                 f"{bytes_before + error.start} (0x{data[error.start]:02x}: {error.reason})",

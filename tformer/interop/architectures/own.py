@@ -12,7 +12,7 @@ from typing import Any
 
 from tformer.build import build_model, resolve_sizes
 from tformer.errors import InputError
-from tformer.interop.architecture import Architecture, Code
+from tformer.interop.architecture import Architecture, Code, kind_in_classes
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.recipe.model import Model
@@ -68,7 +68,7 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 def lacks(model: Model) -> Iterator[str]:
     """`path: value` of every part of a model that the code does not compute."""
-    kinds = tuple("classifier" if head.label_kind is not None else head.kind for head in model.heads)
+    kinds = tuple(map(kind_in_classes, model.heads))
     if not any(kinds == heads and _fits(model, name) for name, heads in CLASSES.items()):
         named = " and ".join(head.kind for head in model.heads) or "none"
         yield f"model.heads: {named} on {' and '.join(model.stacks)}"

@@ -20,11 +20,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
+from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_chunked
 from tformer.nn.cache import LayerState
-from tformer.nn.positions.base import Positions
 
 
 class AdditiveAttention(Mechanism):
@@ -45,20 +44,8 @@ class AdditiveAttention(Mechanism):
     def reset_parameters(self, std: float) -> None:
         self.weight.normal_(0.0, std)
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
-        inputs = self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps)
-        return attend_chunked(inputs, compute_scores=self._scores, numbers_per_pair=q_BHTh.shape[-1])
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        return attend_chunked(inputs, compute_scores=self._scores, numbers_per_pair=inputs.q_BHTh.shape[-1])
 
     def _scores(self, q_BHth: Tensor, k_BKsh: Tensor) -> Tensor:
         """[B, H, t, s]."""
@@ -70,7 +57,7 @@ class AdditiveAttention(Mechanism):
 
 @dataclass(frozen=True)
 class AdditiveOptions(ProjectionOptions):
-    """Options of additive attention."""
+    """Options of additive attention (arXiv 1409.0473)."""
 
     mechanism: ClassVar[type[Mechanism]] = AdditiveAttention
 

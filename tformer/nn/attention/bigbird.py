@@ -30,12 +30,11 @@ from tformer.nn.attention.block_sparse.pattern import (
     joined,
     put_rows,
 )
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted, all_true_on_cpu
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, all_true_on_cpu
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.options import require, require_positive
-from tformer.nn.positions.base import Positions
 
 # Odd 64-bit constants of the splitmix64 generator and of golden-ratio hashing; products wrap around.
 STEP = 0x9E3779B97F4A7C15
@@ -294,20 +293,9 @@ class BigBirdAttention(Mechanism):
 
     options: BigBirdOptions
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        q_BHTh, k_BKSh, _, context = inputs[:4]
         num_queries, num_keys, options = q_BHTh.shape[2], k_BKSh.shape[2], self.options
-        inputs = self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps)
         is_short = dense_is_faster(num_queries, num_keys, options.keys_of_block)
         if inputs.need_weights or (options.implementation == "auto" and is_short):
             return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
@@ -384,7 +372,7 @@ class BigBirdAttention(Mechanism):
 
 @dataclass(frozen=True)
 class BigBirdOptions(ProjectionOptions):
-    """Options of BigBird's block-sparse attention."""
+    """Options of BigBird's block-sparse attention (arXiv 2007.14062)."""
 
     mechanism: ClassVar[type[Mechanism]] = BigBirdAttention
 

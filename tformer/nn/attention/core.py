@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted
+from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import Mechanism, ProjectionOptions
 from tformer.nn.attention.routes import attend_blocked, attend_chunked, attend_few
 from tformer.nn.cache import LayerState
-from tformer.nn.positions.base import Positions
 from tformer.nn.products import get_kernels
 
 LOG = logging.getLogger(__name__)
@@ -159,24 +158,13 @@ class FullAttention(Mechanism):
     cross: ClassVar[bool] = True
     reads_dense_mask: ClassVar[bool] = True
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
-        return attend(self.inputs(q_BHTh, k_BKSh, v_BKSv, context, positions, taps))
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        return attend(inputs)
 
 
 @dataclass(frozen=True)
 class FullAttentionOptions(ProjectionOptions):
-    """Options of dense multi-head attention; sizes (heads, head_dim, ...) belong to the stack."""
+    """Options of dense multi-head attention (arXiv 1706.03762); sizes (heads, head_dim, ...) belong to the stack."""
 
     mechanism: ClassVar[type[Mechanism]] = FullAttention
 

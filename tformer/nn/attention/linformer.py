@@ -20,12 +20,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, TapSink, Weighted, tap
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, Weighted, tap
 from tformer.nn.attention.core import attend
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, OwnTap, ProjectionOptions
 from tformer.nn.cache import LayerState
 from tformer.nn.options import require_positive
-from tformer.nn.positions.base import Positions
 
 Sharing = Literal["none", "headwise", "key_value", "layerwise"]
 
@@ -85,20 +84,9 @@ class LinformerAttention(Mechanism):
             raise ValueError(f"sharing: layerwise needs the same rank and sharing in all layers, found {found}")
         self.keys = self.values = first.keys
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKTh: Tensor,
-        v_BKTv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
         """See `Mechanism`; ValueError for an input that is longer than the projections, or causal, or packed."""
-        length = k_BKTh.shape[2]
+        context, taps, length = inputs.context, inputs.taps, inputs.k_BKSh.shape[2]
         if length > self.max_seq_len:
             raise ValueError(f"linformer's projections have {self.max_seq_len} columns, the input needs {length}")
         if context.causal or state is not None:
@@ -106,10 +94,11 @@ class LinformerAttention(Mechanism):
         if context.document_ids is not None:
             raise ValueError("document_ids: linformer attention cannot keep documents of one row apart")
         padding = None if context.key_mask is None else ~context.key_mask.bool()[:, None, :, None]
-        keys = tap(taps, "projected_K", _project(self.keys, k_BKTh, padding))
-        values = tap(taps, "projected_V", _project(self.values, v_BKTv, padding))
+        keys = tap(taps, "projected_K", _project(self.keys, inputs.k_BKSh, padding))
+        values = tap(taps, "projected_V", _project(self.values, inputs.v_BKSv, padding))
         unmasked = AttentionContext(context.q_pos, context.q_pos)  # queries see all projected keys
-        out_BHTv, weights_BHTr = attend(self.inputs(q_BHTh, keys, values, unmasked, None, taps))
+        projected = inputs._replace(k_BKSh=keys, v_BKSv=values, context=unmasked, positions=None)
+        out_BHTv, weights_BHTr = attend(projected)
         if weights_BHTr is None:
             return out_BHTv, None
         return out_BHTv, self._on_positions(weights_BHTr, length, padding)
@@ -125,7 +114,7 @@ class LinformerAttention(Mechanism):
 
 @dataclass(frozen=True)
 class LinformerOptions(ProjectionOptions):
-    """Options of Linformer's low-rank attention."""
+    """Options of Linformer's low-rank attention (arXiv 2006.04768)."""
 
     mechanism: ClassVar[type[Mechanism]] = LinformerAttention
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, causal_mask
+from tformer.nn.attention.context import AttentionContext, AttentionInputs, TapSink, Weighted, causal_mask
 from tformer.nn.cache import LayerCache, LayerState
 from tformer.nn.options import require_positive
 from tformer.nn.positions.base import Positions
@@ -32,14 +32,17 @@ class ProjectionOptions(ABC):
     mechanism: ClassVar[type[Mechanism]]
 
     kind: str = ""
-    qkv_bias: bool = True
-    out_bias: bool = True
+    qkv_bias: bool = True  # biases of the query, key and value projections
+    out_bias: bool = True  # bias of the output projection
     scale: Literal["auto"] | float = "auto"  # auto: 1/sqrt(head_dim); T5 uses 1.0
-    qk_norm: bool = False  # RMS-normalise queries and keys per head, without learned gains
+    # RMS-normalise queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
+    qk_norm: bool | Literal["learned"] = False
+    qk_norm_eps: float = 1.0e-6
 
     def __post_init__(self) -> None:
         if self.scale != "auto":
             require_positive(scale=self.scale)
+        require_positive(qk_norm_eps=self.qk_norm_eps)
 
     @abstractmethod
     def keys_per_query(self, length: float) -> float:
@@ -146,19 +149,6 @@ class Mechanism(nn.Module):
         """Name of the kind in recipes."""
         return self.options.kind
 
-    def inputs(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        positions: Positions | None,
-        taps: TapSink | None,
-    ) -> AttentionInputs:
-        """Arguments of the attention functions, with the kind's scale and dropout."""
-        dropout = self.dropout if self.training else 0.0
-        return AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
-
     def forward(
         self,
         q_BHTh: Tensor,
@@ -170,7 +160,7 @@ class Mechanism(nn.Module):
         positions: Positions | None = None,
         state: LayerState | None = None,
         taps: TapSink | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Weighted:
         """Outputs [B, H, T, v] and, if `taps` wants them, the weights [B, H, T, S] in fp32 before dropout.
 
         Args:
@@ -180,6 +170,12 @@ class Mechanism(nn.Module):
             state: the layer's decoding state, which already holds the new keys and values; None outside decoding.
             taps: the sink of this attention.
         """
+        dropout = self.dropout if self.training else 0.0
+        inputs = AttentionInputs(q_BHTh, k_BKSh, v_BKSv, context, self.scale, positions, dropout, taps)
+        return self.compute(inputs, x_BTD=x_BTD, state=state)
+
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
+        """The kind's own attention, see `forward`; `inputs` hold its scale and the dropout to apply now."""
         raise NotImplementedError
 
     def visible_mask(self, context: AttentionContext) -> Tensor:

@@ -44,11 +44,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tformer.nn.attention.context import AttentionContext, TapSink, Weighted
+from tformer.nn.attention.context import AttentionInputs, Weighted
 from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, ProjectionOptions, StateBytes
 from tformer.nn.cache import LayerState, Spares
 from tformer.nn.options import require, require_positive
-from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import Step
 
 Kernel = Literal["softmax", "relu"]
@@ -355,19 +354,9 @@ class PerformerAttention(Mechanism):
         numbers = self.sizes.num_kv_heads * (self.directions.shape[0] * (self.sizes.value_dim + 1) + 1)
         return StateBytes(0, numbers * max(torch.float32.itemsize, dtype.itemsize))
 
-    def forward(
-        self,
-        q_BHTh: Tensor,
-        k_BKSh: Tensor,
-        v_BKSv: Tensor,
-        context: AttentionContext,
-        *,
-        x_BTD: Tensor,
-        positions: Positions | None = None,
-        state: LayerState | None = None,
-        taps: TapSink | None = None,
-    ) -> Weighted:
+    def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
         """See `Mechanism`. The weights are those of the features; ValueError if earlier keys are in the sums only."""
+        q_BHTh, k_BKSh, v_BKSv, context = inputs[:4]
         if context.document_ids is not None:
             raise ValueError("document_ids: performer attention cannot keep documents of one row apart")
         assert state is None or isinstance(state, PerformerState), "performer attention takes its own state"
@@ -378,19 +367,18 @@ class PerformerAttention(Mechanism):
         features = Features(self.directions.to(wide) * self.scale**0.5, self.scale, self.kernel)
         q = q_BHTh.to(wide)
         before = None if state is None else state.sums
-        need_weights = taps is not None and taps.wants("weights")
-        if need_weights and before is not None:
+        if inputs.need_weights and before is not None:
             raise ValueError("performer attention keeps sums, not keys: no weights after the first cached step")
         out_BHTv, sums = linear_attention(q, keys, features, causal=context.causal, before=before)
         if state is not None:
             state.sums, state.length = sums, state.length + k_BKSh.shape[2]
-        weights = dense_weights(q, keys, features, causal=context.causal).float() if need_weights else None
+        weights = dense_weights(q, keys, features, causal=context.causal).float() if inputs.need_weights else None
         return out_BHTv.to(q_BHTh.dtype), weights
 
 
 @dataclass(frozen=True)
 class PerformerOptions(ProjectionOptions):
-    """Options of FAVOR+ attention."""
+    """Options of FAVOR+ attention (Performer, arXiv 2009.14794)."""
 
     mechanism: ClassVar[type[Mechanism]] = PerformerAttention
 

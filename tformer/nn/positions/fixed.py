@@ -143,10 +143,12 @@ class Patch2dPositions(TabledPositions):
 
 @dataclass(frozen=True)
 class SinusoidalOptions:
+    """Fixed sines and cosines added to the embeddings (arXiv 1706.03762)."""
+
     module: ClassVar = SinusoidalPositions
     kind: Literal["sinusoidal"] = "sinusoidal"
-    layout: Literal["interleaved", "halves", "fairseq"] = "interleaved"
-    base: float = 10000.0
+    layout: Literal["interleaved", "halves", "fairseq"] = "interleaved"  # order of sines and cosines
+    base: float = 10000.0  # base of the wavelengths 2 pi base^(2i/d)
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)
@@ -157,9 +159,11 @@ class SinusoidalOptions:
 
 @dataclass(frozen=True)
 class Patch2dOptions:
+    """Fixed sines and cosines of a patch's row and column (arXiv 2205.01580)."""
+
     module: ClassVar = Patch2dPositions
     kind: Literal["patch2d"] = "patch2d"
-    base: float = 10000.0
+    base: float = 10000.0  # of the wavelengths
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)

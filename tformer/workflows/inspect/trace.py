@@ -300,8 +300,10 @@ class _Path:
         tensors = head_tensors(head)
         taps = TapSink(frozenset(tensors.described))
         logits = head(hidden, taps=taps)
-        labels, loss = _loss(head, logits)
-        values = {**taps.values, "logits": logits, "labels": labels, "loss": loss}
+        values = dict(taps.values)
+        if "loss" in tensors.described:
+            labels, loss = _loss(head, logits)
+            values |= {"logits": logits, "labels": labels, "loss": loss}
         self.last, self.known = (self.stream,), {}
         self._add_all(f"head {name}", None, "", f"head.{name}", tensors, values, {"": f"heads.{name}"}, {})
 

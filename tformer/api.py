@@ -1,0 +1,457 @@
+"""The Python API: a loaded run with the commands as methods, and training from paths or rows.
+
+>>> run = tformer.load("runs/gpt-tiny-1")
+>>> run.generate("Once upon a time", max_new_tokens=20, temperature=0.8).text
+>>> run = tformer.train([("a good film", "positive"), ("a bad one", "negative")], arch="bert", max_steps=60)
+>>> run.classify("not bad at all").label
+
+Every method calls what its command calls, with the same defaults. Keywords are the command's flags: `max_new_tokens=20`
+for `--max-new-tokens 20`. One input gives one result, a list of inputs a list.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from tformer import loading
+from tformer.data.sources.rows import is_path, keep_rows
+from tformer.decoding.fill_mask import Candidate, fill_mask
+from tformer.decoding.inference import inference_dtype, prepare_inference
+from tformer.decoding.lines import WINDOW_BATCHES, text_windows
+from tformer.decoding.options import GenerateOptions
+from tformer.decoding.settings import Generated
+from tformer.decoding.translate import Translation
+from tformer.decoding.writers import (
+    Sampler,
+    candidates_of_a_mask,
+    fills_masks,
+    load_model,
+    make_writer,
+    names_of_models,
+    prepare_models,
+)
+from tformer.device import default_cache_dir, resolve_device
+from tformer.errors import InputError
+from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
+from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
+from tformer.evaluation.classifier import Classifier
+from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
+from tformer.evaluation.options import EvaluationOptions
+from tformer.loading import Loaded
+from tformer.nn.products import get_kernels, set_kernels
+from tformer.options import flags_as_keywords, from_keywords
+from tformer.tasks import task_of
+from tformer.tasks.base import Work
+from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
+from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
+from tformer.training.display import Console
+from tformer.training.options import TrainOptions
+from tformer.training.request import find_recipe
+from tformer.training.session import run_training
+
+RETURNED = "the result is returned"
+OF_LOAD = {
+    "device": "tformer.load(path, device=...) chooses it",
+    "checkpoint": "tformer.load(path, which=...) chooses it",
+}
+NOT_OF_GENERATE = OF_LOAD | {
+    "prompt": "the prompt is the first argument",
+    "input": "the first argument may be a list of texts",
+    "invalid_utf8": "texts are given as strings",
+    "target_prefix_file": "call once for each target_prefix",
+    "output": RETURNED,
+    "json": RETURNED,
+}
+NOT_OF_CLASSIFY = OF_LOAD | {
+    **dict.fromkeys(("text", "text2", "image", "input"), "the inputs are the first argument; a pair is a tuple"),
+    **dict.fromkeys(("text_column", "text2_column", "errors"), "texts are given as strings"),
+    "output": RETURNED,
+    "json": RETURNED,
+}
+NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
+NOT_OF_TRAIN = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model wrote for one prompt or source.
+
+    Attributes:
+        prompt: as it was given.
+        completions: the samples, or the results of the search, best first. Each has `text`, `ids`, `finish_reason` and
+            `logprobs` (with logprobs=True) or, of a search, `score` and `logprob`.
+    """
+
+    prompt: str
+    completions: tuple[Generated | Translation, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of the first completion, without the prompt."""
+        return self.completions[0].text or ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Score:
+    """The log-probability (natural logarithm) of a target, and the number of its tokens."""
+
+    logprob: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The label of an input, the labels above the threshold (multi-label models), or the score (regressions).
+
+    `probabilities`: of each label, the most probable first.
+    """
+
+    label: str | None = None
+    labels: Sequence[str] = ()
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Models ready for inference, and the kernels that they use."""
+
+    key: Hashable
+    models: list[Loaded]
+    kernels: Any
+
+
+@dataclass(repr=False)
+class Run(Loaded):
+    """A trained model with its tokenizer and recipe, and the commands as methods.
+
+    `model` stays as it was loaded. Methods that generate or classify use a copy of it, prepared as the command prepares
+    it (bf16 where it was trained in bf16), which is made again when the weights have changed.
+
+    Attributes:
+        summary: what `tformer train --json` prints, after `tformer.train`; else empty.
+    """
+
+    summary: dict[str, Any] = field(default_factory=dict)
+    _prepared: _Prepared | None = field(default=None, init=False, compare=False)
+
+    def __repr__(self) -> str:
+        recipe = self.recipe
+        vocabulary = "" if self.tokenizer is None else f"vocabulary {self.tokenizer.vocab_size:,}, "
+        size = f"{self.model.num_parameters():,} parameters"
+        return f"Run({recipe.arch}/{recipe.preset or 'custom'}, {size}, {vocabulary}step {self.step:,}, {self.path})"
+
+    def tap_names(self) -> list[str]:
+        """The names of all inner tensors that `run.model(..., taps={name, ...}).taps` returns."""
+        return self.model.tap_names()
+
+    # --- text out -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompt: str = "", **options: Any) -> Answer: ...
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Any) -> list[Answer]: ...
+    def generate(self, prompt: str | Sequence[str] = "", **options: Any) -> Answer | list[Answer]:
+        """Continue a prompt, or translate a source (`tformer generate`). The keywords are the command's flags."""
+        return self._answers("generate", prompt, options)
+
+    @overload
+    def translate(self, text: str, **options: Any) -> Answer: ...
+    @overload
+    def translate(self, text: Sequence[str], **options: Any) -> list[Answer]: ...
+    def translate(self, text: str | Sequence[str], **options: Any) -> Answer | list[Answer]:
+        """The target of a source, by an encoder-decoder (`tformer generate`)."""
+        if not self.model.is_encoder_decoder:
+            raise InputError(
+                f"{self.path} is no encoder-decoder: it cannot translate", hint="run.generate continues a text"
+            )
+        return self._answers("translate", text, options)
+
+    def fill_masks(self, text: str, **options: Any) -> list[list[Candidate]]:
+        """For each [MASK] of the text the most probable tokens (`tformer generate` with a masked language model)."""
+        if not fills_masks(self):
+            raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
+        with flags_as_keywords(), _kernels_restored():
+            chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
+            top = candidates_of_a_mask(chosen)
+            chosen = replace(chosen, prompt=text)
+            chosen.check()
+            [loaded] = self._decoders(chosen)
+            return fill_mask(loaded.model, loaded.text_tokenizer, text, top=top)
+
+    def _answers(self, caller: str, texts: str | Sequence[str], keywords: dict[str, Any]) -> Answer | list[Answer]:
+        with flags_as_keywords(), _kernels_restored():
+            options = from_keywords(GenerateOptions, keywords, caller=caller, without=NOT_OF_GENERATE)
+            if fills_masks(self):
+                raise InputError(f"{self.path} fills masks", hint='run.fill_masks("The [MASK] sat.")')
+            if isinstance(texts, str):
+                options = replace(options, prompt=texts)
+            options.check()
+            writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
+            prompts = [texts] if isinstance(texts, str) else list(texts)
+            found: list[Sequence[Generated | Translation]] = []
+            if isinstance(writer, Sampler):
+                size = options.texts_at_once(encoder_decoder=False)
+                for window in text_windows(prompts, size=size):
+                    found += writer.write(window.sources, first_row=window.first)
+            else:
+                size = writer.batch_size * (1 if writer.reader is None else WINDOW_BATCHES)
+                start = options.target_prefix
+                for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
+                    found += writer.search(window, _never)
+        answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
+        return answers[0] if isinstance(texts, str) else answers
+
+    def _decoders(self, options: GenerateOptions) -> list[Loaded]:
+        """This model, and the others of an ensemble, prepared for decoding."""
+        encoder_decoder = self.model.is_encoder_decoder
+        rows = options.rows_of_a_step(self.recipe.generation, encoder_decoder=encoder_decoder)
+        key = (rows, options.precision, options.quantize, options.compile, options.special_tokens, options.ensemble)
+
+        def prepare(own: Loaded) -> list[Loaded]:
+            names = names_of_models((), options.ensemble) if options.ensemble else []
+            device = next(own.model.parameters()).device
+            return prepare_models([own, *(load_model(name, options, device) for name in names)], options)
+
+        return self._ready(key, prepare)
+
+    # --- labels, vectors, scores --------------------------------------------------------------------------------------
+
+    @overload
+    def classify(self, inputs: str | tuple[str, str] | os.PathLike[str], **options: Any) -> Classification: ...
+    @overload
+    def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
+    def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
+        """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
+        each, is_one = _as_list(inputs)
+        with flags_as_keywords(), _kernels_restored():
+            chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
+            loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
+            classifier = Classifier(self._classifier(chosen.precision, chosen.quantize), batch_size=chosen.batch_size)
+            for given in _as_options(each, images=classifier.reads_images):
+                alone = replace(chosen, **given)
+                alone.check()
+                alone.check_model(classifier)
+            if classifier.reads_images:
+                scores_NL = classifier.classify_images([Path(place) for place in each])
+            else:
+                scores_NL = classifier.classify(_pairs(each))
+            form = AnswerFormat.of(classifier, chosen)
+            answers = [Classification(**form.document(row_L)) for row_L in classifier.probabilities(scores_NL)]
+        return answers[0] if is_one else answers
+
+    def embed(self, inputs: Any, **options: Any) -> np.ndarray:
+        """Pooled hidden states: fp32 [D] of a text, of a pair (tuple) of texts or of an image's path; of a list [N, D].
+
+        Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
+        default: the model's last hidden states), `batch_size`, `precision`, `quantize`.
+        """
+        each, is_one = _as_list(inputs)
+        with flags_as_keywords(), _kernels_restored():
+            chosen = from_keywords(EmbedOptions, options, caller="embed")
+            chosen.check()
+            loaded = self._classifier(chosen.precision, chosen.quantize)
+            if self.recipe.model.patches is None:
+                vectors_ND = embed_texts(loaded, _pairs(each), chosen)
+            else:
+                vectors_ND = embed_images(loaded, [Path(place) for place in each], chosen)
+        return vectors_ND[0] if is_one else vectors_ND
+
+    @overload
+    def score(self, source: str, target: str, **options: Any) -> Score: ...
+    @overload
+    def score(self, source: Sequence[str], target: Sequence[str], **options: Any) -> list[Score]: ...
+    def score(self, source: Any, target: Any, **options: Any) -> Score | list[Score]:
+        """The log-probability of a target after its source, or of a continuation after its prompt, which may be empty.
+
+        As `tformer evaluate --score`; keywords as in `evaluate`.
+        """
+        (sources, is_one), (targets, _) = _as_list(source), _as_list(target)
+        if len(sources) != len(targets):
+            raise InputError(f"score: {len(sources)} sources and {len(targets)} targets, expected one for each")
+        report = self.evaluate(list(zip(sources, targets, strict=True)), score=True, **options)
+        scores = [Score(**each) for each in report["scores"]]
+        return scores[0] if is_one else scores
+
+    def evaluate(self, data: Any = None, **options: Any) -> dict[str, Any]:
+        """The report of `tformer evaluate --json`.
+
+        data: a path, rows (see `train`) or a data frame; None: the run's own validation data.
+        """
+        with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+            chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
+            loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
+            work, are_rows = _silent_work(), data is not None and not is_path(data)
+            if are_rows:
+                keys = evaluation_task(self, chosen).row_keys
+                data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), _silent_work(Path(scratch))
+            chosen = replace(chosen, data=None if data is None else os.fspath(data))
+            chosen.check()
+            _, report = evaluate_loaded(self._copy(), chosen, work)
+        return report | {"data": "rows"} if are_rows else report
+
+    # --- copies for inference -----------------------------------------------------------------------------------------
+
+    def _copy(self) -> Loaded:
+        return replace(self, model=copy.deepcopy(self.model), notes=list(self.notes))
+
+    def _classifier(self, precision: str, quantize: str) -> Loaded:
+        """This model, prepared for whole batches of inputs."""
+
+        def prepare(own: Loaded) -> list[Loaded]:
+            device = next(own.model.parameters()).device
+            dtype = inference_dtype(precision, trained_in=own.recipe.training.precision, device=device)
+            prepare_inference(own.model, dtype, quantize=quantize)
+            return [own]
+
+        [loaded] = self._ready((precision, quantize), prepare)
+        return loaded
+
+    def _ready(self, key: Hashable, prepare: Callable[[Loaded], list[Loaded]]) -> list[Loaded]:
+        """The models that `prepare` makes of a copy of this one; those of the last call if nothing has changed."""
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        key = (key, tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))
+        if self._prepared is None or self._prepared.key != key:
+            self._prepared = None  # at most one copy at a time
+            models = prepare(self._copy())
+            self._prepared = _Prepared(key, models, get_kernels())
+        set_kernels(self._prepared.kernels)
+        return self._prepared.models
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    which: str = "best",
+    runs_dir: str | Path = "runs",
+    kinds: Collection[str] | None = None,
+) -> Run:
+    """A run, a checkpoint or a Hugging Face folder as a `Run`. The arguments are those of `tformer.loading.load`."""
+    return _as_run(loading.load(path, device=device, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
+
+
+def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options: Any) -> Run:
+    """Train a model (`tformer train`), and load its best checkpoint.
+
+    Args:
+        data: a path, `builtin:NAME`, a list of pathlib.Path, or rows: an iterable of dicts (keys as the columns of a
+            table), of strings (texts), or of tuples: (text, label) or (text, text2, label) for labelled data, (source,
+            target) for pairs; or a pandas or Polars data frame. None: the recipe's data, else built-in data. Rows are
+            kept as a jsonl file in the cache directory, so that the run can be resumed and evaluated.
+        valid: validation data; None: a tenth of the data is held out.
+        quiet: show nothing; else progress goes to stderr, as the command shows it.
+        options: the command's flags: `arch="bert"`, `max_steps=100`, `out="runs/mine"`; `set` may be a dict.
+
+    Raises InputError for what the command refuses; KeyboardInterrupt leaves the last checkpoint to resume from.
+    """
+    began = time.monotonic()
+    if isinstance(options.get("set"), Mapping):
+        options["set"] = [f"{key}={json.dumps(value)}" for key, value in options["set"].items()]
+    with flags_as_keywords():
+        given = {"data": data, "valid": valid}
+        paths = {name: _paths(value) for name, value in given.items()}
+        if None in paths.values():
+            known = {name: "-" if path is None else path for name, path in paths.items()}
+            keys = task_of(find_recipe(_train_options(options | known))).row_keys
+            folder = default_cache_dir() / "rows"
+            for name in [name for name, path in paths.items() if path is None]:
+                paths[name] = [keep_rows(given[name], folder, keys=keys, name=name)]
+        chosen = _train_options(options | paths)
+        chosen.recipe_values()
+        summary = run_training(
+            chosen,
+            console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
+            progress=_silent,
+            should_stop=_never,
+            began=began,
+        )
+        run = _as_run(loading.load(summary["run"], device=resolve_device(chosen.device or "auto")))
+    return replace(run, summary=summary)
+
+
+def _train_options(keywords: dict[str, Any]) -> TrainOptions:
+    return from_keywords(TrainOptions, keywords, caller="train", without=NOT_OF_TRAIN)
+
+
+def _paths(data: Any) -> list[Any] | None:
+    """Data that is named by paths; None: it is given as rows."""
+    if data is None:
+        return []
+    if is_path(data):
+        return [data]
+    are_paths = isinstance(data, list | tuple) and data and all(isinstance(item, os.PathLike) for item in data)
+    return list(data) if are_paths else None
+
+
+def _as_run(loaded: Loaded) -> Run:
+    return Run(**{each.name: getattr(loaded, each.name) for each in fields(Loaded)})
+
+
+def _as_list(inputs: Any) -> tuple[list[Any], bool]:
+    """(inputs as a list, whether it was one): a string, a path and a tuple (a pair of texts) are one input."""
+    is_one = isinstance(inputs, str | os.PathLike | tuple)
+    return ([inputs] if is_one else list(inputs)), is_one
+
+
+def _pairs(texts: Iterable[str | tuple[str, str]]) -> list[tuple[str, str | None]]:
+    """(text, second text or None) of texts and pairs of texts."""
+    return [(text, None) if isinstance(text, str) else text for text in texts]
+
+
+def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, Any]]:
+    """The forms of the inputs, each once, as `tformer classify` would get them."""
+    if images:
+        yield {"image": tuple(map(Path, inputs))}
+        return
+    one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
+    for text, text2 in one_of_each.values():
+        yield {"text": text, "text2": text2}
+
+
+def _warn_of_cut(number: int, length: int, limit: int) -> None:
+    warnings.warn(
+        f"prompt {number} has {length} tokens, the model's context holds {limit}: only its end is read", stacklevel=5
+    )
+
+
+def _never() -> bool:
+    return False
+
+
+@contextmanager
+def _silent(*_: Any, **__: Any) -> Iterator[Callable[..., None]]:
+    """A progress report that shows nothing."""
+    yield lambda *_, **__: None
+
+
+def _silent_work(cache_dir: Path | None = None) -> Work:
+    return Work(_silent, _never, lambda text: None, cache_dir)
+
+
+@contextmanager
+def _kernels_restored() -> Iterator[None]:
+    """Kernels that inference sets for the process are taken back, so that `run.model` computes as before."""
+    before = get_kernels()
+    try:
+        yield
+    finally:
+        set_kernels(before)

@@ -1,0 +1,120 @@
+"""Rows in memory (dicts, tuples, strings, a data frame) as a jsonl file that every reader of tables opens.
+
+The name of the file is the hash of its content: the same rows give the same file, and so the same caches of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer.errors import InputError
+from tformer.formatting import shortened
+
+SHOWN_CHARACTERS = 60  # of a row in a message
+
+
+def is_path(data: object) -> bool:
+    """Whether data is named by its path (also `builtin:NAME`, `-` or a pattern), not given as rows."""
+    return isinstance(data, str | os.PathLike)
+
+
+def keep_rows(data: Iterable[Any], folder: Path, *, keys: Sequence[tuple[str, ...]], name: str) -> Path:
+    """Write rows into `folder` as jsonl, and return the file.
+
+    Args:
+        data: dicts, as they are; tuples or lists, and strings (tuples of one value), under `keys`; or a data frame
+            (pandas, Polars, or anything with `columns` and a column for each), whose rows are dicts.
+        keys: those of a tuple's values, one entry for each accepted length.
+        name: of the data in messages.
+
+    Raises InputError, with the number of the row from 0, for anything else, and for no rows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".rows-{os.getpid()}.tmp"
+    digest, count = hashlib.sha256(), 0
+    try:
+        with temporary.open("wb") as file:
+            for count, row in enumerate(_rows(data), start=1):
+                line = _line(row, keys, place=f"{name}[{count - 1}]")
+                digest.update(line)
+                file.write(line)
+        if not count:
+            raise InputError(f"{name}: no rows")
+        path = folder / f"{digest.hexdigest()[:16]}.jsonl"
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _rows(data: Any) -> Iterator[Any]:
+    """The rows, those of a data frame as dicts."""
+    if isinstance(data, Mapping):
+        raise _wrong_rows("a dict", hint="a list of dicts has a row in each; a dict of columns is no list of rows")
+    if hasattr(data, "columns") and hasattr(data, "__getitem__"):
+        names = [str(column) for column in data.columns]
+        columns = [data[column] for column in data.columns]
+        return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+    if not isinstance(data, Iterable):
+        raise _wrong_rows(type(data).__name__)
+    return _not_names_of_files(iter(data))
+
+
+def _not_names_of_files(rows: Iterator[Any]) -> Iterator[Any]:
+    for number, row in enumerate(rows):
+        if isinstance(row, os.PathLike):
+            raise InputError(f"data: path {row} among rows", hint="give rows, or paths alone")
+        if number == 0 and isinstance(row, str) and len(row) < 4096 and "\0" not in row and os.path.exists(row):
+            raise InputError(
+                f"data: '{row}' is a file, and a list of strings is a list of texts",
+                hint=f"for the file give '{row}' alone, for several a list of pathlib.Path",
+            )
+        yield row
+
+
+def _wrong_rows(found: str, *, hint: str | None = None) -> InputError:
+    return InputError(
+        f"data: found {found}, expected a path, rows (dicts, tuples or strings) or a data frame", hint=hint
+    )
+
+
+def _line(row: Any, keys: Sequence[tuple[str, ...]], *, place: str) -> bytes:
+    """A row as a line of jsonl."""
+    if isinstance(row, Mapping):
+        values = {str(key): _plain(value) for key, value in row.items()}
+    elif isinstance(row, str | tuple | list):
+        cells = (row,) if isinstance(row, str) else tuple(row)
+        names = next((names for names in keys if len(names) == len(cells)), None)
+        if names is None:
+            forms = " or ".join(_form(names) for names in keys) or "the path of a folder, not rows"
+            raise InputError(f"{place}: found {_shown(row)}, expected {forms}")
+        values = dict(zip(names, map(_plain, cells), strict=True))
+    else:
+        raise InputError(f"{place}: found {type(row).__name__}, expected a dict, a tuple or a string")
+    try:
+        return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:  # ValueError: infinity, or half a surrogate pair
+        raise InputError(f"{place}: {_shown(row)}: {error}") from error
+
+
+def _form(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names)})" if len(names) > 1 else f"a {names[0]}"
+
+
+def _shown(row: Any) -> str:
+    return shortened(repr(row), SHOWN_CHARACTERS)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has: numbers of numpy become Python's, a missing one (NaN, NA, NaT) null."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    missing = (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+    return None if missing else value

@@ -1,0 +1,126 @@
+"""Vectors of texts, pairs of texts and images: a model's hidden states, pooled.
+
+Inputs are prepared as in training (template, truncation, token types, image statistics). Of an encoder-decoder the
+encoder's states are taken, of any other model those of its stack.
+
+Shapes: N inputs, B of a batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+
+from tformer.data.batching.batch import Batch
+from tformer.data.encoding import EncodedText
+from tformer.decoding.lines import Text
+from tformer.errors import InputError
+from tformer.evaluation.classifier import Classifier
+from tformer.evaluation.predict import Samples, predict
+from tformer.loading import Loaded
+from tformer.nn.classification_heads import ClassifierHeadOptions, Pooling, RegressionHeadOptions, pool
+from tformer.nn.heads import Output
+from tformer.options import MACHINE, Precision, Quantize, check_quantize, panel
+
+VECTOR = panel("The vector")
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """The options of `run.embed`."""
+
+    pooling: Annotated[
+        Pooling | None,
+        VECTOR("--pooling", help="One vector of many: see `pool`. Default: that of the model's head, else the mean."),
+    ] = None
+    layer: Annotated[
+        int | None,
+        VECTOR("--layer", help="States after this layer, from 0; negative: from the end. Default: the model's last."),
+    ] = None
+    batch_size: Annotated[int | None, MACHINE("--batch-size", help="Inputs per batch. Affects only the speed.")] = None
+    precision: Precision = "auto"
+    quantize: Quantize = "none"
+
+    def check(self) -> None:
+        """Raise InputError for what can be refused before anything is computed."""
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"--batch-size must be at least 1, found {self.batch_size}")
+        check_quantize(self.quantize, self.precision)
+
+
+def embed_texts(loaded: Loaded, texts: Sequence[Text], options: EmbedOptions) -> np.ndarray:
+    """fp32 [N, D]: a vector for each text, or pair of texts, in order. Longer ones than in training are cut."""
+    reader = loaded.reader
+    samples = _Texts([reader.encode(text, text2, cut=True) for text, text2 in texts], loaded.recipe.seq_len)
+    uses_types = loaded.recipe.model.embedding.token_types > 1
+    # A decoder beside the encoder reads its start tokens only: its output is not used.
+    start = torch.tensor([loaded.decoder_tokens.prefix]) if loaded.model.is_encoder_decoder else None
+
+    def collate(examples: Sequence[EncodedText], **_: Any) -> Batch:
+        arrays = {name: torch.from_numpy(array) for name, array in reader.batch(examples).items()}
+        mask_BT = arrays["attention_mask"].bool()
+        return Batch(
+            input_ids=arrays["input_ids"],
+            attention_mask=None if bool(mask_BT.all()) else mask_BT,
+            token_type_ids=arrays["token_type_ids"] if uses_types else None,
+            decoder_input_ids=None if start is None else start.expand(len(examples), -1),
+        )
+
+    return _embed(loaded, samples, collate, options)
+
+
+def embed_images(loaded: Loaded, paths: Sequence[Path], options: EmbedOptions) -> np.ndarray:
+    """fp32 [N, D]: a vector for each image file, in order."""
+    classifier = Classifier(loaded)
+    return _embed(loaded, classifier.images(paths), classifier.collate, options)
+
+
+def _embed(loaded: Loaded, samples: Samples, collate: Callable[..., Batch], options: EmbedOptions) -> np.ndarray:
+    model = loaded.model
+    side, stack = ("decoder", model.decoder) if model.encoder is None else ("encoder", model.encoder)
+    assert stack is not None
+    how, taps = options.pooling or _own_pooling(loaded), []
+    if options.layer is not None:
+        count = len(stack.layers)
+        if not -count <= options.layer < count:
+            raise InputError(f"--layer must be between {-count} and {count - 1}, found {options.layer}")
+        taps = [f"{side}.{options.layer % count}.hidden"]
+
+    def read(output: Output, batch: Batch) -> torch.Tensor:
+        hidden_BTD = output.encoder_hidden if model.is_encoder_decoder else output.hidden
+        for name in taps:
+            hidden_BTD = output.taps[name]
+        assert hidden_BTD is not None
+        return pool(hidden_BTD, batch.attention_mask, how)
+
+    return predict(model, samples, collate, read, taps=taps, batch_size=options.batch_size)
+
+
+def _own_pooling(loaded: Loaded) -> Pooling:
+    """The pooling of the model's classifier or regression head, else the mean."""
+    heads = loaded.recipe.model.heads
+    own = (head.pooling for head in heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions))
+    return next(own, "mean")
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Encoded texts as samples."""
+
+    texts: Sequence[EncodedText]
+    seq_len: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(text.ids) for text in self.texts])
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def examples(self, epoch: int, indices: np.ndarray) -> list[EncodedText]:
+        return [self.texts[index] for index in indices]
