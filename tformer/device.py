@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import time
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Literal
 import torch
 
 from tformer.errors import InputError
+from tformer.formatting import amount
 
 
 def default_cache_dir() -> Path:
@@ -67,6 +69,20 @@ def return_free_memory() -> None:
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def has_bf16_instructions() -> bool:
@@ -133,7 +149,7 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
     # Emulated bf16 is slow, so the measurement is short.
     slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)
     fast = matmul_flops_per_second(torch.bfloat16, device, **shape, seconds=0.02)
-    rates = f"bf16 multiplies at {fast / 1e9:,.0f} GFLOP/s here, fp32 at {slow / 1e9:,.0f}"
+    rates = f"bf16 multiplies at {amount(fast, 'FLOP/s')} here, fp32 at {amount(slow, 'FLOP/s')}"
     if device.type == "cpu" and has_bf16_instructions():
         return Precision("bf16", f"this CPU has bf16 instructions; {rates}")
     return Precision("bf16" if fast >= MIN_SPEEDUP * slow else "fp32", rates)

@@ -26,6 +26,7 @@ from tformer.interop.importing import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED
+from tformer.objectives import OBJECTIVES
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
@@ -285,9 +286,11 @@ def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
 def require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
     """Raise InputError for a model without a head of these kinds; None: any."""
     if kinds is not None and set(kinds).isdisjoint(_heads(recipe)):
+        trained = {objective.head.kind for objective in OBJECTIVES.values()} & set(_heads(recipe))
         raise InputError(
             f"{folder} has no head this command can use: found {', '.join(_heads(recipe)) or 'none'}, "
-            f"expected {' or '.join(sorted(kinds))}"
+            f"expected {' or '.join(sorted(kinds))}",
+            hint=None if trained else "it is a body: tformer train --init-from gives it a head",
         )
 
 

@@ -202,6 +202,8 @@ class Transformer(nn.Module):
             if encoder_hidden is None and not (cache is not None and cache.has_encoder):
                 encoder_hidden = self._encode(input_ids, pixel_values, **of_input)
             mask = decoder_attention_mask
+            if mask is None and attention_mask is not None and attention_mask.shape == decoder_input_ids.shape:
+                mask = attention_mask  # of a classifier, whose decoder reads the same tokens one place later
             hidden = self._decode(
                 decoder_input_ids,
                 attention_mask=decoder_attention_mask,

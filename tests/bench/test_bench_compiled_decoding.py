@@ -20,7 +20,7 @@ STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}}"
 GPT = f"schema: 1\nmodel: {{d_model: 16, max_seq_len: 32, vocab_size: 40, decoder: {STACK}}}\n"
 PAIRS = GPT.replace("decoder", f"encoder: {STACK}, decoder") + "objectives: [{kind: seq2seq}]\n"
 RECIPES = {"generate": GPT, "translate": PAIRS}
-OPTIONS = {"generate": {"new_tokens": 6}, "translate": {"new_tokens": 6, "beam": 2, "sentences": 4}}
+OPTIONS = {"generate": {"new_tokens": 6}, "translate": {"new_tokens": 6, "beam_size": 2, "sentences": 4}}
 
 
 def task(work: str, **changes: Any) -> Task:

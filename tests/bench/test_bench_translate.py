@@ -31,7 +31,7 @@ SETS += [f"model.{side}.{key}={value}" for side in ("encoder", "decoder") for ke
 @pytest.fixture(scope="module")
 def task() -> Task:
     recipe = load_recipe(arch="transformer", preset="base", sets=SETS, flags={}, device="cpu").recipe
-    options = {"beam": 2, "new_tokens": 5, "sentences": 3}
+    options = {"beam_size": 2, "new_tokens": 5, "sentences": 3}
     return Task("translate", recipe, 2, 4, "fp32", torch.device("cpu"), options=options)
 
 
@@ -95,7 +95,7 @@ def test_cost_counts_steps_and_bytes_by_format(task: Task) -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"new_tokens": 33}, "--new-tokens: found 33"), ({"beam": 61}, "--beam: found 61")],
+    [({"new_tokens": 33}, "--new-tokens: found 33"), ({"beam_size": 61}, "--beam-size: found 61")],
 )
 def test_sizes_that_do_not_fit_are_refused(task: Task, options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):

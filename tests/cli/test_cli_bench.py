@@ -61,7 +61,7 @@ def test_tables_on_stdout_and_a_line_for_each_cell_on_stderr(cli: Cli, asked: li
 
 
 def test_every_option_reaches_the_measurement(cli: Cli, asked: list[dict[str, Any]]) -> None:
-    words = ("--batch-size", 2, "--heads", 3, "--head-dim", 8, "--causal", "--dtype", "bf16", "--repeats", 4,
+    words = ("--batch-size", 2, "--num-heads", 3, "--head-dim", 8, "--causal", "--dtype", "bf16", "--repeats", 4,
              "--max-seconds", 9, "--set", "dense-masked.window=32")  # fmt: skip
     assert cli(*SMALL, *words).code == 0
     expected = {
@@ -109,7 +109,7 @@ def test_a_model_gives_heads_kind_options_and_lengths(cli: Cli, asked: list[dict
     assert cli(*words, "--arch", "llama", "--preset", "tiny", *set_, "--set", "model.d_model=96").code == 0
     assert all(one["causal"] and (one["heads"], one["kv_heads"], one["head_dim"]) == (6, 2, 16) for one in asked)
     asked.clear()
-    assert cli(*words, "--arch", "gpt", "--preset", "char", "--heads", 3, "--lengths", "64").code == 0
+    assert cli(*words, "--arch", "gpt", "--preset", "char", "--num-heads", 3, "--lengths", "64").code == 0
     assert asked[0]["heads"] == 3 and asked[0]["length"] == 64
 
 

@@ -32,8 +32,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[QualityBench]:
 def test_a_table_on_stdout_and_a_line_for_each_seed_on_stderr(
     cli: Cli, asked: list[QualityBench], text_file: Path
 ) -> None:
-    words = ("--data", text_file, "--valid", text_file, "--target", 1.5, "--device", "cpu")
-    done = cli("bench", "quality", "--preset", "char-6m", *words, "--seeds", "1,2")
+    words = ("--data", text_file, "--valid", text_file, "--target-loss", 1.5, "--device", "cpu")
+    done = cli("bench", "quality", "--preset", "char-6m", *words, "--seed", "1,2")
     assert done.code == 0 and "| mean ± std | 11.5 ± 0.7 | 1.4000 ± 0.0000 |" in done.out
     assert done.err.splitlines()[1:] == [
         "seed 1: loss 1.4000 after 11.0 s", "seed 2: loss 1.4000 after 12.0 s, target not reached",
@@ -53,10 +53,10 @@ def test_json_is_one_document(cli: Cli, asked: list[QualityBench], text_file: Pa
     [
         (("--valid", "x"), "--data: found none"),
         (("--data", "x"), "--valid: found none"),
-        (("--data", "x", "--valid", "x", "--seeds", "one"), "--seeds: found 'one'"),
-        (("--data", "x", "--valid", "x", "--seeds", ","), "--seeds: found none"),
-        (("--data", "x", "--valid", "x", "--target", "nan"), "--target: found nan"),
-        (("--data", "x", "--valid", "x", "--target", "-1"), "--target: found -1.0"),
+        (("--data", "x", "--valid", "x", "--seed", "one"), "--seed: found 'one'"),
+        (("--data", "x", "--valid", "x", "--seed", ","), "--seed: found none"),
+        (("--data", "x", "--valid", "x", "--target-loss", "nan"), "--target-loss: found nan"),
+        (("--data", "x", "--valid", "x", "--target-loss", "-1"), "--target-loss: found -1.0"),
         (("--data", "x", "--valid", "x", "--max-seconds", "0"), "--max-seconds: found 0"),
         (("--data", "no-such-file", "--valid", "x"), "no-such-file"),
         (("--data", "x", "--valid", "x", "--preset", "no-such"), "no-such"),

@@ -313,14 +313,14 @@ def test_errors_are_written_the_surest_first(cli, run, tmp_path):
     outputs = [ones[0] for ones in translations(run, SOURCES)]
     targets = [outputs[0].text, *["zzz"] * (len(SOURCES) - 1)]
     files = ["--source", write(tmp_path / "s", SOURCES), "--target", write(tmp_path / "t", targets)]
-    assert cli("evaluate", run, *files, "--errors", tmp_path / "wrong.jsonl").code == 0
+    assert cli("evaluate", run, *files, "--mistakes", tmp_path / "wrong.jsonl").code == 0
     rows = [json.loads(line) for line in (tmp_path / "wrong.jsonl").read_text().splitlines()]
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
     assert {(row["source"], row["output"]) for row in rows} == {
         (source, one.text) for source, one in list(zip(SOURCES, outputs, strict=True))[1:]
     }
     assert all(row["reference"] == "zzz" for row in rows)
-    assert cli("evaluate", run, *files, "--errors", tmp_path / "wrong.tsv").code == 0
+    assert cli("evaluate", run, *files, "--mistakes", tmp_path / "wrong.tsv").code == 0
     table = (tmp_path / "wrong.tsv").read_text().splitlines()
     assert table[0] == "source\treference\toutput\tscore" and len(table) == len(rows) + 1
     assert {line.count("\t") for line in table} == {3}
@@ -337,7 +337,7 @@ def test_errors_are_written_the_surest_first(cli, run, tmp_path):
         (["PAIR", "--data", "x.tsv"], ["--data", "--source", "exclude"]),
         (["PAIR", "--score", "--no-decode"], ["--score", "--no-decode", "exclude"]),
         (["PAIR", "--score", "--beam-size", "3"], ["--beam-size", "--score"]),
-        (["PAIR", "--no-decode", "--errors", "wrong.tsv"], ["--errors", "--no-decode"]),
+        (["PAIR", "--no-decode", "--mistakes", "wrong.tsv"], ["--mistakes", "--no-decode"]),
         (["PAIR", "--beam-size", "0"], ["beam_size", "0"]),
         (["PAIR", "--beam-size", "99"], ["99", "vocabulary of"]),
         (["PAIR", "--length-penalty-type", "mean"], ["length_penalty_type", "mean"]),
@@ -368,9 +368,9 @@ def test_moses_without_its_package_says_what_to_install(cli, run, pair, monkeypa
     assert "pip install sacremoses" in refusal(cli("evaluate", run, *pair, "--bleu-tokenize", "moses"))
 
 
-def test_the_errors_file_never_replaces_what_is_read(cli, run, tmp_path):
+def test_the_file_of_mistakes_never_replaces_what_is_read(cli, run, tmp_path):
     table = write(tmp_path / "pairs.tsv", ["source\ttarget", "abc\tcba"])
-    message = refusal(cli("evaluate", run, "--data", table, "--errors", table))
+    message = refusal(cli("evaluate", run, "--data", table, "--mistakes", table))
     assert "would replace" in message and table.read_text() == "source\ttarget\nabc\tcba\n"
 
 

@@ -149,7 +149,7 @@ def test_invalid_utf8_names_file_line_and_byte_and_leaves_the_output_as_it_was(c
     assert (outcome.code, outcome.out, out.read_text()) == (2, "", "precious")
     assert "bad.txt:2" in outcome.err and "byte 6" in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "out.txt"]
-    replaced = cli("generate", random_run, "--input", bad, "--errors", "replace")
+    replaced = cli("generate", random_run, "--input", bad, "--invalid-utf8", "replace")
     assert replaced.code == 0 and len(replaced.out.splitlines()) == 2
 
 
@@ -186,7 +186,7 @@ def test_generation_beyond_the_context_slides_or_ends(cli, random_run):
         (["--input", "x.txt", "--num-samples", "2"], ["--num-samples", "--json"]),
         (["--input", "absent.txt"], ["absent.txt"]),
         (["--context", "wrap"], ["context", "wrap"]),
-        (["--errors", "ignore"], ["--errors", "ignore"]),
+        (["--invalid-utf8", "ignore"], ["--invalid-utf8", "ignore"]),
         (["--precision", "bf61"], ["bf61", "bf16"]),
         (["--device", "tpu"], ["tpu"]),
         (["--checkpoint", "step-99"], ["99"]),

@@ -23,17 +23,22 @@ Cli = Callable[..., Any]
         (["--arch", "gpt", "--verify"], "--verify checks files as they are: omit --arch"),
         (["run", "--verify", "--set", "seed=1"], "--verify checks files as they are: omit --set"),
         (["run", "--text", "a"], "--text is for --shapes"),
-        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs the tokenizer of a run: omit --arch"),
+        (["run", "--text2", "a"], "--text2 is for --shapes"),
+        (["run", "--image", "a.png"], "--image is for --shapes"),
+        (["run", "--shapes", "--text", "a", "--seq-len", "8"], "--text has a length of its own: omit --seq-len"),
+        (["--arch", "vit", "--shapes", "--image", "a.png"], "--image needs a run: omit --arch"),
+        (["run", "-o", "a.html"], "a.html: a page is for --shapes, which is missing"),
+        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs a run: omit --arch"),
         (["--arch", "gpt", "--depth", -1], "--depth -1: it must be at least 0"),
         (["--arch", "gpt", "--shapes", "--depth", 2], "--depth 2: it must be at least 0, and is for the tree"),
         (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
         (["--arch", "gpt", "--vocab-size", 10**23], "--vocab-size must be at most 1,000,000,000,000"),
         (["--arch", "llama", "--shapes", "--seq-len", 10**9], "1 examples of 1,000,000,000 positions are too many"),
-        (["--arch", "gpt", "--layout", "pdf"], "--layout: found 'pdf', expected mermaid, dot or tree"),
+        (["--arch", "gpt", "--draw", "pdf"], "--draw: found 'pdf', expected mermaid, dot or tree"),
         (["--arch", "gpt", "-o", "x.png"], "x.png: unknown suffix, expected one of .mmd"),
         (
-            ["--arch", "gpt", "--layout", "dot", "-o", "x.mmd"],
-            "--layout dot disagrees with x.mmd, which is for mermaid",
+            ["--arch", "gpt", "--draw", "dot", "-o", "x.mmd"],
+            "--draw dot disagrees with x.mmd, which is for mermaid",
         ),
         (["--arch", "gpt", "--precision", "fp8"], "--precision: found 'fp8'"),
         (["--arch", "gpt", "--device", "tpu"], "--device: found 'tpu', expected auto, cpu or cuda"),
@@ -64,7 +69,7 @@ def test_json_is_one_document(cli: Cli) -> None:
     shapes = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--shapes", "--json").out)
     logits = [step for part in shapes["sections"] for step in part["steps"] if step["name"] == "logits"]
     assert [(step["shape"], step["symbols"]) for step in logits] == [([1, 8, 50257], ["B", "T", "V"])]
-    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--layout", "dot", "--json").out)
+    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--draw", "dot", "--json").out)
     assert {edge["kind"] for edge in drawn["edges"]} == {"flow", "residual", "tied"}
 
 
@@ -121,6 +126,25 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")
     assert outcome.code == 2 and "no tokens" in outcome.err
+
+
+def test_a_page_of_shapes_holds_the_example_and_the_trace(cli: Cli, random_run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "shapes.html"
+    outcome = cli("inspect", random_run, "--shapes", "--text", "abc", "-o", page)
+    assert outcome.code == 0 and outcome.out == "" and f"written: {page}" in outcome.err, outcome.err
+    content = page.read_text()
+    assert content.startswith("<!doctype html>") and '"id":"decoder.0.self_attention.scores"' in content
+    assert '"predicts"' not in content and "the next token at every position" in content
+    assert "http" not in content.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_shapes_as_json_say_what_goes_into_each_tensor(cli: Cli, random_run: Path) -> None:
+    document = json.loads(cli("inspect", random_run, "--shapes", "--text", "abc", "--json").out)
+    steps = {step["id"]: step for part in document["sections"] for step in part["steps"]}
+    assert steps["decoder.0.self_attention.weights"]["inputs"] == ["decoder.0.self_attention.scores"]
+    [table] = steps["decoder.embedding.tokens"]["parameters"]
+    assert table["name"] == "embedding.weight" and table["tied"] == ["heads.lm.weight"]
+    assert document["example"]["labels"]["tokens"] == ["b", "c"]
 
 
 def test_shapes_follow_both_models_of_electra(cli: Cli) -> None:

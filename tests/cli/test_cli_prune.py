@@ -37,14 +37,20 @@ Cli = Callable[..., Any]
             "--drop-layers: expected numbers of layers such as 0,2,4, found 'x'",
         ),
         (["--out", "new", "--drop-layers", ""], "--drop-layers: expected numbers of layers"),
-        (["--out", "new", "--heads", "1.5"], "--heads: expected a share between 0 and 1, or a number of heads"),
-        (["--out", "new", "--heads", "few"], "--heads: expected a share between 0 and 1, or a number of heads"),
-        (["--out", "new", "--heads", "0"], "--heads: expected a share between 0 and 1, or a number of heads"),
         (
-            ["--out", "new", "--heads", "0.3", "--heads-per-layer", "odd"],
+            ["--out", "new", "--drop-heads", "1.5"],
+            "--drop-heads: expected a share between 0 and 1, or a number of heads",
+        ),
+        (
+            ["--out", "new", "--drop-heads", "few"],
+            "--drop-heads: expected a share between 0 and 1, or a number of heads",
+        ),
+        (["--out", "new", "--drop-heads", "0"], "--drop-heads: expected a share between 0 and 1, or a number of heads"),
+        (
+            ["--out", "new", "--drop-heads", "0.3", "--heads-per-layer", "odd"],
             "Invalid value for '--heads-per-layer': 'odd' is not one of",
         ),
-        (["--out", "new", "--rate", 0.5, "--heads-per-layer", "free"], "--heads-per-layer needs --heads"),
+        (["--out", "new", "--rate", 0.5, "--heads-per-layer", "free"], "--heads-per-layer needs --drop-heads"),
         (["--out", "new", "--rate", 0.5, "--max-trials", 9], "--max-trials needs --strategy search"),
         (["--out", "new", "--rate", 0.5, "--max-examples", 0], "--max-examples must be at least 1, found 0"),
         (["--out", "new", "--rate", 0.5, "--source", "a"], "--source without --target"),
@@ -82,7 +88,7 @@ def deep_run(make_run: Callable[..., Path]) -> Path:
         (["--keep", "2", "--stack", "encoder"], "--stack encoder: the model has no encoder"),
         (["--keep", "2", "--strategy", "learned"], "--strategy learned: model.decoder.layerdrop"),
         (["--keep", "2", "--label-column", "label"], "--label-column has no meaning here"),
-        (["--heads", "5"], "--heads 5: at most 3 of 6 heads can be removed"),
+        (["--drop-heads", "5"], "--drop-heads 5: at most 3 of 6 heads can be removed"),
     ],
 )
 def test_what_does_not_fit_the_model_is_one_line_and_nothing_is_written(
@@ -107,7 +113,7 @@ def test_a_model_of_one_layer_has_none_to_spare(cli: Cli, random_run: Path, tmp_
 def test_missing_data_says_how_to_go_without(cli: Cli, deep_run: Path, tmp_path: Path) -> None:
     outcome = cli("prune", deep_run, "--keep", 1, "--data", tmp_path / "none.txt", "--out", tmp_path / "new")
     assert outcome.code == 2 and "none.txt" in outcome.err and "--no-evaluate" in outcome.err
-    outcome = cli("prune", deep_run, "--heads", 1, "--data", tmp_path / "none.txt", "--out", tmp_path / "new")
+    outcome = cli("prune", deep_run, "--drop-heads", 1, "--data", tmp_path / "none.txt", "--out", tmp_path / "new")
     assert outcome.code == 2 and "--no-evaluate" not in outcome.err
 
 

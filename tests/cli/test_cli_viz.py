@@ -179,7 +179,7 @@ def test_json_has_the_numbers_of_the_formula(cli: Callable[..., Any]) -> None:
 
 
 def test_csv_has_a_value_a_row(cli: Callable[..., Any]) -> None:
-    outcome = cli("viz-pe", "--encoding", "alibi", "--heads", 4, "--view", "slopes", "--format", "csv")
+    outcome = cli("viz-pe", "--encoding", "alibi", "--num-heads", 4, "--view", "slopes", "--format", "csv")
     rows = list(csv.reader(io.StringIO(outcome.out)))
     assert rows[0] == ["plot", "line", "x", "y"]
     assert [float(row[3]) for row in rows[1:]] == [2**-2, 2**-4, 2**-6, 2**-8]
@@ -194,7 +194,7 @@ def test_characters_go_to_standard_output_without_colour(cli: Callable[..., Any]
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "rope", "alibi", "t5_bias", "shaw", "patch2d"])
 def test_every_fixed_kind_needs_no_model(encoding: str, cli: Callable[..., Any]) -> None:
-    outcome = cli("viz-pe", "--encoding", encoding, *SMALL, "--heads", 2, "--format", "json")
+    outcome = cli("viz-pe", "--encoding", encoding, *SMALL, "--num-heads", 2, "--format", "json")
     document = json.loads(outcome.out)
     assert outcome.code == 0 and document["encoding"] == encoding and document["run"] is None
 

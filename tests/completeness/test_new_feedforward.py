@@ -28,7 +28,7 @@ succeed("train", "--resume", "--out", "run", "--max-steps", "12")
 evaluated = json.loads(succeed("evaluate", "run", "--json"))
 inspected = json.loads(succeed("inspect", "run", "--json"))
 shapes = succeed("inspect", "run", "--shapes", "--text", "the cat")
-layout = succeed("inspect", "run", "--layout", "mermaid")
+layout = succeed("inspect", "run", "--draw", "mermaid")
 generated = succeed("generate", "run", "--prompt", "the", "--greedy", "--max-new-tokens", "4")
 code, _ = command(*train[:-1], "model.decoder.feedforward.activation=none-such", "--out", "other")
 report({"loss": evaluated["loss"], "flops": inspected["flops"]["forward_per_token"], "in_layout": "absolute" in layout,

@@ -35,7 +35,7 @@ succeed("train", "--resume", "--out", "run", "--max-steps", "12")
 evaluated = json.loads(succeed("evaluate", "run", "--json"))
 inspected = json.loads(succeed("inspect", "run", "--json"))
 shapes = succeed("inspect", "run", "--shapes", "--text", "the cat")
-layout = succeed("inspect", "run", "--layout", "mermaid")
+layout = succeed("inspect", "run", "--draw", "mermaid")
 generated = succeed("generate", "run", "--prompt", "the", "--greedy", "--max-new-tokens", "4")
 groups = command(*train[:-2], "other", *norm, "--set", "model.decoder.norm.groups=2")[0]
 unknown = command(*train[:-2], "other", "--set", "model.decoder.norm.kind=none-such")[0]

@@ -37,7 +37,7 @@ train = ["train", "--config", "{recipe}", "--data", "{text}", "--out", "run", "-
 trained = json.loads(succeed(*train, "--max-steps", "6"))
 succeed("train", "--resume", "--out", "run", "--max-steps", "12")
 evaluated = json.loads(succeed("evaluate", "run", "--stride", "4", "--json"))
-pruned = json.loads(succeed("prune", "run", "--heads", "0.5", "--out", "pruned", "--json"))
+pruned = json.loads(succeed("prune", "run", "--drop-heads", "0.5", "--out", "pruned", "--json"))
 code, _ = command("evaluate", "run", "--text-column", "0")
 report({"trained": trained["valid"]["texts"], "evaluated": evaluated["texts"], "pruned": "before" in pruned,
         "code": code})

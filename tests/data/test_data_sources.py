@@ -74,7 +74,7 @@ def test_invalid_utf8_is_replaced_with_errors_replace(tmp_path: Path, documents:
     path = write(tmp_path / "a.txt", b"caf\xe9 ok\n")
     error = refusal(lambda: documents(path))
     assert f"{path}:1: invalid UTF-8 at byte 3 (0xe9" in error.message
-    assert error.hint is not None and "--errors replace" in error.hint
+    assert error.hint is not None and "--invalid-utf8 replace" in error.hint
     assert documents(path, errors="replace") == ["caf\ufffd ok\n"]
 
 

@@ -89,8 +89,10 @@ def test_invalid_utf8_names_file_line_and_byte(
     bad.write_bytes(text_file.read_bytes() + b"good line\nbad \xff line\n")
     line = bad.read_bytes()[: bad.read_bytes().index(b"\xff")].count(b"\n") + 1
     message = train("--data", bad)
-    assert f"bad.txt:{line}" in message and "0xff" in message.lower() and "--errors replace" in message
-    accepted = cli("train", "--config", tiny_recipe, "--data", bad, "--errors", "replace", "--out", tmp_path / "run")
+    assert f"bad.txt:{line}" in message and "0xff" in message.lower() and "--invalid-utf8 replace" in message
+    accepted = cli(
+        "train", "--config", tiny_recipe, "--data", bad, "--invalid-utf8", "replace", "--out", tmp_path / "run"
+    )
     assert accepted.code == 0, accepted.err
 
 

@@ -15,7 +15,7 @@ from tests.end_to_end.interrupting import interrupt_with_its_child
 Start = Callable[..., "subprocess.Popen[str]"]
 SHARED = ("--repeats", 1, "--threads", 1, "--max-seconds", 600, "--out", "report.md", "--json")
 FP32 = ("--device", "cpu", "--precision", "fp32")
-TRANSLATE = ("--set", "model.vocab_size=60", "--set", "model.d_model=128", "--new-tokens", 3, "--beam", 2)
+TRANSLATE = ("--set", "model.vocab_size=60", "--set", "model.d_model=128", "--new-tokens", 3, "--beam-size", 2)
 TINY = (
     *("--set", "model.d_model=16", "--set", "model.decoder.num_heads=2", "--set", "model.decoder.num_layers=1"),
     *("--set", "training.max_steps=4", "--set", "training.eval_every=2", "--set", "training.batch_size=2"),
@@ -70,7 +70,7 @@ def test_text_to_ids(cli_process: Start, tmp_path: Path, text_file: Path) -> Non
 
 @pytest.mark.slow
 def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
-    command = ("bench", "attention", "--kinds", "full", "--lengths", "32", "--heads", 2, "--head-dim", 8,
+    command = ("bench", "attention", "--kinds", "full", "--lengths", "32", "--num-heads", 2, "--head-dim", 8,
                "--repeats", 1, "--max-seconds", 600, "--device", "cpu", "--out", "report", "--json")  # fmt: skip
     out, err = cli_process(*command, cwd=tmp_path).communicate(timeout=1800)
     found = json.loads(out)
@@ -83,7 +83,7 @@ def test_attention_against_length(cli_process: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_time_to_quality_of_two_seeds(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
-    words = ("--data", text_file, "--valid", text_file, "--seeds", "5,6", "--threads", 1, "--device", "cpu")
+    words = ("--data", text_file, "--valid", text_file, "--seed", "5,6", "--threads", 1, "--device", "cpu")
     process = cli_process("bench", "quality", "--preset", "char-12s", *TINY, *words, "--json", cwd=tmp_path)
     out, err = process.communicate(timeout=1800)
     assert process.returncode == 0, err
@@ -97,8 +97,8 @@ def test_time_to_quality_of_two_seeds(cli_process: Start, tmp_path: Path, text_f
 
 
 def test_a_target_ends_the_training(cli_process: Start, tmp_path: Path, text_file: Path) -> None:
-    words = ("--data", text_file, "--valid", text_file, "--seeds", "5", "--threads", 1, "--device", "cpu")
-    command = ("bench", "quality", "--preset", "char-12s", *TINY, *words, "--target", 19)
+    words = ("--data", text_file, "--valid", text_file, "--seed", "5", "--threads", 1, "--device", "cpu")
+    command = ("bench", "quality", "--preset", "char-12s", *TINY, *words, "--target-loss", 19)
     out, err = cli_process(*command, cwd=tmp_path).communicate(timeout=1800)
     assert "| 5 |" in out and "seed 5: loss" in err and "not reached" not in out
 

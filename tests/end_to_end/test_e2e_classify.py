@@ -33,7 +33,7 @@ def test_a_text_gives_its_label_and_probability(cli: Cli, encoder_run: Runs) -> 
 
 
 def test_top_and_json_give_the_others_too(cli: Cli, encoder_run: Runs) -> None:
-    cells = cli("classify", encoder_run("single"), "--text", "a saw", "--top", 2).out.rstrip("\n").split("\t")
+    cells = cli("classify", encoder_run("single"), "--text", "a saw", "--top-k", 2).out.rstrip("\n").split("\t")
     assert cells[::2] == ["tool", "animal"] and float(cells[1]) + float(cells[3]) == pytest.approx(1, abs=1e-3)
     outcome = cli("classify", encoder_run("single"), "--text", "a saw", "--json")
     document = json.loads(outcome.out)
@@ -220,8 +220,8 @@ def test_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
         ("single", ["--text", "a", "--input", "rows.tsv"], ["--text", "--input"]),
         ("single", ["--text2", "b"], ["--text2 needs --text"]),
         ("single", ["--input", "absent.txt"], ["absent.txt"]),
-        ("single", ["--input", "latin.txt"], ["latin.txt:2", "--errors replace"]),
-        ("single", ["--text", "a", "--top", "0"], ["--top", "0"]),
+        ("single", ["--input", "latin.txt"], ["latin.txt:2", "--invalid-utf8 replace"]),
+        ("single", ["--text", "a", "--top-k", "0"], ["--top-k", "0"]),
         ("single", ["--text", "a", "--threshold", "2"], ["--threshold", "2"]),
         ("single", ["--text", "a", "--threshold", "0.5"], ["--threshold", "multi-label"]),
         ("single", ["--text", "a", "--batch-size", "0"], ["--batch-size", "0"]),
@@ -229,7 +229,7 @@ def test_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
         ("single", ["more", "--text", "a"], ["unexpected argument 'more'"]),
         ("pair", ["--text", "a"], ["pairs", "--text2"]),
         ("pair", ["--input", "one.txt"], ["one.txt:1", "tab"]),
-        ("score", ["--text", "a", "--top", "2"], ["--top", "score"]),
+        ("score", ["--text", "a", "--top-k", "2"], ["--top-k", "score"]),
         ("image", ["--text", "a"], ["images, not texts"]),
         ("image", ["--image", "one.txt"], ["one.txt"]),
         ("masked", ["--text", "a"], ["classifier", "masked_lm"]),

@@ -80,7 +80,7 @@ def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run:
     data = write_table(tmp_path / "test.tsv", ("label", "text"), rows)
     table, lines = tmp_path / "wrong.tsv", tmp_path / "wrong.jsonl"
     for path in (table, lines):
-        outcome = cli("evaluate", encoder_run("single"), "--data", data, "--errors", path)
+        outcome = cli("evaluate", encoder_run("single"), "--data", data, "--mistakes", path)
         assert outcome.code == 0 and f"{path}: 2 examples" in outcome.err, outcome.err
     with table.open(newline="") as file:
         found = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -98,19 +98,19 @@ def test_mistakes_are_written_as_a_table_or_as_json_lines(cli: Cli, encoder_run:
 def test_mistakes_of_several_labels_scores_and_images(cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
     many = write_table(tmp_path / "many.tsv", ("labels", "text"), [(label, "the saw with the axe") for label in WORDS])
     out = tmp_path / "wrong.jsonl"
-    assert cli("evaluate", encoder_run("multi"), "--data", many, "--errors", out).code == 0
+    assert cli("evaluate", encoder_run("multi"), "--data", many, "--mistakes", out).code == 0
     [mistake] = [json.loads(line) for line in out.read_text().splitlines()]
     assert (mistake["label"], mistake["prediction"]) == (["animal"], ["tool"])
 
     scores = write_table(tmp_path / "scores.tsv", ("score", "text"), [(1, "the cow"), (9, "the saw"), (3, "the saw")])
-    assert cli("evaluate", encoder_run("score"), "--data", scores, "--errors", out).code == 0
+    assert cli("evaluate", encoder_run("score"), "--data", scores, "--mistakes", out).code == 0
     documents = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(documents) == 3 and documents[0]["label"] == 9.0
     assert documents[0]["error"] == pytest.approx(9 - documents[0]["prediction"])
 
     images = write_images(tmp_path / "images", 3)
     (images / "dark" / "0.png").rename(images / "light" / "wrong.png")
-    assert cli("evaluate", encoder_run("image"), "--data", images, "--errors", out).code == 0
+    assert cli("evaluate", encoder_run("image"), "--data", images, "--mistakes", out).code == 0
     [mistake] = [json.loads(line) for line in out.read_text().splitlines()]
     assert mistake["image"].endswith("wrong.png") and mistake["label"] == "light"
 
@@ -124,21 +124,21 @@ def test_mistakes_never_replace_the_data(
     before = write_table(errors, ("label", "text"), [*sentences(4, 1)]).read_bytes()
     (tmp_path / "link.tsv").symlink_to(errors)
     monkeypatch.chdir(tmp_path)
-    outcome = cli("evaluate", encoder_run("single"), "--data", data, "--errors", errors)
-    assert (outcome.code, outcome.out) == (2, "") and f"--errors {errors} would replace" in outcome.err
+    outcome = cli("evaluate", encoder_run("single"), "--data", data, "--mistakes", errors)
+    assert (outcome.code, outcome.out) == (2, "") and f"--mistakes {errors} would replace" in outcome.err
     assert errors.read_bytes() == before
 
 
 def test_mistakes_never_replace_the_runs_own_data(cli: Cli, encoder_run: Runs) -> None:
     data = encoder_run("single").parent / "data.tsv"
     before = data.read_bytes()
-    outcome = cli("evaluate", encoder_run("single"), "--errors", data)
-    assert outcome.code == 2 and f"--errors {data} would replace" in outcome.err and data.read_bytes() == before
+    outcome = cli("evaluate", encoder_run("single"), "--mistakes", data)
+    assert outcome.code == 2 and f"--mistakes {data} would replace" in outcome.err and data.read_bytes() == before
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that refuses new files")
 def test_a_refused_file_of_mistakes_is_named_before_the_evaluation(cli: Cli, encoder_run: Runs) -> None:
-    outcome = cli("evaluate", encoder_run("single"), "--errors", "/proc/self/wrong.tsv")
+    outcome = cli("evaluate", encoder_run("single"), "--mistakes", "/proc/self/wrong.tsv")
     assert (outcome.code, outcome.out) == (3, "") and "cannot write /proc/self/wrong.tsv" in outcome.err
     assert len(outcome.err.splitlines()) == 1, outcome.err  # nothing was loaded or read before
 
@@ -169,10 +169,10 @@ def test_pseudo_perplexity(cli: Cli, figures: Callable[..., dict[str, Any]], enc
         ("single", ["--data", "latin.tsv"], ["latin.tsv:2", "--invalid-utf8 replace"]),
         ("single", ["--stride", "4"], ["--stride"]),
         ("single", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
-        ("single", ["--errors", "replace"], [".tsv", "--invalid-utf8 replace"]),
-        ("single", ["--errors", "nowhere/wrong.tsv"], ["nowhere"]),
+        ("single", ["--mistakes", "replace"], [".tsv", "--invalid-utf8 replace"]),
+        ("single", ["--mistakes", "nowhere/wrong.tsv"], ["nowhere"]),
         ("score", ["--data", "unknown.tsv", "--label-column", "label"], ["unknown.tsv:2", "animal"]),
-        ("masked", ["--errors", "wrong.tsv"], ["--errors", "masked language model"]),
+        ("masked", ["--mistakes", "wrong.tsv"], ["--mistakes", "masked language model"]),
         ("masked", ["--max-tokens", "4"], ["--max-tokens"]),
         ("electra", ["--pseudo-perplexity"], ["--pseudo-perplexity"]),
         ("image", ["--text-column", "x"], ["--text-column", "model of images"]),
@@ -344,7 +344,7 @@ def test_who_reads_cut_sources_hears_of_the_option(cli: Cli, random_run: MakeRun
 
 def output_lengths(cli: Cli, run: Path, pairs: Path, folder: Path, *options: object) -> list[int]:
     errors = folder / "errors.jsonl"
-    outcome = cli("evaluate", run, "--data", pairs, "--beam-size", 1, "--errors", errors, *options)
+    outcome = cli("evaluate", run, "--data", pairs, "--beam-size", 1, "--mistakes", errors, *options)
     assert outcome.code == 0, outcome.err
     return [len(json.loads(line)["output"]) for line in errors.read_text().splitlines()]
 

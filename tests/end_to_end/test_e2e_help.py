@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+
+from tformer.cli.app import make_app
 
 COMMANDS = (
     "",
@@ -43,6 +48,9 @@ COMMANDS = (
     "config",
     "config show",
     "config validate",
+    "config explain",
+    "config schema",
+    "config list",
     "runs",
     "runs list",
     "runs show",
@@ -72,11 +80,50 @@ def test_help_shows_three_examples_that_parse(command: str, cli: Callable[..., A
     examples = [" ".join(line.split()) for line in shown.splitlines() if line.strip().startswith("tformer ")]
     assert len(examples) >= 3, shown
     for example in examples:
-        words = re.findall(r'"([^"]*)"|(\S+)', example)
+        words = re.findall(r'"([^"]*)"|(\S+)', re.split(" [|>] ", example)[0])
         arguments = [quoted or plain for quoted, plain in words][1:]
         assert arguments[: len(command.split())] == command.split()
         outcome = cli(*arguments, "--help")  # parses everything before it shows the help
         assert outcome.code == 0, outcome.err
+
+
+def texts_of(command: Any) -> Iterator[str]:
+    """What the help of a command must show: its texts, paragraph by paragraph, and the names of its options."""
+    texts = [command.help, command.epilog, *(getattr(parameter, "help", None) for parameter in command.params)]
+    for text in filter(None, texts):
+        yield from (inspect.cleandoc(text).split("\n\n"))
+    for parameter in command.params:
+        yield from parameter.opts if parameter.param_type_name == "option" else [parameter.metavar or parameter.name]
+
+
+def plain(text: str) -> str:
+    """The text without marks and line ends; code is bare."""
+    return " ".join(re.sub("[`│╭╰─╮╯]", " ", text).split())
+
+
+@pytest.mark.parametrize("width", [2000, 40])
+def test_help_shows_every_word(width: int, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is taken for markup (`<stack>`), and nothing is cut: not the names of options on a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in COMMANDS:
+        words = name.split()
+        command = typer.main.get_command(make_app(words))
+        for word in words:
+            command = command.commands[word]
+        shown = cli(*words, "--help").out
+        squeezed = plain(shown).replace(" ", "")
+        for text in texts_of(command):
+            assert plain(text).replace(" ", "") in squeezed, f"{name}: {text}"
+        assert "…" not in shown, name
+        assert max(map(len, shown.splitlines())) <= width, name
+
+
+def test_the_program_alone_shows_three_first_steps(cli: Callable[..., Any]) -> None:
+    shown = cli()
+    steps = re.findall(r"^ *tformer (.*)$", shown.out.partition("First steps")[2], re.MULTILINE)
+    assert [step.split()[0] for step in steps] == ["train", "generate", "viz-attention"] and shown.code == 2
+    for step in steps:
+        assert cli(*shlex.split(step), "--help").code == 0
 
 
 def test_version(cli: Callable[..., Any]) -> None:

@@ -37,7 +37,7 @@ def test_a_hugging_face_folder(cli: Cli, folders: Path, name: str) -> None:
     report = json.loads(cli("inspect", folders / name, "--json").out)
     assert report["parameters"] > 0 and report["flops"]["forward_per_token"] > 0
     assert cli("inspect", folders / name, "--shapes").code == 0
-    assert cli("inspect", folders / name, "--layout", "mermaid").out.startswith("flowchart BT\n")
+    assert cli("inspect", folders / name, "--draw", "mermaid").out.startswith("flowchart BT\n")
     verified = cli("inspect", folders / name, "--verify")
     assert verified.code == 0 and ": ok (" in verified.out, verified.out
 

@@ -69,7 +69,7 @@ def test_the_result_generates_and_is_fine_tuned_but_not_resumed(
     deep: Path, cli: Cli, text_file: Path, tmp_path: Path
 ) -> None:
     small = tmp_path / "small"
-    pruned(cli, deep, "--rate", 0.5, "--heads", 0.5, "--out", small)
+    pruned(cli, deep, "--rate", 0.5, "--drop-heads", 0.5, "--out", small)
     assert cli("generate", small, "--prompt", "the", "--greedy", "--max-new-tokens", 5).code == 0
     more = ["--max-steps", 3, "--out", tmp_path / "tuned"]
     outcome = cli("train", "--init-from", small, "--data", text_file, *more)
@@ -85,7 +85,7 @@ def test_heads_of_every_kind_of_encoder(
     kind: str, encoder_run: Callable[[str], Path], cli: Cli, tmp_path: Path
 ) -> None:
     run = encoder_run(kind)
-    told = pruned(cli, run, "--heads", 1, "--max-examples", 40, "--out", tmp_path / "small")
+    told = pruned(cli, run, "--drop-heads", 1, "--max-examples", 40, "--out", tmp_path / "small")
     assert (told["heads"]["before"], told["heads"]["after"]) == (2, 1)
     [layer] = told["heads"]["encoder"]
     importance = layer["self_attention"]["importance"]
@@ -106,7 +106,7 @@ def test_a_translator_loses_layers_of_both_stacks_or_of_one(
     assert {side: choice["after"] for side, choice in both["layers"].items()} == {"encoder": 2, "decoder": 2}
     one = pruned(cli, run, "--drop-layers", "0", "--stack", "decoder", *data, "--out", tmp_path / "one")
     assert list(one["layers"]) == ["decoder"]
-    heads = pruned(cli, run, "--heads", 0.5, *data, "--out", tmp_path / "heads")
+    heads = pruned(cli, run, "--drop-heads", 0.5, *data, "--out", tmp_path / "heads")
     assert {"self_attention", "cross_attention"} == heads["heads"]["decoder"][0].keys()
     for small in ("both", "one", "heads"):
         outcome = cli("generate", tmp_path / small, "--prompt", "abc", "--max-new-tokens", 4)

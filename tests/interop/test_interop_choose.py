@@ -89,7 +89,7 @@ def gpt(**decoder: Any) -> Model:
         ({"norm": {"kind": "groupnorm", "groups": 2}}, "model.decoder.norm.kind: groupnorm"),
         ({"positions": {"kind": "shaw"}}, "model.decoder.positions.kind: shaw"),
         ({"feedforward": {"activation": "relu2"}}, "model.decoder.feedforward.activation: relu2"),
-        ({"attention": {"qk_norm": True}}, "model.decoder.attention.qk_norm: true"),
+        ({"attention": {"qk_norm": True}}, "model.decoder.attention.qk_norm is true"),
         ({"layers": {"0": {"norm": {"eps": 0.1}}}}, "model.decoder.layers"),
         ({"value_dim": 3}, "model.decoder.value_dim is 3, expected 4"),
         ({"norm": {"place": "post"}}, "model.decoder.norm.place is post, expected pre"),

@@ -28,7 +28,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
 from tformer.nn.positions.rope import RopeOptions, RopePositions, RopeScaling
-from tformer.recipe.model import Model
+from tformer.recipe.model import Model, layer_sections
 
 
 def read(config: dict[str, Any]) -> Model:
@@ -114,6 +114,27 @@ GALACTICA = {"learned_embeddings": True, "scale_embeddings": False, "enable_bias
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 32768}
 
 
+SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 24}
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (MISTRAL_7B | {"sliding_window": 4096}, [4095] * 32),
+        ({key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}, [4095] * 32),
+        (QWEN2_05B | QWEN_WINDOW | {"max_window_layers": 23}, [None] * 23 + [32767]),
+        (QWEN2_05B | SLIDING, [7] * 24),
+        (QWEN2_05B | SLIDING | {"layer_types": ["sliding_attention", "full_attention"] * 12}, [7, None] * 12),
+    ],
+    ids=["mistral", "mistral-default", "qwen2-last-layer", "qwen2-all", "qwen2-alternating"],
+)
+def test_a_window_is_that_of_its_layers_without_the_own_key(config: dict[str, Any], windows: list[int | None]) -> None:
+    stack = read(config).decoder
+    assert stack is not None
+    found = [layer.attention for layer in layer_sections(stack, path="model.decoder")]
+    assert [getattr(attention, "window", None) for attention in found] == windows
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -153,11 +174,10 @@ def test_features_that_switch_nothing_on_are_read(config: dict[str, Any]) -> Non
         (LLAMA_2_7B | {"hidden_act": "xielu"}, "hidden_act"),
         (LLAMA_2_7B | {"num_attention_heads": 30, "head_dim": 128}, "num_attention_heads"),
         (LLAMA_2_7B | {"pretraining_temperature": 2.0}, "pretraining_temperature"),
-        (MISTRAL_7B | {"sliding_window": 4096}, "sliding_window"),
-        ({key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}, "sliding_window"),  # 4096
+        (MISTRAL_7B | {"sliding_window": 1}, "sliding_window"),
         (MISTRAL_7B | {"attention_bias": True}, "attention_bias"),
-        (QWEN2_05B | QWEN_WINDOW | {"max_window_layers": 23}, "sliding_window"),
-        (QWEN2_05B | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 24}, "sliding_window"),
+        (QWEN2_05B | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 23}, "layer_types"),
+        (QWEN2_05B | {"sliding_window": 8, "layer_types": ["chunked_attention"] * 24}, "layer_types"),
         (OPT_350M, "do_layer_norm_before"),
         (OPT_350M | {"do_layer_norm_before": True}, "word_embed_proj_dim"),
         (OPT_125M | {"learned_embeddings": False}, "learned_embeddings"),

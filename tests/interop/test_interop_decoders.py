@@ -1,4 +1,4 @@
-"""LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, OPTForCausalLM and BloomForCausalLM, there and back."""
+"""Llama, Mistral, Qwen2, Qwen3, OPT and Bloom with the head of a language model, there and back."""
 
 from __future__ import annotations
 
@@ -77,6 +77,68 @@ def test_mistral(tmp_path: Path, values: dict[str, Any], heads: tuple[int, int])
     sizes = llama_sizes(num_attention_heads=heads[0], num_key_value_heads=heads[1], **values)
     reference = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes))
     assert_parity(reference, inputs, tmp_path, mask=mask, model_type="mistral")
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("window", [2, 5, 12])
+def test_mistral_with_a_window(tmp_path: Path, window: int, left: bool) -> None:
+    inputs, mask = batch(left=left)
+    sizes = llama_sizes(head_dim=6, sliding_window=window, tie_word_embeddings=False)
+    reference = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes))
+    _, foreign = assert_parity(reference, inputs, tmp_path, mask=mask)
+    assert foreign.model.decoder and getattr(foreign.model.decoder.attention, "window", None) == window - 1
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
+@pytest.mark.parametrize(
+    "layers", [{"max_window_layers": 1}, {"layer_types": ["sliding_attention", "full_attention"] * 2}]
+)
+def test_windows_of_some_layers(tmp_path: Path, name: str, layers: dict[str, Any]) -> None:
+    inputs, mask = batch(left=False)
+    sizes = llama_sizes(
+        head_dim=6, num_hidden_layers=4, use_sliding_window=True, sliding_window=4, tie_word_embeddings=False, **layers
+    )
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    _, foreign = assert_parity(getattr(transformers, f"{name}ForCausalLM")(config), inputs, tmp_path, mask=mask)
+    assert foreign.model.decoder and len(foreign.model.decoder.layers) == config.layer_types.count("sliding_attention")
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize(
+    "values", [{"tie_word_embeddings": True}, {"tie_word_embeddings": False, "attention_bias": True}]
+)
+def test_qwen3(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
+    inputs, mask = batch(left=left)
+    reference = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**llama_sizes(head_dim=6, **values)))
+    model, _ = assert_parity(reference, inputs, tmp_path, mask=mask)
+    assert bool(model.tied_names()) == values["tie_word_embeddings"]
+
+
+def test_normalised_queries_and_keys_without_gains_are_exported_as_qwen3_with_gains_of_one() -> None:
+    attention = {"qk_norm": True, "qkv_bias": False, "out_bias": False, "qk_norm_eps": 1e-5}
+    section = Model.model_validate({
+        "d_model": 16,
+        "vocab_size": 61,
+        "tie": {"output": True},
+        "decoder": {
+            "num_layers": 1,
+            "num_heads": 2,
+            "positions": {"kind": "rope", "layout": "interleaved"},
+            "attention": attention,
+            "feedforward": {"activation": "silu", "gated": True, "bias": False, "d_ff": 32},
+            "norm": {"kind": "rmsnorm", "place": "pre", "eps": 1e-5},
+        },
+    })  # fmt: skip
+    choice = choose_class(section, family="gpt")
+    assert choice.class_name == "Qwen3ForCausalLM"
+    built = build_model(section).eval()
+    model, weights = section, {n: t for n, t in built.state_dict().items() if n not in built.tied_names()}
+    for step in choice.steps:
+        model, weights = step.apply(model, weights)
+    other = build_model(model).eval()
+    other.load_state_dict(weights, strict=False)
+    ids = tokens(2, 9, vocabulary=61)
+    torch.testing.assert_close(other(ids).logits, built(ids).logits, atol=1e-5, rtol=0)
 
 
 def test_without_being_asked_heads_that_do_not_divide_the_width_are_exported_as_mistral() -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 import transformers
 
+from tests.interop import tiny_folders as tiny
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.generation_config import generation_notes, left_unsaid, read_generation, write_generation
+from tformer.interop.foreign_checkpoint import open_folder
+from tformer.interop.generation_config import STOPPING, generation_notes, left_unsaid, read_generation, write_generation
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Generation
@@ -48,11 +50,11 @@ def test_a_key_that_is_missing_means_what_transformers_takes_it_for(model_type: 
     names = ("pad", "bos", "eos", "sep", "decoder_start", "forced_bos", "forced_eos")
     expected = {name: getattr(theirs, f"{name}_token_id", None) for name in names}
     expected = {name: token for name, token in expected.items() if token is not None}
-    assert special_ids({"model_type": model_type}, {}, {}) == expected
+    assert special_ids({"model_type": model_type}, None, {}) == expected
 
 
 def test_a_null_is_none() -> None:
-    assert special_ids({**BART, "decoder_start_token_id": None, "forced_eos_token_id": None}, {}, {}) == {
+    assert special_ids({**BART, "decoder_start_token_id": None, "forced_eos_token_id": None}, None, {}) == {
         **{"pad": 1, "bos": 0, "eos": 2},
     }
 
@@ -70,23 +72,73 @@ def test_what_generation_says_goes_before_the_model_and_roles_of_the_tokenizer_a
 
 
 def test_an_id_beyond_the_vocabulary_stands_for_nothing() -> None:
-    assert special_ids({**GPT2, "vocab_size": 61, "pad_token_id": -1}, {}, {}) == {}
+    assert special_ids({**GPT2, "vocab_size": 61, "pad_token_id": -1}, None, {}) == {}
 
 
 def test_of_several_ends_the_first_is_the_end_and_all_stop(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, eos_token_id=[9, 7, 8])
     assert special_ids({"eos_token_id": 2}, {"eos_token_id": [9, 7, 8]}, {})["eos"] == 9
-    assert end_ids({"eos_token_id": [2, 3]}, {}) == (2, 3)
+    assert end_ids({"eos_token_id": [2, 3]}, None) == (2, 3)
     assert read_generation(folder, {**GPT2, "eos_token_id": 2})["stop_tokens"] == [7, 8]
 
 
 def test_the_older_name_of_a_forced_first_token() -> None:
-    assert special_ids({**BART, "force_bos_token_to_be_generated": True}, {}, {})["forced_bos"] == 0
+    assert special_ids({**BART, "force_bos_token_to_be_generated": True}, None, {})["forced_bos"] == 0
+
+
+def bart_cnn(folder: Path, generation: dict[str, Any] | None) -> Path:
+    """A folder of BART whose config.json forces the first and last token."""
+    folder = tiny.bart(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    given = {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "num_beams": 4, "no_repeat_ngram_size": 3}
+    tiny.edit_json(folder / "config.json", given | {"length_penalty": 2.0, "early_stopping": True, "min_length": 5})
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+USED = ("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id", "num_beams", "length_penalty",
+        "no_repeat_ngram_size", "min_length", "early_stopping", "eos_token_id")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "generation",
+    [
+        None,
+        {},
+        {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2},
+        {"bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2, "decoder_start_token_id": 2, "num_beams": 2},
+        {"bos_token_id": 5, "eos_token_id": 2, "forced_bos_token_id": 0, "length_penalty": 0.5, "num_beams": 3},
+        {"bos_token_id": 0, "eos_token_id": 2, "min_length": 3, "no_repeat_ngram_size": 2, "early_stopping": "never"},
+    ],
+    ids=["no-file", "empty-file", "without-forced", "forced-end", "start-from-bos", "other-keys"],
+)
+def test_generation_keys_come_from_the_file_alone_where_there_is_one(
+    tmp_path: Path, generation: dict[str, Any] | None
+) -> None:
+    """As in bart-large-cnn: what config.json forces does not count beside a generation_config.json without it."""
+    folder = bart_cnn(tmp_path / "folder", generation)
+    theirs = transformers.BartForConditionalGeneration.from_pretrained(folder).generation_config
+    wanted = {name: getattr(theirs, name) for name in USED}
+    checkpoint = open_folder(folder)
+    recipe = checkpoint.recipe
+    ids, ours = recipe.tokenizer.special_ids, recipe.generation
+    assert (ids.forced_bos, ids.forced_eos) == (wanted["forced_bos_token_id"], wanted["forced_eos_token_id"])
+    start = wanted["decoder_start_token_id"] if wanted["decoder_start_token_id"] is not None else theirs.bos_token_id
+    assert ids.decoder_start == (2 if start is None else start)  # transformers cannot start without either
+    assert ours.beam_size == (wanted["num_beams"] or 1)
+    assert ours.no_repeat_ngram == (wanted["no_repeat_ngram_size"] or 0)
+    assert ours.length_penalty == (1.0 if wanted["length_penalty"] is None else wanted["length_penalty"])
+    assert ours.stopping == STOPPING[wanted["early_stopping"] or False]
+    forced = int(wanted["forced_bos_token_id"] is not None)
+    assert ours.min_new_tokens == max(0, (wanted["min_length"] or 0) - 1 - forced)
+    silent = wanted["eos_token_id"] is None
+    assert any("no eos_token_id" in note for note in checkpoint.notes) == silent
 
 
 def test_an_id_of_another_type_is_refused() -> None:
     with pytest.raises(InputError, match=r"config\.json: eos_token_id: found '2', expected an id"):
-        special_ids({"eos_token_id": "2"}, {}, {})
+        special_ids({"eos_token_id": "2"}, None, {})
 
 
 def test_the_keys_of_a_config_are_all_written_so_that_no_default_steps_in() -> None:

@@ -1,4 +1,4 @@
-"""T5, BART, mBART, Pegasus and Marian, there and back.
+"""T5, mT5, BART, mBART, Pegasus and Marian, there and back.
 
 Encoder and decoder differ in depth, heads and hidden sizes, source and target in length, and a row of each is padded.
 """
@@ -35,12 +35,14 @@ def batch(*, source: int = 19, target: int = 14, vocabulary: int = VOCABULARY, l
 # --- T5 ---------------------------------------------------------------------------------------------------------------
 
 
-def t5(*, untied: bool = False, **values: Any) -> nn.Module:
+def t5(*, untied: bool = False, name: str = "T5", **values: Any) -> nn.Module:
     """The constructor ties the output in any case; `untied` gives it a matrix of its own, as v1.1's files have."""
     sizes = {"d_model": 20, "d_kv": 6, "d_ff": 28, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 5}
     buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
-    config = transformers.T5Config(vocab_size=VOCABULARY, n_positions=40, **{**sizes, **buckets, **values})
-    reference = transformers.T5ForConditionalGeneration(config)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=VOCABULARY, n_positions=40, **{**sizes, **buckets, **values}
+    )
+    reference: Any = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     if untied:
         reference.lm_head.weight = nn.Parameter(torch.empty(VOCABULARY, 20))
     return reference
@@ -77,6 +79,16 @@ def test_t5_v1_1_without_an_output_in_its_file_is_tied_and_unscaled(tmp_path: Pa
     reference = t5(tie_word_embeddings=False)
     _, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])
     assert foreign.model.tie.output and foreign.model.heads[0].scale == "none"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("untied", [False, True], ids=["tied", "untied"])
+def test_mt5_is_t5_v1_1_that_never_scales(tmp_path: Path, untied: bool) -> None:
+    inputs = batch(source=39, target=31)
+    reference = t5(name="MT5", untied=untied)
+    _, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"], model_type="mt5")
+    head = foreign.model.heads[0]
+    assert (foreign.model.tie.output, getattr(head, "scale", None)) == (not untied, "none")
+    assert foreign.model.encoder and foreign.model.encoder.feedforward.gated
 
 
 # --- BART and its family ----------------------------------------------------------------------------------------------
@@ -146,6 +158,9 @@ def test_a_classifier_that_reads_the_decoder_at_the_last_end_of_sequence(tmp_pat
     shifted = torch.cat([torch.full((3, 1), 2), source[:, :-1]], dim=1)
     ours = theirs | {"decoder_input_ids": shifted, "decoder_attention_mask": mask}
     model, foreign = assert_parity(reference, ours, tmp_path, their_inputs=theirs)
+    del ours["decoder_attention_mask"]  # the source's mask says where the shifted source ends
+    with torch.no_grad():
+        assert_agree(model(**ours).logits.view(3, -1), reference(**theirs).logits)
     context = ObjectiveContext(SpecialIds(pad=1), seq_len=24, target=DecoderTokens(start=2, eos=2))
     texts = [Example(row[real.bool()].numpy()) for row, real in zip(source, mask, strict=True)]
     made = Classification(ClassificationOptions(), context).collate(texts, rng=np.random.default_rng(0))

@@ -56,7 +56,7 @@ def plain_mask(options: SlidingWindowOptions, reach: AttentionContext, batch: in
             i = keys - queries + t
             for j in range(keys):
                 steps, rest = divmod(abs(i - j), options.dilation)
-                seen = (rest == 0 and steps <= options.window // 2) or i in chosen or j in chosen
+                seen = (rest == 0 and steps <= options.reach(causal=reach.causal)) or i in chosen or j in chosen
                 seen = seen and real[j] and not (reach.causal and j > i)
                 if reach.document_ids is not None:
                     seen = seen and bool(reach.document_ids[row, i] == reach.document_ids[row, j])
@@ -124,7 +124,7 @@ def test_shared_key_heads_and_other_value_sizes(
     kv_heads: int, value_dim: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "GROUP_ELEMENTS", groups)
-    mechanism = make(sizes={"kv_heads": kv_heads, "value_dim": value_dim}, global_tokens=2)
+    mechanism = make(causal=True, sizes={"kv_heads": kv_heads, "value_dim": value_dim}, global_tokens=2)
     reach = context_of(41, True, padding(41, "left"))
     inputs = tensors(41, kv_heads=kv_heads, value_dim=value_dim)
     expected = naive(*inputs, plain_mask(mechanism.options, reach, 2, 41, 41))
@@ -267,7 +267,7 @@ def test_a_step_reads_the_window_alone() -> None:
     mechanism = make(causal=True, global_tokens=1)
     q, k, v = (x.detach() for x in tensors(1, keys=60))
     for x in (k, v):
-        x[:, :, 1:55] = float("nan")
+        x[:, :, 1:51] = float("nan")
     assert mechanism(q, k, v, **call_of(context_of(1, True, keys=60)))[0].isfinite().all()
 
 
@@ -311,7 +311,7 @@ def test_flex_has_the_same_pattern(causal: bool) -> None:
     options = SlidingWindowOptions(window=8, dilation=2, global_tokens=1)
     reach = context_of(40, causal, padding(40, "left"))
     q, k, v = (x.detach() for x in tensors(40))
-    rule = flex_rule(options, global_tokens(options, reach), start=0)
+    rule = flex_rule(options.reach(causal=reach.causal), options.dilation, global_tokens(options, reach), start=0)
     found = attend_flex(AttentionInputs(q, k, v, reach, SCALE), rule)
     torch.testing.assert_close(found, naive(q, k, v, plain_mask(options, reach, 2, 40, 40)), atol=1e-5, rtol=0)
 
@@ -331,9 +331,7 @@ def test_flex_refuses_dropout_and_bias(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("values", "words"), [
-    ({"window": 7}, "window: expected an even number, found 7"),
     ({"window": 0}, "window must be greater than 0, found 0"),
-    ({"window": 256, "block": 48}, "block: 48 does not divide half of window, 128"),
     ({"dilation": 0}, "dilation must be greater than 0, found 0"),
     ({"global_tokens": -1}, "global_tokens must be at least 0, found -1"),
     ({"global_projections": True, "qk_norm": True}, "global_projections: not defined together with qk_norm"),
@@ -341,6 +339,22 @@ def test_flex_refuses_dropout_and_bias(change: dict[str, Any]) -> None:
 def test_options_that_contradict_each_other_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words}"):
         SlidingWindowOptions(**values)
+
+
+@pytest.mark.parametrize(("causal", "values", "words"), [
+    (False, {"window": 7}, r"window: expected an even number in an encoder \(half on each side\), found 7"),
+    (False, {"window": 256, "block": 48}, "block: 48 does not divide the 128 keys of a side of the window"),
+    (True, {"window": 25, "block": 4}, "block: 4 does not divide the 25 keys of a side of the window"),
+])  # fmt: skip
+def test_a_window_that_does_not_fit_its_stack_is_refused(causal: bool, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}"):
+        make(causal=causal, **values)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_counts_the_visible_keys_beside_the_own_in_encoder_and_decoder(causal: bool) -> None:
+    mask = make(causal=causal, window=6).visible_mask(context_of(40, causal))
+    assert mask.sum(dim=-1)[0, 0, 10:30].tolist() == [7] * 20
 
 
 def test_the_cost_is_that_of_the_window() -> None:

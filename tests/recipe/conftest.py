@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer.recipe import presets
+from tformer import shipped
 
 MODEL = """\
 model:
@@ -38,7 +38,7 @@ def own_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = folder / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(presets, "preset_folder", lambda: folder)
+    monkeypatch.setattr(shipped, "preset_folder", lambda: folder)
     return folder
 
 

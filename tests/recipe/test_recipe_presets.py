@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import tformer
+from tformer import shipped
 from tformer.errors import InputError
-from tformer.recipe import DEFAULT_PRESETS, list_presets, load_recipe, preset_summary, presets
+from tformer.recipe import DEFAULT_PRESETS, list_presets, load_recipe, preset_summary
 from tformer.recipe.recipe import Recipe
 
 SHIPPED = [(arch, preset) for arch, names in list_presets().items() for preset in names]
@@ -39,7 +40,7 @@ def test_presets_are_found_inside_an_installed_package_first(tmp_path: Path, mon
         folder.mkdir(parents=True)
     (package / "configs" / "gpt" / "mine.yaml").write_text("# Mine\nmodel: {decoder: {}}\n")
     monkeypatch.setattr(tformer, "__file__", str(package / "__init__.py"))
-    assert presets.preset_folder() == package / "configs"
+    assert shipped.preset_folder() == package / "configs"
     assert list_presets() == {"gpt": ["mine"]}
     assert preset_summary("gpt", "mine") == "Mine"
 

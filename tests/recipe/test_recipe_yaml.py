@@ -14,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.errors import InputError
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.recipe import SCHEMA_VERSION, Recipe, json_schema, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.load import MIGRATIONS, migrate, recipe_to_data
+from tformer.recipe.load import recipe_to_data
+from tformer.recipe.migrations import MIGRATIONS, migrate
+from tformer.recipe.model import layer_sections
 from tformer.recipe.schema import all_sections, fields_of
 from tformer.recipe.yaml_text import MAX_BYTES, parse_value, parse_yaml, read_yaml, resolve_scalar, to_yaml
 
@@ -193,7 +196,11 @@ def test_what_is_written_means_the_same_to_other_yaml_readers(value: dict[str, A
 
 FIXTURES = Path(__file__).parent / "fixtures"
 # A fixture is what a released version wrote: it never changes. A new schema adds a file and a row.
-FROZEN = {1: "af21ccc60fc8a112fe8bf097f63a480392c85ee92d7b4e392d94237ce1768025"}
+FROZEN = {
+    1: "af21ccc60fc8a112fe8bf097f63a480392c85ee92d7b4e392d94237ce1768025",
+    2: "46e59e8ca59f32708966b90182137be1160a18dc3a0c3de1a893693045d12bd5",
+}
+WINDOWS = "e3514fd3d1dc7cdf2a882aee50908cc7e7723d23275cc106943100e7388b9bbc"
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
@@ -221,6 +228,39 @@ def test_the_values_of_schema_1_keep_their_meaning() -> None:
     assert recipe.tokenizer.train.model == "unigram"
 
 
+def test_a_decoder_of_schema_1_sees_the_same_keys_with_half_the_window() -> None:
+    """Windows of decoders were twice the number of visible keys; those of encoders were and are that number."""
+    raw = (FIXTURES / "schema-1-windows.yaml").read_bytes()
+    assert hashlib.sha256(raw).hexdigest() == WINDOWS, "frozen fixtures are never edited"
+    decoder = recipe_from_yaml(raw.decode(), name="schema-1-windows.yaml").model.decoder
+    assert decoder is not None
+    found = [layer.attention for layer in layer_sections(decoder, path="model.decoder")]
+    assert [getattr(attention, "window", None) for attention in found] == [4, 8, None, 4]
+    reaches = [attention.reach(causal=True) for attention in found if isinstance(attention, SlidingWindowOptions)]
+    assert reaches == [4, 8, 4]  # 8 // 2, 16 // 2, 8 // 2: what a causal query of schema 1 saw before it
+
+
+@pytest.mark.parametrize(
+    ("side", "attention", "window"),
+    [
+        ("encoder", "{kind: sliding_window, window: 8}", 8),
+        ("decoder", "{kind: sliding_window, window: 8}", 4),
+        ("decoder", "{kind: sliding_window}", 128),
+        ("encoder", "{kind: sliding_window}", 256),
+    ],
+)
+def test_windows_of_schema_1_are_read(side: str, attention: str, window: int) -> None:
+    text = f"schema: 1\nmodel: {{{side}: {{attention: {attention}}}}}\n"
+    stack = getattr(recipe_from_yaml(text, name="my.yaml").model, side)
+    assert stack.attention.window == window
+
+
+def test_a_recipe_without_a_schema_is_of_the_newest() -> None:
+    text = "model: {decoder: {attention: {kind: sliding_window, window: 7}}}\n"
+    stack = recipe_from_yaml(text, name="my.yaml").model.decoder
+    assert stack is not None and stack.attention == SlidingWindowOptions(window=7)
+
+
 def test_every_step_has_a_migration() -> None:
     assert set(MIGRATIONS) == set(range(1, SCHEMA_VERSION))
     assert set(FROZEN) == set(range(1, SCHEMA_VERSION + 1))
@@ -231,20 +271,20 @@ def test_migrations_run_one_after_another() -> None:
         1: lambda data: {"b" if key == "a" else key: value for key, value in data.items()},
         2: lambda data: {**data, "c": data["b"] + 1},
     }
-    assert migrate({"a": 1}, name="x", migrations=steps, to=3) == {"b": 1, "c": 2, "schema": 3}
+    assert migrate({"a": 1, "schema": 1}, name="x", migrations=steps, to=3) == {"b": 1, "c": 2, "schema": 3}
     assert migrate({"b": 5, "schema": 2}, name="x", migrations=steps, to=3) == {"b": 5, "c": 6, "schema": 3}
     assert migrate({"b": 5, "c": 0, "schema": 3}, name="x", migrations=steps, to=3) == {"b": 5, "c": 0, "schema": 3}
 
 
 def test_a_newer_schema_says_upgrade() -> None:
-    with pytest.raises(InputError, match=r"^my\.yaml: schema: found 2, expected at most 1") as caught:
-        recipe_from_yaml("schema: 2\nmodel: {}\n", name="my.yaml")
+    with pytest.raises(InputError, match=r"^my\.yaml: schema: found 3, expected at most 2") as caught:
+        recipe_from_yaml("schema: 3\nmodel: {}\n", name="my.yaml")
     assert caught.value.hint == "upgrade tformer"
 
 
 @pytest.mark.parametrize("odd", ["0", "-1", "one", "true", "1.0", "null"])
 def test_an_odd_schema_is_refused(odd: str) -> None:
-    with pytest.raises(InputError, match=r"my\.yaml: schema: found .*, expected a number from 1 to 1"):
+    with pytest.raises(InputError, match=r"my\.yaml: schema: found .*, expected a number from 1 to 2"):
         recipe_from_yaml(f"schema: {odd}\nmodel: {{decoder: {{}}}}\n", name="my.yaml")
 
 

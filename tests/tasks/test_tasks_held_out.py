@@ -106,7 +106,7 @@ def test_train_evaluate_and_prune_agree_on_what_is_held_out(
     validated = taken("train", "--config", tmp_path / "recipe.yaml", "--out", run, *flags, *FEW_STEPS, *no_sample)
     assert validated
     assert taken("evaluate", run, *(("--no-decode",) if make is translations else ())) == validated
-    assert taken("prune", run, "--heads", "0.5", "--out", tmp_path / "pruned") == validated
+    assert taken("prune", run, "--drop-heads", "0.5", "--out", tmp_path / "pruned") == validated
     # The pruned checkpoint is measured on them as well, and trained on none of them.
     assert taken("evaluate", tmp_path / "pruned", *(("--no-decode",) if make is translations else ())) == validated
 

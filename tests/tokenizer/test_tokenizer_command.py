@@ -89,7 +89,7 @@ def test_invalid_utf8_is_refused_or_replaced(tmp_path, monkeypatch):
     with pytest.raises(TformerError, match=r"bad\.txt") as caught:
         run("bad.txt", "--model", "char")
     assert caught.value.exit_code == 2 and not (tmp_path / "tokenizer.json").exists()
-    run("bad.txt", "--model", "char", "--errors", "replace")
+    run("bad.txt", "--model", "char", "--invalid-utf8", "replace")
     assert Tokenizer.load("tokenizer.json").token_id("\ufffd") is not None
 
 
@@ -109,7 +109,7 @@ MISTAKES = [
         ("--model", "bpp", "bpe"),
         ("--template", "brt", "bert"),
         ("--unicode", "nfx", "nfc"),
-        ("--errors", "x", "replace"),
+        ("--invalid-utf8", "x", "replace"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(corpus, flag, value, choice):

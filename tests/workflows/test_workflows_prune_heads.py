@@ -239,7 +239,7 @@ def test_measuring_leaves_no_trace_in_the_model(tmp_path: Path) -> None:
 )
 def test_heads_that_cannot_leave_one_by_one_are_named(text: str, message: str, tmp_path: Path) -> None:
     full = make(tmp_path / "full", text)
-    with pytest.raises(InputError, match=f"--heads: {message}"):
+    with pytest.raises(InputError, match=f"--drop-heads: {message}"):
         pruned(full, tmp_path / "small", Plan(heads="0.5"))
     assert not (tmp_path / "small").exists()
 

@@ -14,7 +14,6 @@ the time went elsewhere: starting kernels, Python, copies, activations.
 
 from __future__ import annotations
 
-import platform
 import resource
 import sys
 import time
@@ -27,30 +26,22 @@ import torch
 
 from tformer.device import (
     DTYPES,
+    device_name,
     has_bf16_instructions,
     matmul_flops_per_second,
     peak_resident_bytes,
     return_free_memory,
 )
 
-CPU_INFO = Path("/proc/cpuinfo")
-
 
 def environment_line(device: torch.device, *, dtype: str) -> str:
     """Version of PyTorch, number format, processor and threads or GPU, in one line."""
+    about = f"torch {torch.__version__}, {dtype}, {device_name(device)}"
     if device.type == "cuda":
-        return f"torch {torch.__version__}, {dtype}, {torch.cuda.get_device_name(device)}"
+        return about
     bf16 = ", bf16 instructions" if has_bf16_instructions() else ""
     threads = torch.get_num_threads()
-    return f"torch {torch.__version__}, {dtype}, {_processor()}, {threads} thread{'s' * (threads != 1)}{bf16}"
-
-
-def _processor() -> str:
-    if CPU_INFO.exists():
-        for line in CPU_INFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return f"{about}, {threads} thread{'s' * (threads != 1)}{bf16}"
 
 
 CLEAR_REFS = Path("/proc/self/clear_refs")

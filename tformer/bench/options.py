@@ -171,7 +171,7 @@ class TranslateOptions(SpeedOptions):
 
     length: Annotated[int | None, WORK("--source-length", metavar="T", help="Tokens of a source.")] = None
     new_tokens: NewTokens = 30
-    beam: Annotated[int, WORK("--beam", metavar="B", help="Hypotheses.")] = 4
+    beam_size: Annotated[int, WORK("--beam-size", metavar="B", help="Hypotheses.")] = 4
     sentences: Annotated[int, WORK("--sentences", metavar="N", help="Sources of a round.")] = 64
     quantize: Quantize = "none"
     products: ProductOptions = ProductOptions()
@@ -236,7 +236,9 @@ class AttentionOptions:
         ),
     ] = None
     batch_size: Annotated[int, WORK("--batch-size", help="Sequences at once.")] = 1
-    heads: Annotated[int | None, WORK("--heads", help="Number of attention heads. Default: 4, or the model's.")] = None
+    heads: Annotated[int | None, WORK("--num-heads", help="Number of attention heads. Default: 4, or the model's.")] = (
+        None
+    )
     head_dim: Annotated[int | None, WORK("--head-dim", help="Size of a head. Default: 64, or the model's.")] = None
     sets: Annotated[
         tuple[str, ...],
@@ -272,7 +274,7 @@ class AttentionOptions:
         """Raise InputError for what can be refused before anything is loaded."""
         require_positive(
             batch_size=self.batch_size,
-            heads=self.heads,
+            num_heads=self.heads,
             head_dim=self.head_dim,
             repeats=self.repeats,
             max_seconds=self.max_seconds,
@@ -302,12 +304,12 @@ class QualityOptions:
     target: Annotated[
         float | None,
         WORK(
-            "--target",
+            "--target-loss",
             metavar="LOSS",
             help="Stop at the first validation that reaches this loss. Default: train to the end.",
         ),
     ] = None
-    seeds: Annotated[str, WORK("--seeds", metavar="N,N,...", help="Random seeds; one training for each.")] = "1,2,3"
+    seeds: Annotated[str, WORK("--seed", metavar="N,N,...", help="Random seeds; one training for each.")] = "1,2,3"
     threads: Threads = None
     device: Device = "auto"
     max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of one training.")] = 3600.0
@@ -320,7 +322,7 @@ class QualityOptions:
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:
-        return whole_numbers("--seeds", self.seeds, least=0, most=MOST_SEED)
+        return whole_numbers("--seed", self.seeds, least=0, most=MOST_SEED)
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
@@ -332,7 +334,7 @@ class QualityOptions:
                 f"{missing}: found none, expected a file with text", hint="--data train.txt --valid val.txt"
             )
         if self.target is not None and not (isfinite(self.target) and self.target > 0):
-            raise InputError(f"--target: found {self.target}, expected a loss above 0")
+            raise InputError(f"--target-loss: found {self.target}, expected a loss above 0")
 
 
 @dataclass(frozen=True)

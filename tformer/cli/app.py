@@ -10,6 +10,7 @@ import atexit
 import errno
 import gc
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ import typer
 from rich.markup import escape
 
 from tformer import __version__
+from tformer.cli.completion import words_to_complete
+from tformer.cli.help import fit_help
 from tformer.cli.report import console, spinner
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
@@ -54,7 +57,9 @@ COMMANDS = {
     "train": Command(
         TRAIN, "train", "Train a Transformer from scratch, fine-tune another run's weights, or resume a run."
     ),
-    "config": Command(TRAIN, "config", "Show, validate and list recipes, the files that define a run.", is_group=True),
+    "config": Command(
+        TRAIN, "config", "Show, validate, explain and list recipes, the files that define a run.", is_group=True
+    ),
     "average": Command(
         TRAIN,
         "average",
@@ -128,6 +133,21 @@ def _listed_only() -> None:
     """Placeholder for a command that is only listed in `--help`."""
 
 
+RENAMED = {
+    "bench attention": {"--heads": "--num-heads"},
+    "bench quality": {"--seeds": "--seed", "--target": "--target-loss"},
+    "bench translate": {"--beam": "--beam-size"},
+    "classify": {"--errors": "--invalid-utf8", "--top": "--top-k"},
+    "evaluate": {"--errors": "--mistakes"},
+    "generate": {"--errors": "--invalid-utf8"},
+    "inspect": {"--layout": "--draw"},
+    "prune": {"--heads": "--drop-heads"},
+    "train": {"--errors": "--invalid-utf8"},
+    "train-tokenizer": {"--errors": "--invalid-utf8"},
+    "viz-pe": {"--heads": "--num-heads"},
+}
+"""New names of flags by command and former name: each of those meant something else in another command."""
+
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
 INTERRUPTED = 130  # exit code: 128 + SIGINT
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
@@ -150,15 +170,25 @@ def root(
     """Options of the program itself."""
 
 
+FIRST_STEPS = "\n\n".join(
+    (
+        "First steps: train a small GPT on text that this machine has, let it write, and see what its heads attend to.",
+        "`tformer train --arch gpt --max-minutes 2`",
+        '`tformer generate --prompt "The function returns"`',
+        '`tformer viz-attention --text "The function returns a list."`',
+    )
+)
+
+
 def make_app(words: Sequence[str]) -> typer.Typer:
     """The Typer program: all commands in its help, and the options of the command called by `words`."""
     app = typer.Typer(
         name="tformer",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Train, run and look inside every classical Transformer. `tformer COMMAND --help` shows examples.",
+        epilog=FIRST_STEPS,
     )
     app.callback()(root)
     add_commands(app, words)
@@ -176,8 +206,10 @@ def main(arguments: list[str] | None = None) -> None:
     _replace_closed_streams()
     _tolerate_any_locale()
     try:
+        program = typer.main.get_command(make_app(words_to_complete() or words))
+        fit_help(program, shutil.get_terminal_size().columns)
         with spinner.shown() if "-" not in words else nullcontext():  # what is typed on a terminal is echoed there
-            code = make_app(words)(words, prog_name="tformer", standalone_mode=False)
+            code = program(words, prog_name="tformer", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer makes this exit code, without a message, of a KeyboardInterrupt
             raise KeyboardInterrupt
@@ -207,6 +239,11 @@ def report(error: Exception, words: Sequence[str] = ()) -> int:
     if hasattr(error, "format_message"):  # typer's own usage errors
         context = getattr(error, "ctx", None)
         command = _command_of(words) if context is None else context.command_path
+        former_name = getattr(error, "option_name", "")
+        new_name = RENAMED.get(command.removeprefix("tformer "), {}).get(former_name)
+        if new_name is not None:
+            _print_error(f"{former_name} of {command} is now {new_name}", f"see '{command} --help'")
+            return 2
         # typer's message is empty when no command was given; its checks by pydantic begin with "Value error".
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "") or "no command was given"
         _print_error(message, f"see '{command} --help'")

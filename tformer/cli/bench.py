@@ -81,7 +81,7 @@ def generate(options: GenerateOptions) -> None:
 @app.command(
     epilog=examples(
         "`tformer bench translate --preset base --set model.vocab_size=16000 --peer ctranslate2`",
-        "`tformer bench translate --preset tiny --batch-size 64 --beam 1 --quantize none,int8 --json`",
+        "`tformer bench translate --preset tiny --batch-size 64 --beam-size 1 --quantize none,int8 --json`",
         "`tformer bench translate --run runs/transformer-tiny-1 --peer transformers --peer-precision bf16`",
     )
 )
@@ -236,9 +236,9 @@ def attention(options: AttentionOptions) -> None:
 
 @app.command(
     epilog=examples(
-        "`tformer bench quality --preset char-12s --data train.txt --valid val.txt --target 1.88`",
-        "`tformer bench quality --preset char-6m --data train.txt --valid val.txt --target 1.4697 --seeds 1,2,3`",
-        "`tformer bench quality --preset char --data train.txt --valid val.txt --target 1.4697 --device cuda --json`",
+        "`tformer bench quality --preset char-12s --data train.txt --valid val.txt --target-loss 1.88`",
+        "`tformer bench quality --preset char-6m --data train.txt --valid val.txt --target-loss 1.4697 --seed 1,2,3`",
+        "`tformer bench quality --data train.txt --valid val.txt --target-loss 1.4697 --device cuda --json`",
     )
 )
 @takes_options

@@ -25,7 +25,7 @@ TRAIN = "train --arch bert --data FILE (or of images: --arch vit)"
 
 EPILOG = examples(
     '`tformer classify --text "Who wrote Hamlet ?"`',
-    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top 3`",
+    "`tformer classify runs/bert-tiny-1 --input texts.txt --output labels.tsv --top-k 3`",
     "`tformer classify runs/vit-mnist-1 --image three.png --json`",
 )
 
@@ -34,7 +34,7 @@ EPILOG = examples(
 def classify(options: ClassifyOptions) -> None:
     """Label texts, pairs of texts or images with a trained model, one line of output for each, in order.
 
-    A line holds the label and its probability, separated by a tab (with --top K: the K best labels, each followed by
+    A line holds the label and its probability, separated by a tab (with --top-k K: the K best labels, each followed by
     its probability). Multi-label models give the labels above the threshold, joined by commas; regressions give the
     score. An empty line is classified like any other.
     """
@@ -98,7 +98,7 @@ class _Session:
             pairs=True if options.text2_column is not None else self.classifier.reads_pairs,
             columns=options.columns(self.classifier.columns),
             by_column=options.text_column is not None or options.text2_column is not None,
-            errors=options.errors,
+            errors=options.invalid_utf8,
             on_note=lambda note: show_notes([note]),
         )
 
@@ -118,7 +118,7 @@ class _Session:
                 yield self.classifier.scores(part), part.places
         else:
             number = 1
-            for places in line_blocks(source, errors=self.options.errors, size=BLOCK_IMAGES):
+            for places in line_blocks(source, errors=self.options.invalid_utf8, size=BLOCK_IMAGES):
                 lines = [f"{name_of(source)}:{number + index}" for index in range(len(places))]
                 yield self.classifier.classify_images([Path(place) for place in places], named_in=lines), places
                 number += len(places)

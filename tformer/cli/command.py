@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from tformer.cli.completion import completer
 from tformer.errors import InputError
 from tformer.options import Option
 
@@ -58,6 +59,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         "metavar": declared.metavar,
         "rich_help_panel": declared.panel,
         "show_default": declared.show_default,
+        "autocompletion": completer(declared.flags, declared.metavar),
     }
     info = typer.Option(*declared.flags, **shown) if declared.flags else typer.Argument(**shown)
     return inspect.Parameter(

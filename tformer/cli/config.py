@@ -1,25 +1,42 @@
-"""`tformer config`: show, validate and list recipes, and print their JSON schema."""
+"""`tformer config`: show, validate, explain and list recipes, and print their JSON schema."""
 
 from __future__ import annotations
 
+import json
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tformer.cli.command import examples
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes
+from tformer.cli.completion import completer
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes, terminal_width
 from tformer.errors import InputError
+
+if TYPE_CHECKING:
+    from tformer.recipe.explain import Explanation
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Show, validate and list recipes, the files that define a run.",
+    help="Show, validate, explain and list recipes, the files that define a run.",
     epilog=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 
-Arch = Annotated[str | None, typer.Option(help="Family, for example gpt or llama.")]
-Preset = Annotated[str | None, typer.Option(help="A shipped recipe of that family; see `config list`.")]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", help="Family, for example gpt or llama.", autocompletion=completer(["--arch"], None)),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="A shipped recipe of that family; see `config list`.",
+        autocompletion=completer(["--preset"], None),
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe; may be repeated."),
@@ -39,15 +56,22 @@ def show(
     file: Annotated[Path | None, typer.Argument(help="A recipe file.")] = None,
     arch: Arch = None,
     preset: Preset = None,
+    objective: Annotated[
+        str | None, typer.Option(help="What the model learns, as for `tformer train`; it gets the head that it needs.")
+    ] = None,
     set_: Sets = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value beside it.")] = False,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Print the resolved recipe as YAML: defaults < preset < file < --set."""
+    """Print the resolved recipe as YAML: defaults < preset < file < --objective < --set."""
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
+    from tformer.training.options import TrainOptions
 
-    resolved = load_recipe(arch=arch, preset=preset, config=file, sets=set_ or (), device=_device_kind(device))
+    flags = TrainOptions(objective=objective).recipe_values()
+    resolved = load_recipe(
+        arch=arch, preset=preset, config=file, flags=flags, sets=set_ or (), device=_device_kind(device)
+    )
     show_notes(f"note: {note}" for note in resolved.notes)
     if json_:
         emit_json({"recipe": recipe_to_data(resolved.recipe), "origins": resolved.origins, "notes": resolved.notes})
@@ -91,6 +115,40 @@ def validate(
 
 @app.command(
     epilog=examples(
+        "`tformer config explain model.encoder.norm.place`",
+        "`tformer config explain model.decoder.positions training.precision`",
+        "`tformer config explain`",
+    )
+)
+def explain(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Keys with dots: model.encoder.norm.place. Default: list all keys."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Explain keys of the recipe: type, default, meaning, papers, and the presets that set them."""
+    from tformer.recipe.explain import explain, explained_keys, preset_values
+
+    if not keys:
+        if json_:
+            emit_json(dict(explained_keys()))
+        else:
+            emit_lines(_in_columns(key, meaning) for key, meaning in explained_keys())
+        return
+    explained = [(explain(key), preset_values(key)) for key in keys]
+    if json_:
+        emit_json([{"explanations": [one.to_json() for one in ones], "presets": sets} for ones, sets in explained])
+        return
+    for ones, sets in explained:
+        for one in ones:
+            emit_lines(_in_columns(label, text) for label, text in _facts(one))
+        emit_lines(_in_columns("presets", f"{value}: {', '.join(names)}") for value, names in sets.items())
+        emit("")
+
+
+@app.command(
+    epilog=examples(
         "`tformer config schema`",
         "`tformer config schema > recipe.schema.json`",
         "`tformer config schema | python -m json.tool`",
@@ -114,7 +172,7 @@ def schema() -> None:
 def list_(arch: Arch = None, json_: Json = False) -> None:
     """List the shipped presets and their purpose."""
     from tformer.errors import did_you_mean
-    from tformer.recipe import list_presets, preset_summary
+    from tformer.shipped import list_presets, preset_summary
 
     presets = list_presets()
     if arch is not None and arch not in presets:
@@ -125,6 +183,36 @@ def list_(arch: Arch = None, json_: Json = False) -> None:
         emit_json(rows)
         return
     emit_lines(aligned([(f"{row['arch']}/{row['preset']}", row["summary"]) for row in rows]))
+
+
+def _facts(one: Explanation) -> Iterator[tuple[str, str]]:
+    """(label, text) of everything that is known of a key."""
+    from tformer.recipe.schema import MISSING
+
+    yield one.path, ""
+    if one.kinds:
+        yield "of kind", ", ".join(one.kinds)
+    yield "type", one.type
+    yield "default", "none: it must be given" if one.default is MISSING else json.dumps(one.default)
+    if one.meaning:
+        yield "meaning", one.meaning
+    yield from (("kind", f"{kind}: {meaning}") for kind, meaning in one.choices.items())
+    if one.keys:
+        yield "keys", ", ".join(one.keys)
+    yield from (("paper", f"https://arxiv.org/abs/{paper}") for paper in one.papers)
+
+
+LABEL = 10  # columns
+
+
+def _in_columns(label: str, text: str) -> str:
+    """A label and a text beside it, or below it where the label is long; wrapped on a terminal."""
+    start = f"{label:<{LABEL}}" if len(label) < LABEL else f"{label}\n{'':<{LABEL}}"
+    if not text:
+        return label
+    width = terminal_width()
+    body = [text] if width is None else textwrap.wrap(text, max(width - LABEL, LABEL), break_on_hyphens=False)
+    return start + f"\n{'':<{LABEL}}".join(body)
 
 
 def _device_kind(device: str) -> str:

@@ -10,7 +10,7 @@ from tformer.evaluation.options import EvaluationOptions
 EPILOG = examples(
     "`tformer evaluate --data valid.txt`",
     "`tformer evaluate runs/gpt-tiny-1 --data valid.txt --stride 32 --checkpoint latest`",
-    "`tformer evaluate runs/bert-tiny-1 --data test.tsv --errors mistakes.tsv --json`",
+    "`tformer evaluate runs/bert-tiny-1 --data test.tsv --mistakes mistakes.tsv --json`",
     "`tformer evaluate runs/transformer-tiny-1 --source test.en --target test.de --beam-size 5 --lowercase`",
     "`tformer evaluate runs/gpt-tiny-1 --score --source prompts.txt --target continuations.txt`",
 )

@@ -23,7 +23,7 @@ def generate(options: GenerateOptions) -> None:
     """Continue or translate a text, or each line of a file, with a trained model.
 
     Options without a default take their value from the model's recipe. A prompt is printed with its continuation; with
-    --input only the completions are printed, one per line, with newlines written as \\\\n. An empty prompt starts from
+    --input only the completions are printed, one per line, with newlines written as `\\n`. An empty prompt starts from
     the model's start token.
 
     An encoder-decoder (transformer, T5, BART) turns each source into a target. It uses beam search with the recipe's

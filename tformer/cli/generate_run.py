@@ -109,7 +109,7 @@ class SamplingSession:
     def answer_lines(self, path: str) -> None:
         """Each line of a file or of standard input: one line of output."""
         size = self.options.texts_at_once(encoder_decoder=False)
-        for window in prompt_windows(path, errors=self.options.errors, batch_size=size):
+        for window in prompt_windows(path, errors=self.options.invalid_utf8, batch_size=size):
             results = self._write(window.sources, first_row=window.first)
             if self.flag.should_stop():
                 raise self.flag.interrupted(f"interrupted after {window.first} prompts")
@@ -195,10 +195,10 @@ class SearchSession:
     def _windows(self, path: str) -> Iterator[LineWindow]:
         options, searcher = self.options, self.searcher
         if searcher.reader is None:
-            return prompt_windows(path, errors=options.errors, batch_size=searcher.batch_size)
+            return prompt_windows(path, errors=options.invalid_utf8, batch_size=searcher.batch_size)
         return source_windows(
             path,
-            errors=options.errors,
+            errors=options.invalid_utf8,
             batch_size=searcher.batch_size,
             reader=searcher.reader,
             task_prefix=searcher.task_prefix,
@@ -259,7 +259,7 @@ class MaskFiller:
             return
         path = self.options.input_path
         assert path is not None
-        lines = (line for block in line_blocks(path, errors=self.options.errors, size=1) for line in block)
+        lines = (line for block in line_blocks(path, errors=self.options.invalid_utf8, size=1) for line in block)
         for index, line in enumerate(lines):
             try:
                 masks = self._candidates(line)

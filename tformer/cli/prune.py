@@ -61,7 +61,7 @@ EPILOG = examples(
     "`tformer prune runs/gpt-char-1 --rate 0.5 --out runs/gpt-half`",
     "`tformer prune runs/bert-tiny-1 --keep 3 --strategy search --max-examples 500 --out runs/bert-3`",
     "`tformer prune runs/transformer-tiny-1 --drop-layers 1,3 --stack encoder --out runs/shallow`",
-    "`tformer prune runs/bert-tiny-1 --heads 0.3 --heads-per-layer free --out runs/fewer-heads --json`",
+    "`tformer prune runs/bert-tiny-1 --drop-heads 0.3 --heads-per-layer free --out runs/fewer-heads --json`",
 )
 
 
@@ -100,7 +100,7 @@ def prune(options: PruneOptions) -> None:
 
     The result is an ordinary smaller checkpoint, for every command that takes a run (generate, evaluate, export, train
     --init-from); it has no optimizer state, so training cannot --resume from it. Models trained with LayerDrop
-    (model.<stack>.layerdrop) lose the least accuracy. The model is searched and measured on --data, by default on the
+    (`model.<stack>.layerdrop`) lose the least accuracy. The model is searched and measured on --data, by default on the
     run's validation data.
     """
     if options.out is None:

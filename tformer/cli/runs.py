@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tformer.cli.command import examples
+from tformer.cli.completion import completer
 from tformer.cli.report import aligned, emit_json, emit_lines, show_notes, terminal_width
 from tformer.errors import InputError, did_you_mean
 from tformer.formatting import as_cell, decimal_bytes, duration, short_count
@@ -81,7 +82,14 @@ def list_(
     )
 )
 def show(
-    run: Annotated[str | None, typer.Argument(help="A run, or its name under runs/; default: the newest.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run, or its name under runs/; default: the newest.",
+            autocompletion=completer([], "RUN"),
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Show one run: differences from its preset, environment, data, metrics and checkpoints."""
@@ -103,7 +111,12 @@ def show(
     )
 )
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.", show_default=False)],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Two runs or more.", show_default=False, autocompletion=completer([], "RUN")
+        ),
+    ],
     json_: Json = False,
 ) -> None:
     """Compare runs: the recipe keys that differ, side by side, then metrics, parameters, time and speed."""

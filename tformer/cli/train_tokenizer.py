@@ -37,7 +37,9 @@ class TrainTokenizerOptions:
         argument("INPUT", help="Files, folders, globs, builtin:NAME or `-` (standard input); default: built-in text."),
     ] = ()
     tokenizer: TokenizerOptions = field(default_factory=TokenizerOptions)
-    errors: Annotated[Errors, TEXT("--errors", help="Invalid UTF-8: an error, or replaced by U+FFFD.")] = "strict"
+    invalid_utf8: Annotated[Errors, TEXT("--invalid-utf8", help="Invalid UTF-8: an error, or replaced by U+FFFD.")] = (
+        "strict"
+    )
     text_column: Annotated[
         str | None, TEXT("--text-column", help="Column of csv, tsv, jsonl or parquet: name or number.")
     ] = None
@@ -61,7 +63,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
         sources = open_sources(
             [SimpleNamespace(path=path, weight=1.0) for path in options.inputs],
             columns=SimpleNamespace(text=parse_column(options.text_column)),
-            errors=options.errors,
+            errors=options.invalid_utf8,
         )
         for source in sources:
             show_notes((f"reading {source.name}", *source.notes))

@@ -89,7 +89,7 @@ class PositionsOptions:
         SIZES("--dims", metavar="N,...", help="Dimensions to draw as waves; for rope pairs, for alibi heads (from 1)."),
     ] = None
     heads: Annotated[
-        int, SIZES("--heads", metavar="H", help="Number of heads (for alibi; rope rotates d_model / H dimensions).")
+        int, SIZES("--num-heads", metavar="H", help="Number of heads (for alibi; rope rotates d_model / H dimensions).")
     ] = 8
     buckets: Annotated[int, SIZES("--buckets", metavar="N", help="t5_bias.")] = 32
     max_distance: Annotated[int, SIZES("--max-distance", metavar="N", help="t5_bias.")] = 128

@@ -246,7 +246,7 @@ def _attention_values(layer: Stack, sizes: Sizes, shape: _Shape, max_seq_len: in
     q, k = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     v, heads = sizes.num_kv_heads * sizes.value_dim, sizes.num_heads * sizes.value_dim
     values: float = sizes.d_model + q + k + v + heads + _dropped(layer.dropout, sizes.d_model)
-    values += (q + k) * (layer.attention.qk_norm + layer.positions.module.has_rotate)
+    values += (q + k) * (bool(layer.attention.qk_norm) + layer.positions.module.has_rotate)
     return values + layer.attention.saved_values(
         queries=q, keys=k, values=v, itemsize=shape.itemsize, max_seq_len=max_seq_len
     )

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tformer.device import DTYPES, has_bf16_instructions, keep_freed_memory
+from tformer.device import DTYPES, device_name, has_bf16_instructions, keep_freed_memory
 from tformer.errors import InputError, did_you_mean
 from tformer.kernels.functions import find
 from tformer.model import Transformer
@@ -111,7 +111,8 @@ def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | N
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
     if quantize == "int8" and not int8_is_possible(device):
         raise InputError(
-            f"--quantize int8 needs a CPU with 8-bit products (VNNI, AMX) and a PyTorch with oneDNN, found {device}",
+            f"--quantize int8 needs a CPU with 8-bit products (VNNI, AMX) and a PyTorch with oneDNN, found "
+            f"{device_name(device)}",
             hint="leave it out" if device.type == "cpu" else "leave it out, or use --device cpu",
         )
     if quantize == "int8" and dtype == torch.float16:

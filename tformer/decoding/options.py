@@ -79,7 +79,7 @@ class GenerateOptions:
             help="Read special tokens in a prompt (`<mask>`, `<extra_id_0>`) as special tokens, not as plain text.",
         ),
     ] = False
-    errors: Annotated[Errors, PROMPT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    invalid_utf8: Annotated[Errors, PROMPT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
     prefix: Annotated[
         str | None,
         PROMPT(

@@ -68,8 +68,8 @@ class ClassifyOptions:
         INPUT("--text-column", metavar="C", help="Column of a table, by name or number; default: as in training."),
     ] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.")] = None
-    errors: Annotated[Errors, INPUT("--errors", help="How to treat invalid UTF-8 in --input.")] = "strict"
-    top: Annotated[int | None, ANSWER("--top", metavar="K", help="Show the K most probable labels.")] = None
+    invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
+    top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,
         ANSWER(
@@ -98,7 +98,7 @@ class ClassifyOptions:
                 hint="give --text TEXT, --image FILE or --input FILE, or pipe one text a line into the command",
             )
         if self.top is not None and self.top < 1:
-            raise InputError(f"--top must be at least 1, found {self.top}")
+            raise InputError(f"--top-k must be at least 1, found {self.top}")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
         if self.batch_size is not None and self.batch_size < 1:
@@ -122,7 +122,7 @@ class ClassifyOptions:
         if self.threshold is not None and classifier.kind != "labels":
             raise InputError(f"--threshold is for multi-label models, which {path} is not")
         if self.top is not None and classifier.kind == "score":
-            raise InputError(f"--top: {path} gives a score, not labels")
+            raise InputError(f"--top-k: {path} gives a score, not labels")
 
     @property
     def run(self) -> str | None:

@@ -148,10 +148,10 @@ class EvaluationOptions(DataOptions):
             "scores a target as the continuation of its source.",
         ),
     ] = False
-    errors_file: Annotated[
+    mistakes: Annotated[
         Path | None,
         MEASURE(
-            "--errors",
+            "--mistakes",
             metavar="FILE.tsv|.jsonl",
             help="Labelled data and pairs: write what the model gets wrong, the most confident mistakes first.",
         ),
@@ -206,20 +206,20 @@ class EvaluationOptions(DataOptions):
             from tformer.metrics.text import require_tokenizer
 
             require_tokenizer(self.bleu_tokenize)
-        if self.errors_file is not None:
-            self._check_errors_file(self.errors_file)
+        if self.mistakes is not None:
+            self._check_mistakes(self.mistakes)
         check_quantize(self.quantize, self.precision)
 
-    def _check_errors_file(self, path: Path) -> None:
+    def _check_mistakes(self, path: Path) -> None:
         if path.suffix.lower() not in ENDINGS:
             invalid = str(path) in ("strict", "replace")
             raise InputError(
-                f"--errors writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'",
+                f"--mistakes writes a file that ends in {' or '.join(ENDINGS)}, found '{path}'",
                 hint="invalid UTF-8 is accepted with --invalid-utf8 replace" if invalid else None,
             )
-        require_writable(path, option="--errors")
+        require_writable(path, option="--mistakes")
         named = [name for name in (self.data, self.source, self.target) if name is not None]
-        refuse_to_replace(path, named, option="--errors")
+        refuse_to_replace(path, named, option="--mistakes")
 
 
 COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "device", "precision", "quantize"})
@@ -228,7 +228,7 @@ COMMON = frozenset({"run", "data", "batch_size", "as_json", "checkpoint", "devic
 DECODING = frozenset(
     {
         *("beam_size", "max_new_tokens", "length_penalty", "length_penalty_type", "at_limit"),
-        *("bleu_tokenize", "lowercase", "errors_file"),
+        *("bleu_tokenize", "lowercase", "mistakes"),
     }
 )
 """Options that apply only where the model decodes outputs of its own."""

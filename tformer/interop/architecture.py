@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from tformer.errors import InputError
 from tformer.interop.config import Config
-from tformer.interop.mapping import Fixed, Link, to_theirs
+from tformer.interop.mapping import Fixed, Link, both, to_theirs
 from tformer.interop.weight_files import WeightFiles
+from tformer.nn.heads import HeadOptions
 from tformer.recipe.model import Model
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file of Python that defines the classes of an architecture.
+
+    file: its name beside config.json. lacks: `path: value` of every part of a model that it does not compute.
+    """
+
+    file: str
+    lacks: Callable[[Model], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -19,16 +32,18 @@ class Architecture:
     """One `model_type`.
 
     model_type: its name in config.json.
-    classes: the classes that are read and written. The value is the kinds of tformer's heads for which `export` writes
-        this class, in order; () where several recipes lead to it and `write` decides.
+    classes: the classes that are read and written, with the kinds of tformer's heads of each, in order; () for the
+        bare body. Beside them any class may have the body's pooler.
     family: the recipe's `arch`.
     read: (config, class) -> the recipe's `model` section as plain values, with every size. It takes every key of the
         config that it knows and refuses features that tformer lacks; the caller calls `finish`.
     write: (model, class) -> this architecture's own keys of config.json, without model_type, architectures, special
         ids and labels. The model is resolved: vocabulary sizes and numbers of labels are filled in. It may write the
         nearest equivalent: the caller reads the result back and refuses any field that came out different.
-    links: (model, class) -> the whole table of weights.
-    prefix: prefix of the body's tensor names in files of one of the `classes`; files of the bare body lack it.
+    links: (model, class) -> the table of weights; `table` leaves out the heads that a model lacks.
+    prefix: prefix of the body's tensor names in files of a class with a head; files of the bare body lack it.
+    pooler: name on disk of the body's dense layer on its first vector, which classes with and without heads may have;
+        None: there is none.
     renamed: old tensor names: (pattern, replacement) of `re.sub` on the whole name.
     skipped: patterns (`re.fullmatch`) of tensors that no class here uses: buffers, and heads of other classes.
     of_files: (section as read, weight files) -> the section with the values that only the files decide.
@@ -38,6 +53,7 @@ class Architecture:
     slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: by the kind of vocabulary file.
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
         folder names.
+    code: what a folder carries to define the classes; None: transformers has them.
     ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
     """
 
@@ -48,6 +64,7 @@ class Architecture:
     write: Callable[[Model, str], dict[str, Any]]
     links: Callable[[Model, str], Sequence[Link]]
     prefix: str = ""
+    pooler: str | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     skipped: tuple[str, ...] = ()
     of_files: Callable[[dict[str, Any], WeightFiles], dict[str, Any]] | None = None
@@ -56,12 +73,56 @@ class Architecture:
     special_ids: Mapping[str, int] = field(default_factory=dict)
     slow_tokenizer: str | None = None
     own_tokenizer_rules: bool = False
+    code: Code | None = None
     ctranslate2: tuple[str, Mapping[str, bool]] | None = None
+
+    @property
+    def poolers(self) -> frozenset[str]:
+        """The names on disk that the pooler's matrix may have."""
+        name = f"{self.pooler}.weight"
+        return frozenset((name, name.removeprefix(self.prefix)) if self.pooler else ())
+
+    def section(self, config: Config, class_name: str, *, pooler: bool = False) -> dict[str, Any]:
+        """The recipe's `model` section of a class. pooler: the body's pooler is there and no head of the class."""
+        found = self.read(config, class_name)
+        heads = found["heads"] if self.classes[class_name] else []
+        if pooler:
+            config.expect("pooler_act", "tanh")
+        return found | {"heads": [*heads, *([{"kind": "pooler"}] if pooler else [])]}
+
+    def table(self, model: Model, class_name: str) -> list[Link]:
+        """The links of the model's own tensors."""
+        kinds = {head.kind for head in model.heads}
+        found = [one for one in self.links(model, class_name) if _head_of(one) is None or _head_of(one) in kinds]
+        if self.pooler is None or "pooler" not in kinds:
+            return found
+        if any(f"{self.pooler}.weight" in one.theirs for one in found):
+            raise InputError(f"model.heads: found a pooler, which {class_name} has in another head")
+        return [*found, *both("heads.pooler.pooler", self.pooler)]
+
+    def written(self, model: Model, class_name: str) -> tuple[list[Link], list[Fixed]]:
+        """Links and formulas of the tensors in a file of the class, under the names there."""
+        links, fixed = self.table(model, class_name), list(self.fixed(model, class_name))
+        if self.classes[class_name] or not self.prefix:
+            return links, fixed
+        bare = [replace(one, theirs=tuple(name.removeprefix(self.prefix) for name in one.theirs)) for one in links]
+        return bare, [replace(one, name=one.name.removeprefix(self.prefix)) for one in fixed]
 
     def tensors(self, model: Model, class_name: str, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All tensors of a file of the class, by name on disk.
 
         ours: tformer's tensors by name, without aliases of tied ones.
         """
-        made = {entry.name: entry.make() for entry in self.fixed(model, class_name) if entry.written}
-        return to_theirs(self.links(model, class_name), ours) | made
+        links, fixed = self.written(model, class_name)
+        return to_theirs(links, ours) | {entry.name: entry.make() for entry in fixed if entry.written}
+
+
+def kind_in_classes(head: HeadOptions) -> str:
+    """The kind of a head in `Architecture.classes`: a class with labels is one for classification and regression."""
+    return "classifier" if head.label_kind is not None else head.kind
+
+
+def _head_of(entry: Link) -> str | None:
+    """The kind of head that a tensor belongs to; None: of the body."""
+    part, _, rest = entry.ours.partition(".")
+    return rest.partition(".")[0] if part == "heads" else None

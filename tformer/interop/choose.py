@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from tformer.errors import InputError, did_you_mean
-from tformer.interop.architecture import Architecture
+from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
 from tformer.interop.equivalences import Step, step_for
 from tformer.nn.positions.base import LearnedOptions
-from tformer.recipe.model import Model, Stack
+from tformer.recipe.model import Model, Stack, layer_sections
 
 OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
 
@@ -28,13 +28,15 @@ OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop"
 NOWHERE: tuple[tuple[str, Any], ...] = (
     (r"model\.embedding\.fixnorm", True),
     (r"model\.(encoder|decoder)\.positions\.layout", "fairseq"),
-    (r"model\.(encoder|decoder)\.attention\.qk_norm", True),
+    (r"model\.encoder\.attention\.qk_norm", True),
     (r"model\.(encoder|decoder)\.feedforward\.activation", "relu2"),
     (r"model\.heads\.\w+\.pooling", "mean"),
+    (r"model\.heads\.\w+\.pooling", "max"),
 )
 # The kinds that some class has; a model with another kind is refused by its name.
 KNOWN_KINDS: tuple[tuple[str, frozenset[str]], ...] = (
-    (r"model\.(encoder|decoder)\.attention\.kind", frozenset({"full"})),
+    (r"model\.encoder\.attention\.kind", frozenset({"full"})),
+    (r"model\.decoder\.attention\.kind", frozenset({"full", "sliding_window"})),
     (r"model\.(encoder|decoder)\.norm\.kind", frozenset({"layernorm", "rmsnorm"})),
     (
         r"model\.(encoder|decoder)\.positions\.kind",
@@ -51,7 +53,9 @@ def canonical(model: Model) -> dict[str, Any]:
     for side in ("encoder", "decoder"):
         stack: Stack | None = getattr(model, side)
         if stack is not None:
-            data[side] = _stack(model, stack, data[side])
+            layers = [_stack(model, layer) for layer in layer_sections(stack, path=f"model.{side}")]
+            others = {str(number): layer for number, layer in enumerate(layers) if layer != layers[0]}
+            data[side] = {**layers[0], "layers": others}
     del data["embedding"]["dropout"]
     if data["embedding"]["size"] == model.d_model:
         data["embedding"]["size"] = None
@@ -99,7 +103,12 @@ def unknown_anywhere(model: Model) -> list[tuple[str, Any]]:
         if any(value == odd and re.fullmatch(pattern, path) for pattern, odd in NOWHERE)
         or any(value not in kinds and re.fullmatch(pattern, path) for pattern, kinds in KNOWN_KINDS)
     ]
-    return found + [(f"model.{side}.layers", stack.layers) for side, stack in model.stacks.items() if stack.layers]
+    # Layers may differ in their kind of attention alone, which some classes have.
+    return found + [
+        (f"model.{side}.layers", stack.layers)
+        for side, stack in model.stacks.items()
+        if any(layer.keys() != {"attention"} for layer in stack.layers.values())
+    ]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -110,14 +119,19 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(inner, f"{path}.{key}")
 
 
-def _stack(model: Model, stack: Stack, data: dict[str, Any]) -> dict[str, Any]:
+def _stack(model: Model, stack: Stack) -> dict[str, Any]:
+    """The canonical form of one layer of a stack."""
     width = model.d_model if stack.d_model is None else stack.d_model
     size = width // stack.num_heads if stack.head_dim is None else stack.head_dim
-    data = {key: value for key, value in data.items() if key not in OF_TRAINING}
+    data = stack.model_dump(mode="json", exclude={*OF_TRAINING, "layers"})
     data |= {"d_model": width, "head_dim": size, "value_dim": stack.value_dim or size}
     data["num_kv_heads"] = stack.num_kv_heads or stack.num_heads
     if data["attention"]["scale"] == "auto":
         data["attention"]["scale"] = size**-0.5
+    if not data["attention"]["qk_norm"]:
+        del data["attention"]["qk_norm_eps"]
+    if data["attention"]["kind"] == "sliding_window":
+        del data["attention"]["block"], data["attention"]["implementation"]  # ways of computing the same
     if data["feedforward"]["d_ff"] is None:
         data["feedforward"]["d_ff"] = 4 * width
     if stack.norm.kind != "layernorm" or not stack.norm.learned:
@@ -172,7 +186,7 @@ def choose_class(
     Args:
         model: resolved (vocabulary sizes and numbers of labels filled in).
         family: the recipe's `arch`, whose architectures are tried first.
-        model_type: the only one to try; None: all.
+        model_type: the only one to try; None: all that `transformers` has classes for.
         common: keys of config.json that are the same for every class, such as special ids; they go before the class's.
 
     Raises:
@@ -183,6 +197,9 @@ def choose_class(
             f"model type {model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}",
             hint=did_you_mean(model_type, list(ARCHITECTURES)),
         )
+    code = None if model_type is None else ARCHITECTURES[model_type].code
+    if code is not None and (missing := list(code.lacks(model))):
+        raise InputError(f"{code.file}, the code that export can write, lacks {'; '.join(missing)}")
     fitting: list[Choice] = []
     refusals: list[tuple[int, str, str]] = []
     for architecture, class_name in _candidates(model, family=family, model_type=model_type):
@@ -194,6 +211,25 @@ def choose_class(
     if fitting:
         return min(fitting, key=lambda choice: len(choice.steps))  # the first of equals
     raise _refusal(model, refusals, model_type)
+
+
+def choose_class_or_code(
+    model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
+) -> Choice:
+    """`choose_class`; where no class computes the model, the architecture whose folders carry code that does.
+
+    Raises InputError when that code lacks a feature too.
+    """
+    try:
+        return choose_class(model, family=family, model_type=model_type, common=common)
+    except InputError as refusal:
+        if model_type is not None:
+            raise
+        [carrying] = [name for name, one in ARCHITECTURES.items() if one.code is not None]
+        try:
+            return choose_class(model, family=family, model_type=carrying, common=common)
+        except InputError as lacking:
+            raise InputError(f"{refusal.message}; {lacking.message}") from None
 
 
 def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -220,13 +256,16 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
 
 def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tuple[Architecture, str]]:
     """The classes with the model's heads, those of the recipe's family first."""
-    # A class with labels is one for classification and regression: its config decides which of the two.
-    kinds = sorted("classifier" if head.label_kind is not None else head.kind for head in model.heads)
+    kinds = [kind_in_classes(head) for head in model.heads]
+    pooler = "pooler" in kinds
+    wanted = sorted(kind for kind in kinds if kind != "pooler")
     return [
         (architecture, class_name)
         for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)
         for class_name, heads in architecture.classes.items()
-        if sorted(heads) in (kinds, []) and model_type in (None, architecture.model_type)
+        if sorted(heads) == wanted
+        and (architecture.code is None if model_type is None else model_type == architecture.model_type)
+        and (architecture.pooler or not pooler)
     ]
 
 
@@ -259,12 +298,13 @@ def _compare(
 ) -> tuple[dict[str, Any], list[Difference]]:
     """The class's config for a model, and the differences of the model read back from it. InputError: unreadable."""
     config = architecture.write(model, class_name)
+    pooler = any(head.kind == "pooler" for head in model.heads)
     for key, value in config.items():
         if value is not None and key in common and common[key] is None:
             raise InputError(f"{class_name} needs a {key}, here {value}: the tokenizer has no such token")
     reader = Config({**label_keys(model), **config, **common}, name=f"export as {class_name}")
     try:
-        found = Model.model_validate(architecture.read(reader, class_name))
+        found = Model.model_validate(architecture.section(reader, class_name, pooler=pooler))
     except ValidationError as error:
         raise InputError(str(error.errors()[0]["msg"])) from error
     reader.finish()

@@ -93,13 +93,16 @@ def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> 
     turned = sizes.num_heads + sizes.num_kv_heads
     starts = torch.arange(turned).unsqueeze(1) * sizes.head_dim
     order = (starts + halves(sizes.head_dim)).flatten()
-    pattern = re.compile(rf"{side}\.blocks\.\d+\.self_attention\.qkv\.(weight|bias)")
+    pattern = re.compile(rf"{side}\.blocks\.\d+\.self_attention\.(qkv\.(weight|bias)|(?P<gain>[qk]_norm\.weight))")
 
-    def reordered(tensor: Tensor) -> Tensor:
+    def reordered(name: str, tensor: Tensor) -> Tensor:
+        if (found := pattern.fullmatch(name)) is None:
+            return tensor
         rest = torch.arange(len(order), tensor.shape[0])  # values are not rotated
-        return tensor.index_select(0, torch.cat([order, rest]).to(tensor.device))
+        places = halves(sizes.head_dim) if found["gain"] else torch.cat([order, rest])
+        return tensor.index_select(0, places.to(tensor.device))
 
-    return {name: reordered(tensor) if pattern.fullmatch(name) else tensor for name, tensor in weights.items()}
+    return {name: reordered(name, tensor) for name, tensor in weights.items()}
 
 
 Weights = Mapping[str, Tensor]
@@ -203,6 +206,7 @@ STEPS: tuple[tuple[str, Any, Any, Maker], ...] = (
     (rf"{SIDE}\.positions\.layout", "interleaved", "halves", _layout),
     (rf"{SIDE}\.attention\.(qkv|out)_bias", False, True, ZERO_BIAS),
     (rf"{SIDE}\.feedforward\.bias", False, True, ZERO_BIAS),
+    (rf"{SIDE}\.attention\.qk_norm", True, "learned", UNIT_GAIN),
     (rf"{SIDE}\.norm\.bias", False, True, ZERO_BIAS),
     (rf"{SIDE}\.norm\.learned", False, True, UNIT_GAIN),
     (r"model\.heads\.(lm|masked_lm)\.bias", False, True, ZERO_BIAS),

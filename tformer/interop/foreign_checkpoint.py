@@ -9,27 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.manifest import Manifest
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
 from tformer.interop.architectures.parts import label_names
 from tformer.interop.config import Config
-from tformer.interop.generation_config import generation_notes, read_generation
+from tformer.interop.generation_config import generation_document, generation_notes, read_generation
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
-from tformer.interop.read_model import CONFIG, MAX_CONFIG_BYTES, ForeignModel, read_model, recipe_of
+from tformer.interop.read_model import CONFIG, ForeignModel, read_model, recipe_of
 from tformer.interop.tokenizer_config import special_ids
 from tformer.interop.tokenizer_files import TARGET_FOLDER, TOKENIZER_JSON, FoundTokenizer, read_tokenizer
 from tformer.interop.weight_files import FileRead
 from tformer.recipe import recipe_to_yaml
 from tformer.tokenizer import Tokenizer
 
-GENERATION = "generation_config.json"
 NEEDED_IDS = ("decoder_start", "forced_bos", "eos")  # ids that decoding needs
 
 
@@ -77,6 +74,9 @@ def open_folder(
     foreign = read_model(folder, ignore=ignore)
     model, config = foreign.model, foreign.config
     notes: list[str] = []
+    named = config.get("architectures") or [foreign.class_name]
+    if named != [foreign.class_name]:
+        notes.append(f"config.json names {named[0]}; its weights are those of {foreign.class_name}, which was read")
     source = target = None
     tokenizers: list[Tokenizer] = []
     roles: Mapping[str, int] = {}
@@ -99,7 +99,7 @@ def open_folder(
         notes += target.notes
     generation = read_generation(folder, config)
     notes += generation_notes(folder, config)
-    ids, dropped = _known_ids(folder, special_ids(config, _generation_keys(folder), roles), tokenizers)
+    ids, dropped = _known_ids(folder, special_ids(config, generation_document(folder), roles), tokenizers)
     labels = _labels(foreign)
     pixels = read_preprocessor(folder) if model.patches is not None else {}
     if model.patches is not None and not pixels:
@@ -142,12 +142,6 @@ def _fitting(found: FoundTokenizer, rows: int | None, where: Path) -> Tokenizer:
             hint="the tokenizer of another model lies there: name the right one with tformer import --tokenizer FILE",
         )
     return tokenizer
-
-
-def _generation_keys(folder: Path) -> dict[str, Any]:
-    """The values of generation_config.json; {} when the folder has none."""
-    path = folder / GENERATION
-    return parse_object(read_bounded(path, max_bytes=MAX_CONFIG_BYTES), name=str(path)) if path.is_file() else {}
 
 
 def _known_ids(

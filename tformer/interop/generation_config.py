@@ -79,7 +79,7 @@ def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if found is not None:
             values[ours] = found
     values["suppress_tokens"] = sorted({*keys.take("suppress_tokens", default=[], kind=list), *_forbidden(keys)[0]})
-    if stops := end_ids(config, _document(folder))[1:]:
+    if stops := end_ids(config, generation_document(folder))[1:]:
         values["stop_tokens"] = list(stops)
     if texts := _stop_texts(keys):
         values["stop"] = texts
@@ -91,7 +91,8 @@ def generation_notes(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]
     if not _writes(config):
         return ()
     keys = _keys(folder, config)
-    return tuple(f"{keys.name}: {problem}" for problem in _problems(keys, bool(_start_tokens(folder, config))))
+    problems = [*_problems(keys, bool(_start_tokens(folder, config))), *_missing_end(folder, config)]
+    return tuple(f"{keys.name}: {problem}" for problem in problems)
 
 
 def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -161,23 +162,33 @@ def _writes(config: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(WRITES) for name in config.get("architectures") or ())
 
 
-def _document(folder: Path) -> dict[str, Any]:
+def generation_document(folder: Path) -> dict[str, Any] | None:
+    """The content of generation_config.json; None where a folder has none."""
     path = folder / GENERATION_CONFIG
-    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else {}
+    return parse_object(read_bounded(path, max_bytes=MAX_BYTES), name=str(path)) if path.exists() else None
 
 
 def _keys(folder: Path, config: Mapping[str, Any]) -> Config:
     """The values of generation_config.json, or of config.json where a folder lacks it."""
-    path = folder / GENERATION_CONFIG
-    return Config(_document(folder), name=str(path)) if path.exists() else Config(config, name="config.json")
+    document = generation_document(folder)
+    if document is None:
+        return Config(config, name="config.json")
+    return Config(document, name=str(folder / GENERATION_CONFIG))
 
 
 def _start_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The first tokens of an encoder-decoder's output, which transformers counts in lengths; () if decoder-only."""
     if not str((config.get("architectures") or [""])[0]).endswith(("ForConditionalGeneration", "MTModel")):
         return ()
-    ids = special_ids(config, _document(folder), {})
+    ids = special_ids(config, generation_document(folder), {})
     return (ids.get("decoder_start", 0), *([ids["forced_bos"]] if "forced_bos" in ids else []))
+
+
+def _missing_end(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """A note where `generate` of transformers finds no end of sequence, and so writes to the longest length."""
+    document = generation_document(folder)
+    if document is not None and not end_ids({}, document) and (ends := end_ids(config, None)):
+        yield f"no eos_token_id, so that transformers would not stop; tformer stops at {ends[0]}, that of config.json"
 
 
 def _forced(start: tuple[int, ...]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,12 +18,14 @@ from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
 from tformer.formatting import listed
-from tformer.interop.architecture import Architecture
+from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.architectures.lacking import LACKING
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
 from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
+from tformer.nn.heads import HeadOptions
 from tformer.objectives import objectives_for_heads
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
@@ -58,7 +59,6 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
-BARE = r"(LMHeadModel|MTModel|For[A-Z]\w+)$"  # ending of a class name that the bare body's class lacks
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,13 @@ class ForeignModel:
     files: WeightFiles
     names: Mapping[str, str]  # name in the table -> name in the files
     skipped: tuple[str, ...] = field(default=())
+
+    @property
+    def trained_heads(self) -> Sequence[HeadOptions]:
+        """The heads of the class that config.json names; the files may hold those of another class beside them."""
+        named = (self.config.get("architectures") or [self.class_name])[0]
+        kinds = self.architecture.classes[named] or self.architecture.classes[self.class_name]
+        return [head for head in self.model.heads if kind_in_classes(head) in kinds]
 
     def weights(self, *, file_read: FileRead = lambda done, total: None) -> dict[str, Tensor]:
         """tformer's tensors by name (owners only), on the CPU, in the number formats of the files.
@@ -119,13 +126,12 @@ def read_model(folder: str | Path, *, ignore: Collection[str] = ()) -> ForeignMo
     config = read_config(folder)
     architecture = _architecture(folder, config)
     files = open_weights(folder)
+    named = _named_class(folder, config, architecture)
     attempts = {
         name: partial(_read_as, name, folder, config, architecture, files, ignore)
-        for name in _candidates(folder, config, architecture)
+        for name in _candidates(named, architecture)
     }
-    if len(attempts) == 1:
-        return next(iter(attempts.values()))()
-    return _only_fit(folder, attempts)
+    return _best_fit(folder, attempts, architecture, named)
 
 
 def _read_as(
@@ -138,7 +144,18 @@ def _read_as(
 ) -> ForeignModel:
     """The folder read as a model of this class."""
     reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
-    section = architecture.read(reader, class_name)
+    fit = partial(_fit, class_name, reader, architecture, files)
+    model, links, names, skipped = fit(pooler=False)
+    if not architecture.poolers.isdisjoint(skipped):
+        model, links, names, skipped = fit(pooler=True)
+    return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
+
+
+def _fit(
+    class_name: str, reader: Config, architecture: Architecture, files: WeightFiles, *, pooler: bool
+) -> tuple[Model, Sequence[Link], dict[str, str], tuple[str, ...]]:
+    """The model of a class with or without the body's pooler, and how the files' tensors fit it: see ForeignModel."""
+    section = architecture.section(reader, class_name, pooler=pooler)
     reader.finish()
     if architecture.of_files is not None:
         section = architecture.of_files(section, files)
@@ -147,12 +164,12 @@ def _read_as(
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{folder / CONFIG}: model.{where}: {problem['msg']}, found {problem['input']!r}") from None
-    built = planned(model, files, name=str(folder / CONFIG))
-    links = architecture.links(model, class_name)
+        raise InputError(f"{reader.name}: model.{where}: {problem['msg']}, found {problem['input']!r}") from None
+    built = planned(model, files, name=reader.name)
+    links = architecture.table(model, class_name)
     names, skipped = _match(architecture, links, architecture.fixed(model, class_name), files)
     _check_tensors(built, links, files, names)
-    return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
+    return model, links, names, skipped
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -163,54 +180,68 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        found = "the key is missing" if model_type is None else f"found {model_type!r}"
+    model_type, known = config.get("model_type"), ", ".join(sorted(ARCHITECTURES))
+    if isinstance(model_type, str) and model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    if isinstance(model_type, str) and model_type in LACKING:
         raise InputError(
-            f"{folder / CONFIG}: model_type: {found}, tformer supports {', '.join(sorted(ARCHITECTURES))}",
-            hint=_nearest_type(model_type),
+            f"{folder / CONFIG}: model_type: found {model_type!r}, which tformer does not read: it lacks "
+            f"{LACKING[model_type]}"
         )
-    return ARCHITECTURES[model_type]
+    found = "the key is missing" if model_type is None else f"found {model_type!r}, an unknown model type"
+    swapped = next((name for name in ARCHITECTURES if sorted(name) == sorted(str(model_type))), None)
+    raise InputError(
+        f"{folder / CONFIG}: model_type: {found}; known: {known}",
+        hint=f"did you mean '{swapped}'?" if swapped else None,
+    )
 
 
-def _nearest_type(found: object) -> str | None:
-    near = difflib.get_close_matches(str(found), list(ARCHITECTURES), n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else None
-
-
-def _candidates(folder: Path, config: Mapping[str, Any], architecture: Architecture) -> list[str]:
-    """The class that config.json names; all classes where it names none, or the bare body (as bart-base does)."""
-    known = list(architecture.classes)
+def _named_class(folder: Path, config: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """The class that config.json names; None: it names none."""
+    known = ", ".join(architecture.classes)
     found = config.get("architectures")
     if not found:
-        return known
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str):
-        if found[0] in known:
-            return [found[0]]
-        if found[0] in {re.sub(BARE, "Model", name) for name in known}:
-            return known
-    raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {', '.join(known)} here")
+        return None
+    if isinstance(found, list) and len(found) == 1 and found[0] in architecture.classes:
+        return str(found[0])
+    raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {known} here")
 
 
-def _only_fit(folder: Path, attempts: Mapping[str, Callable[[], ForeignModel]]) -> ForeignModel:
-    """The class that takes every tensor of the files, with the fewest left out. InputError for none or several."""
+def _candidates(named: str | None, architecture: Architecture) -> list[str]:
+    """The classes that a folder may be: the named one and those with its heads and more; where none is named, all."""
+    if named is None:
+        return list(architecture.classes)
+    heads = set(architecture.classes[named])
+    richer = [name for name, others in architecture.classes.items() if heads < set(others)]
+    return [named, *richer] if heads else [*richer, named]  # a body with a tied head in its files is that model
+
+
+def _best_fit(
+    folder: Path, attempts: Mapping[str, Callable[[], ForeignModel]], architecture: Architecture, named: str | None
+) -> ForeignModel:
+    """The first class with the fewest tensors left out.
+
+    InputError for none, and for several with other heads where config.json names none.
+    """
     fits: list[ForeignModel] = []
-    errors: list[InputError] = []
-    for attempt in attempts.values():
+    errors: dict[str, InputError] = {}
+    for name, attempt in attempts.items():
         try:
             fits.append(attempt())
         except InputError as error:
-            errors.append(error)
+            errors[name] = error
     if not fits:
-        first, *others = [error.message for error in errors]
-        if all(other == first for other in others):
-            raise errors[0]
+        first = next(iter(errors.values()))
+        if named is not None or all(error.message == first.message for error in errors.values()):
+            raise errors.get(named or "", first)
         raise InputError(
             f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit none of "
-            f"{', '.join(attempts)}; of the first: {first}"
+            f"{', '.join(attempts)}; of the first: {first.message}"
         )
     best = [fit for fit in fits if len(fit.skipped) == min(len(other.skipped) for other in fits)]
-    if len(best) > 1:
+    rivals = {architecture.classes[fit.class_name]: fit.class_name for fit in reversed(best)}
+    rivals.pop((), None)
+    if len(rivals) > 1 and named is None:
         fitting = " and ".join(fit.class_name for fit in best)
         raise InputError(
             f"{folder / CONFIG} does not say which class this is (architectures), and its weights fit {fitting}",
@@ -311,9 +342,8 @@ def recipe_of(
     if model.patches is not None:
         half = {name: (value,) * model.patches.channels for name, value in PIXELS.items()}
         data |= {name: tuple(pixels.get(name, value)) for name, value in half.items()}
-    objectives = objectives_for_heads(
-        model.heads, has_encoder=model.encoder is not None, has_decoder=model.decoder is not None
-    )
+    parts = {"encoder": model.encoder, "decoder": model.decoder, "patches": model.patches}
+    objectives = objectives_for_heads(foreign.trained_heads, [name for name, part in parts.items() if part is not None])
     try:
         return Recipe.model_validate(
             {

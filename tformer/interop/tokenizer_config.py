@@ -25,24 +25,33 @@ OF_MODEL = ("bos", "eos")
 OF_DECODER = ("decoder_start", "forced_bos", "forced_eos")
 
 
-def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], roles: Mapping[str, int]) -> dict[str, int]:
+def special_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None, roles: Mapping[str, int]
+) -> dict[str, int]:
     """Values of `tokenizer.special_ids`.
+
+    The ids of the decoder are what `generate` of transformers uses: those of generation_config.json alone where there
+    is one (its start of sequence where it has no decoder start), else those of config.json.
 
     Args:
         config: of config.json.
-        generation: of generation_config.json; {} where there is none.
+        generation: of generation_config.json; None where there is none.
         roles: of the tokenizer.
 
     An id that is not below `vocab_size` stands for nothing and is left out. Of several ends of sequence this is the
     first; the others are `end_ids`' to find.
     """
     found = {role: _first(roles.get(role), _of_config(config, role)) for role in OF_TOKENIZER}
+    stated = {name: _id(generation or {}, name, "generation_config.json") for name in (*OF_MODEL, *OF_DECODER)}
     for name in OF_MODEL:
-        found[name] = _first(_id(generation, name, "generation_config.json"), _of_config(config, name), roles.get(name))
+        found[name] = _first(stated[name], _of_config(config, name), roles.get(name))
     for name in OF_DECODER:
-        found[name] = _first(_id(generation, name, "generation_config.json"), _of_config(config, name))
-    if found["forced_bos"] is None and config.get("force_bos_token_to_be_generated"):  # BART's older name
-        found["forced_bos"] = found["bos"]
+        found[name] = stated[name] if generation is not None else _of_config(config, name)
+    own_start = _of_config(config, "decoder_start")
+    if generation is not None and (own_start is not None or config.get("is_encoder_decoder")):
+        found["decoder_start"] = _first(stated["decoder_start"], stated["bos"], own_start)
+    if generation is None and found["forced_bos"] is None and config.get("force_bos_token_to_be_generated"):
+        found["forced_bos"] = found["bos"]  # BART's older name
     size = config.get("vocab_size")
     return {
         name: token
@@ -51,9 +60,9 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], roles:
     }
 
 
-def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> tuple[int, ...]:
     """Ids of all end-of-sequence tokens, in the order of the files."""
-    for values, name in ((generation, "generation_config.json"), (config, "config.json")):
+    for values, name in ((generation or {}, "generation_config.json"), (config, "config.json")):
         if ids := _ids(values, "eos", name):
             return ids
     return ()

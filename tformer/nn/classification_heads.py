@@ -2,6 +2,7 @@
 
     classifier       project(dropout(act(dense(pool(x)))))         regression: one number
     next_sentence    project(tanh(dense(x_cls)))
+    pooler           tanh(dense(x_cls)), a vector without a projection: what published bodies bring along
     replaced_token   project(act(dense(x))), one number per token, ELECTRA (arXiv 2003.10555)
 
 Each options dataclass states facts about its head:
@@ -85,23 +86,24 @@ def pool(hidden_BTD: Tensor, mask_BT: Tensor | None, how: Pooling) -> Tensor:
 
 
 class PooledHead(nn.Module):
-    """One prediction per sequence: pool → (dense → activation) → dropout → project."""
+    """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection."""
 
     def __init__(
-        self, d_model: int, num_labels: int, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
+        self, d_model: int, num_labels: int | None, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
     ) -> None:
         super().__init__()
         self.pooling, self.dropout = pooling, dropout
         self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
         self.activation = HEAD_ACTIVATIONS[activation]
-        self.project = Linear(d_model, num_labels, bias=True)
+        self.project = None if num_labels is None else Linear(d_model, num_labels, bias=True)
 
     def forward(self, hidden: Tensor, mask_BT: Tensor | None = None, *, taps: TapSink | None = None) -> Tensor:
-        """fp32 scores [B, L] of hidden states [B, T, D]; `mask_BT` is False on padding."""
+        """fp32 scores [B, L] (without a projection [B, D]) of hidden states [B, T, D]; `mask_BT`: False on padding."""
         x_BD = tap(taps, "pooled", pool(hidden, mask_BT, self.pooling))
         if self.pooler is not None:
             x_BD = self.activation(tap(taps, "pooler", self.pooler(x_BD)))
-        return self.project(dropout(x_BD, self.dropout, self.training)).float()
+        x_BD = dropout(x_BD, self.dropout, self.training)
+        return (x_BD if self.project is None else self.project(x_BD)).float()
 
 
 class ReplacedTokenHead(nn.Module):
@@ -121,6 +123,8 @@ class ReplacedTokenHead(nn.Module):
 
 @dataclass(frozen=True)
 class ClassifierHeadOptions:
+    """Class scores of a whole text or image, from one pooled hidden state (arXiv 1810.04805)."""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
     kind: Literal["classifier"] = "classifier"
@@ -144,6 +148,8 @@ class ClassifierHeadOptions:
 
 @dataclass(frozen=True)
 class RegressionHeadOptions:
+    """One number for a whole text, from one pooled hidden state."""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = "score"
@@ -159,6 +165,8 @@ class RegressionHeadOptions:
 
 @dataclass(frozen=True)
 class NextSentenceHeadOptions:
+    """Does the second text follow the first? (BERT, arXiv 1810.04805)"""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = None
@@ -169,7 +177,22 @@ class NextSentenceHeadOptions:
 
 
 @dataclass(frozen=True)
+class PoolerHeadOptions:
+    """The pooled vector of the first position. No objective trains it; BERT's published bodies have one."""
+
+    over_vocabulary: ClassVar[bool] = False
+    pools: ClassVar[bool] = True
+    label_kind: ClassVar[LabelKind | None] = None
+    kind: Literal["pooler"] = "pooler"
+
+    def build(self, context: HeadContext) -> nn.Module:
+        return PooledHead(context.d_model, None, pooling="cls", pooler=True, activation="tanh", dropout=0.0)
+
+
+@dataclass(frozen=True)
 class ReplacedTokenHeadOptions:
+    """Was this token replaced? A score for each token (ELECTRA, arXiv 2003.10555)."""
+
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     label_kind: ClassVar[LabelKind | None] = None

@@ -77,10 +77,12 @@ else:
 
 @dataclass(frozen=True)
 class FeedForwardOptions:
+    """Two products with an activation between them, at each position (arXiv 1706.03762)."""
+
     d_ff: int | None = None  # null: 4 * d_model
-    activation: ActivationName = "gelu"
-    gated: bool = False
-    bias: bool = True
+    activation: ActivationName = "gelu"  # function between the two products
+    gated: bool = False  # multiply by a second projection: GLU variants such as SwiGLU (arXiv 2002.05202)
+    bias: bool = True  # biases of the projections
 
     def __post_init__(self) -> None:
         require_positive(d_ff=self.d_ff)

@@ -29,6 +29,7 @@ from tformer.nn.classification_heads import (
     HeadContext,
     LabelKind,
     NextSentenceHeadOptions,
+    PoolerHeadOptions,
     RegressionHeadOptions,
     ReplacedTokenHeadOptions,
 )
@@ -111,8 +112,8 @@ class LmHeadOptions:
     pools: ClassVar[bool] = False
     label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["lm"] = "lm"
-    bias: bool = False
-    scale: Literal["none", "inverse_sqrt_d"] | float = "none"
+    bias: bool = False  # a bias for each vocabulary entry
+    scale: Literal["none", "inverse_sqrt_d"] | float = "none"  # factor of the hidden state; T5 v1.0: d^-1/2
     softcap: float | None = None  # c * tanh(logits / c)
 
     def __post_init__(self) -> None:
@@ -132,9 +133,9 @@ class MaskedLmHeadOptions:
     pools: ClassVar[bool] = False
     label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["masked_lm"] = "masked_lm"
-    bias: bool = True
-    transform: bool = True
-    activation: HeadActivation = "gelu"
+    bias: bool = True  # a bias for each vocabulary entry
+    transform: bool = True  # dense, activation and norm before the projection
+    activation: HeadActivation = "gelu"  # activation of the transform
 
     def build(self, context: HeadContext) -> nn.Module:
         transform = (self.activation, context.norm) if self.transform else None
@@ -147,6 +148,7 @@ HeadOptions = (
     | ClassifierHeadOptions
     | RegressionHeadOptions
     | NextSentenceHeadOptions
+    | PoolerHeadOptions
     | ReplacedTokenHeadOptions
 )
 """The table of heads: the options of each, which build it."""

@@ -100,7 +100,7 @@ class InitOptions:
     """
 
     kind: InitName = "normal"
-    std: float = 0.02
+    std: float = 0.02  # standard deviation
     residual_scale: bool = True  # projections into the residual stream: std / sqrt(2 * num_layers), GPT-2
     zero_out: bool = False  # those projections start at zero instead
     embedding_std: float | None = None  # null: std

@@ -143,9 +143,11 @@ else:
 
 @dataclass(frozen=True)
 class NormOptions:
+    """Normalisation in the blocks and at the end of a stack (layernorm: arXiv 1607.06450; rmsnorm: 1910.07467)."""
+
     kind: NormName = "layernorm"
-    place: Literal["pre", "post"] = "pre"
-    eps: float = 1.0e-5
+    place: Literal["pre", "post"] = "pre"  # before a sublayer (arXiv 2002.04745) or after its addition (1706.03762)
+    eps: float = 1.0e-5  # added to the variance before the root
     bias: bool = True  # layernorm, groupnorm and batchnorm only
     learned: bool = True  # a gain (and bias); False: plain normalisation
     groups: int | None = None  # groupnorm only; null: 32

@@ -94,8 +94,8 @@ class DropHeadSchedule:
 
     SHORTHAND: ClassVar[str] = "rate"  # the field that a bare number in a recipe sets
 
-    rate: float
-    start: float
+    rate: float  # rate at the last step
+    start: float  # rate at the first step
     warmup_steps: int | None = None  # null: those of the learning rate
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class LayerDropOptions:
 
     SHORTHAND: ClassVar[str] = "rate"  # the field that a bare number in a recipe sets
 
-    rate: float
+    rate: float  # probability of skipping a layer
     learned: bool = False  # a rate for each layer, trained with the weights
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ To add one: a file with a class and its options, and a row in `ObjectiveOptions`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import get_args
 
 from tformer.errors import InputError
@@ -74,22 +74,26 @@ def unused_keys(kinds: Iterable[str]) -> list[str]:
     return sorted(set.intersection(*(set(OBJECTIVES[kind].unused_keys) for kind in kinds)))
 
 
-def objectives_for_heads(heads: Sequence[HeadOptions], *, has_encoder: bool, has_decoder: bool) -> list[str]:
-    """The kinds of objectives that train a model with these heads, for example an imported one."""
+def objectives_for_heads(heads: Sequence[HeadOptions], parts: Collection[str]) -> list[str]:
+    """The kinds of objectives that train a model with these heads, for example an imported one.
+
+    Without heads it is the first objective that the model could learn with a new one.
+
+    Args:
+        heads: of the model.
+        parts: the sections of `model` that are not null: encoder, decoder, patches.
+    """
     found = {(head.kind, head.label_kind) for head in heads}
-    sections = {"encoder": has_encoder, "decoder": has_decoder}
-    fitting = [
+    mains = [kind for kind, objective in OBJECTIVES.items() if objective.companion_of is None]
+    fitting = [kind for kind in mains if (OBJECTIVES[kind].head.kind, OBJECTIVES[kind].head.label_kind) in found]
+    matching = [
         kind
-        for kind, objective in OBJECTIVES.items()
-        if (objective.head.kind, objective.head.label_kind) in found and objective.companion_of is None
+        for kind in fitting or mains
+        if all(part in parts for part in OBJECTIVES[kind].parts)
+        and not any(part in parts for part in OBJECTIVES[kind].without)
+        and (OBJECTIVES[kind].reads_images or "patches" not in parts)
     ]
-    matching = (
-        kind
-        for kind in fitting
-        if all(sections[part] for part in OBJECTIVES[kind].parts)
-        and not any(sections.get(part) for part in OBJECTIVES[kind].without)
-    )
-    first = next(matching, fitting[0])
+    first = (matching or fitting)[0]
     others = [kind for kind, other in OBJECTIVES.items() if other.companion_of == first]
     return [first, *(kind for kind in others if OBJECTIVES[kind].head.kind in {head.kind for head in heads})]
 

@@ -110,11 +110,11 @@ class CausalLmOptions:
     """Causal language modelling."""
 
     kind: Literal["causal_lm"] = "causal_lm"
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (arXiv 1512.00567)
     # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
     smoothing_kind: Literal["uniform", "off_target"] = "uniform"
     word_dropout: float = 0.0  # training: a share of the input tokens becomes [UNK], or random where there is no [UNK]
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = CausalLm
 
     def __post_init__(self) -> None:

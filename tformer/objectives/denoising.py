@@ -72,15 +72,15 @@ class DenoisingOptions:
     """BART's objective: the text is corrupted, the target is the whole text."""
 
     kind: Literal["denoising"] = "denoising"
-    mask_share: float = 0.3
+    mask_share: float = 0.3  # share of the tokens that masked spans cover
     span_length: float = 3.0  # Poisson's lambda of text infilling; 0: single tokens are masked
     replace_share: float = 0.0  # of the masks: a random token instead
-    delete_share: float = 0.0
-    permute_sentences: bool = False
+    delete_share: float = 0.0  # share of the tokens that are deleted
+    permute_sentences: bool = False  # put the sentences in a random order
     rotate_share: float = 0.0  # of the examples: begin at a random token
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (arXiv 1512.00567)
     word_dropout: float = 0.0  # as of seq2seq
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Denoising
 
     def __post_init__(self) -> None:

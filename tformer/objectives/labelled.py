@@ -173,7 +173,7 @@ class ClassificationOptions:
     class_weights: ClassWeights | tuple[float, ...] = "none"  # balanced: N / (L * count), as in scikit-learn
     word_dropout: float = 0.0  # this share of the text's tokens becomes [MASK] (or [UNK]) while training
     swap_pairs: bool = False  # while training, half of the pairs are read in the other order
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Classification
 
     def __post_init__(self) -> None:
@@ -219,8 +219,8 @@ class MultiLabelOptions:
     """Any number of labels per example, each decided alone (binary cross-entropy)."""
 
     kind: Literal["multi_label"] = "multi_label"
-    word_dropout: float = 0.0
-    weight: float = 1.0
+    word_dropout: float = 0.0  # share of the words hidden in training
+    weight: float = 1.0  # factor of this loss
     swap_pairs: ClassVar[bool] = False
     objective: ClassVar[type[Objective]] = MultiLabel
 
@@ -264,9 +264,9 @@ class RegressionOptions:
     """One score per example, by squared error."""
 
     kind: Literal["regression"] = "regression"
-    word_dropout: float = 0.0
-    swap_pairs: bool = False
-    weight: float = 1.0
+    word_dropout: float = 0.0  # share of the words hidden in training
+    swap_pairs: bool = False  # show the texts of a pair in either order
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Regression
 
     def __post_init__(self) -> None:

@@ -98,9 +98,9 @@ class MaskedLmOptions:
     mask_token_share: float = 0.8  # of those: become [MASK]
     random_share: float = 0.1  # of those: become a random token; the rest stays unchanged
     whole_words: bool = False  # all tokens of a word or none
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (arXiv 1512.00567)
     word_dropout: float = 0.0  # training: a share of the other tokens becomes [UNK]
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = MaskedLm
 
     def __post_init__(self) -> None:

@@ -80,7 +80,7 @@ class NextSentenceOptions:
     """Does the second text follow the first? Stands beside masked_lm (BERT, arXiv 1810.04805, section 3.1)."""
 
     kind: Literal["next_sentence"] = "next_sentence"
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = NextSentence
 
     def __post_init__(self) -> None:

@@ -117,9 +117,9 @@ class ReplacedTokenOptions:
     """Replaced-token detection (ELECTRA, arXiv 2003.10555): loss = generator's masked LM + weight * detection."""
 
     kind: Literal["replaced_token"] = "replaced_token"
-    mask_share: float = 0.15
-    weight: float = 50.0
-    generator_weight: float = 1.0
+    mask_share: float = 0.15  # share of the tokens that the generator replaces
+    weight: float = 50.0  # factor of the loss of detection
+    generator_weight: float = 1.0  # factor of the generator's loss
     objective: ClassVar[type[Objective]] = ReplacedToken
 
     def __post_init__(self) -> None:

@@ -109,11 +109,11 @@ class Seq2SeqOptions:
     """The target, token by token, from the source and the target's earlier tokens (teacher forcing)."""
 
     kind: Literal["seq2seq"] = "seq2seq"
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (arXiv 1512.00567)
     # uniform is torch's: eps over all K tokens; off_target is fairseq's: eps / (K - 1) on all but the target.
     smoothing_kind: Literal["uniform", "off_target"] = "uniform"
     word_dropout: float = 0.0  # training: a share of the source's and the decoder's input tokens becomes [UNK]
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Seq2Seq
 
     def __post_init__(self) -> None:

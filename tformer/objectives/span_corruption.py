@@ -85,11 +85,11 @@ class SpanCorruptionOptions:
     """T5's objective: spans of the text are replaced by a sentinel each, the target lists them."""
 
     kind: Literal["span_corruption"] = "span_corruption"
-    noise_density: float = 0.15
-    mean_span_length: float = 3.0
-    label_smoothing: float = 0.0
+    noise_density: float = 0.15  # share of the tokens that are removed
+    mean_span_length: float = 3.0  # mean length of a removed span in tokens
+    label_smoothing: float = 0.0  # share of the target spread over the vocabulary (arXiv 1512.00567)
     word_dropout: float = 0.0  # as of seq2seq
-    weight: float = 1.0
+    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = SpanCorruption
 
     def __post_init__(self) -> None:

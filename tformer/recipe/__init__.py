@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tformer.recipe.checks import check_recipe
 from tformer.recipe.load import Resolved, load_recipe, recipe_from_yaml, recipe_to_data, recipe_to_yaml
-from tformer.recipe.presets import DEFAULT_PRESETS, list_presets, preset_summary
+from tformer.recipe.presets import DEFAULT_PRESETS
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
 from tformer.recipe.schema import json_schema
+from tformer.shipped import list_presets, preset_summary
 
 __all__ = [
     "DEFAULT_PRESETS",

@@ -117,7 +117,8 @@ def _unfit_head(recipe: Recipe, path: KeyPath, kind: str, objective: type[Object
     heads, wanted = recipe.model.heads, objective.head
     if wanted.kind not in [head.kind for head in heads]:
         found = ", ".join(head.kind for head in heads) or "none"
-        yield Problem(path, f"{kind} needs a head of kind {wanted.kind}, found {found}")
+        hint = f"--objective {kind} adds it, as --objective NAME the head of another objective"
+        yield Problem(path, f"{kind} needs a head of kind {wanted.kind}, found {found}", hint)
     for number, head in enumerate(heads):
         place = ("model", "heads", str(number))
         if recipe.model.decoder is not None and wanted.label_kind and getattr(head, "pooling", None) == "cls":

@@ -7,7 +7,7 @@ Precedence: defaults < preset < file < flags < `--set`; what else a layer change
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,14 @@ from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.followers import Snapshot, follow
+from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import BATCH_SIZES, DEFAULT, Draft, flag_origin
-from tformer.recipe.presets import Base, agree_with_stored, choose_base, list_presets, preset_path
+from tformer.recipe.presets import Base, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
-from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
+from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
-from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml, to_yaml
-
-Migration = Callable[[dict[str, Any]], dict[str, Any]]
-
-MIGRATIONS: Mapping[int, Migration] = {}
-"""Row n turns the plain data of a recipe of schema n into that of schema n + 1; without `schema` it is schema 1.
-
-A new SCHEMA_VERSION needs a row here and a frozen file `schema-<n>.yaml` of the old schema in the tests' fixtures.
-"""
+from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml, to_yaml
+from tformer.shipped import list_presets, preset_path
 
 POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
 
@@ -41,22 +35,6 @@ POOLED_HEADS = tuple(kind for kind, options in HEADS.items() if hasattr(options,
 
 POOLING = "model.heads.*.pooling"
 """Key of the flag --pooling: the pooling of every head that has one."""
-
-
-def migrate(
-    data: dict[str, Any], *, name: str, migrations: Mapping[int, Migration] = MIGRATIONS, to: int = SCHEMA_VERSION
-) -> dict[str, Any]:
-    """The data of a recipe in schema `to`; `name`: of the recipe in messages. InputError for a newer or invalid one."""
-    found = data.get("schema", 1)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InputError(f"{name}: schema: found {describe(found)}, expected a number from 1 to {to}")
-    if found > to:
-        raise InputError(
-            f"{name}: schema: found {found}, expected at most {to}: a newer tformer wrote it", hint="upgrade tformer"
-        )
-    for version in range(found, to):
-        data = {**migrations[version](data), "schema": version + 1}
-    return data
 
 
 @dataclass(frozen=True)

@@ -19,25 +19,25 @@ from tformer.nn.norm import NormOptions
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
-from tformer.recipe.sections import NonNegative, Positive, Probability, Section
+from tformer.recipe.sections import Layers, NonNegative, Positive, Probability, Section, Size
 
 
 class Embedding(Section):
     """Token embeddings: `size` below d_model factorises them (ELECTRA), `scale` multiplies by sqrt(d_model)."""
 
-    size: Positive | None = None
-    norm: bool = False
-    dropout: Probability = 0.0
-    scale: bool = False
-    token_types: NonNegative = 0
-    fixnorm: bool = False
+    size: Size | None = None  # null: d_model; smaller: factorised, with a projection to d_model
+    norm: bool = False  # normalise the sum of the embeddings
+    dropout: Probability = 0.0  # dropout of the sum of the embeddings
+    scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
+    token_types: NonNegative = 0  # number of segments: 2 for pairs in BERT; 0: none
+    fixnorm: bool = False  # unit length times a learned scale (arXiv 1910.05895)
 
 
 class Tie(Section):
     """Shared matrices: source and target embeddings, and the output projection and the embeddings."""
 
-    source_target: bool = True
-    output: bool = True
+    source_target: bool = True  # one table for source and target (needs one vocabulary)
+    output: bool = True  # the output projection is the embedding table (arXiv 1608.05859)
 
 
 def _full_unless_named(value: Any) -> Any:
@@ -48,24 +48,26 @@ def _full_unless_named(value: Any) -> Any:
 class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
-    num_layers: Positive = 6
-    num_heads: Positive = 8
-    num_kv_heads: Positive | None = None  # null: num_heads
-    head_dim: Positive | None = None  # null: d_model / num_heads
-    value_dim: Positive | None = None  # null: head_dim
-    d_model: Positive | None = None  # null: model.d_model
+    num_layers: Layers = 6  # blocks
+    num_heads: Size = 8  # attention heads
+    num_kv_heads: Size | None = None  # null: num_heads
+    head_dim: Size | None = None  # null: d_model / num_heads
+    value_dim: Size | None = None  # null: head_dim
+    d_model: Size | None = None  # null: model.d_model
+    # positional encoding
     positions: Annotated[PositionOptions, Field(discriminator="kind")] = LearnedOptions()
+    # who attends to whom, and how
     attention: Annotated[AttentionOptions, Field(discriminator="kind"), BeforeValidator(_full_unless_named)] = (
         FullAttentionOptions()
     )
     feedforward: FeedForwardOptions = FeedForwardOptions()
     norm: NormOptions = NormOptions()
-    final_norm: bool = True
+    final_norm: bool = True  # a norm after the last block
     dropout: Probability = 0.0  # residual
-    attention_dropout: Probability = 0.0
-    activation_dropout: Probability = 0.0
-    layerdrop: Probability | LayerDropOptions = 0.0
-    drophead: Probability | DropHeadSchedule = 0.0
+    attention_dropout: Probability = 0.0  # dropout of attention weights
+    activation_dropout: Probability = 0.0  # dropout after the activation of the feed-forward layer
+    layerdrop: Probability | LayerDropOptions = 0.0  # probability of skipping a layer in training (arXiv 1909.11556)
+    drophead: Probability | DropHeadSchedule = 0.0  # probability of dropping a head in training (arXiv 2004.13342)
     # per-layer overrides of attention, feedforward, norm, dropouts, num_heads
     layers: dict[NonNegative, dict[str, Any]] = Field(default_factory=dict)
 
@@ -83,24 +85,27 @@ class Stack(Section):
 class Patches(Section):
     """Cutting an image into a sequence of patches (ViT)."""
 
-    image_size: Positive = 224
-    size: Positive = 16
-    channels: Positive = 3
-    cls: bool = True
-    stem: Literal["linear", "conv"] = "conv"
+    image_size: Size = 224  # pixels per side
+    size: Size = 16  # pixels per side of a patch
+    channels: Size = 3  # 1: grey, 3: colours
+    cls: bool = True  # a learned first token, which the head may read
+    stem: Literal["linear", "conv"] = "conv"  # shape of the stored weight: the product is the same
 
 
 class Model(Section):
-    d_model: Positive = 512
-    max_seq_len: Positive = 512
+    """Sizes, stacks and heads of the model."""
+
+    d_model: Size = 512  # width of the residual stream
+    max_seq_len: Positive = 512  # maximum number of tokens of a sequence
     vocab_size: Positive | None = None  # null: the tokenizer's
     target_vocab_size: Positive | None = None  # separate vocabularies only
     embedding: Embedding = Embedding()
     tie: Tie = Tie()
-    encoder: Stack | None = None
-    decoder: Stack | None = None
+    encoder: Stack | None = None  # null: a decoder-only model
+    decoder: Stack | None = None  # null: an encoder-only model
+    # what turns hidden states into predictions
     heads: tuple[Annotated[HeadOptions, Field(discriminator="kind")], ...] = (LmHeadOptions(),)
-    patches: Patches | None = None
+    patches: Patches | None = None  # null: the input is text
     init: InitOptions = InitOptions()
 
     @property

@@ -1,18 +1,17 @@
-"""Shipped recipes (`configs/<arch>/<preset>.yaml`), and the choice of arch and preset that a recipe starts from."""
+"""The choice of arch and preset that a recipe starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import tformer
-from tformer.errors import InputError, did_you_mean
+from tformer.errors import InputError
 from tformer.recipe.overrides import DEFAULT, Origin
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import fields_of
 from tformer.recipe.yaml_text import Document
+from tformer.shipped import check_arch, list_presets, preset_path
 
 # The preset of `--arch NAME` alone, by kind of device: on a CPU one that trains in minutes, on a GPU the family's
 # smallest published size, unless that needs more memory than most GPUs have (llama: 20 GB and more). `builtin`: the
@@ -32,42 +31,8 @@ DEFAULT_PRESETS: dict[str, dict[str, str]] = {
     "linformer": {"cpu": "classify", "cuda": "classify"},
     "performer": {"cpu": "classify", "cuda": "classify"},
 }
-SWEEPS = "sweeps"
-"""The folder of the shipped plans of `tformer sweep`, beside the folders of presets."""
-
 DEFAULT_ARCH = "gpt"
 DEVICE_NAMES = {"cpu": "a CPU", "cuda": "a GPU"}
-
-
-def preset_folder() -> Path:
-    """The folder of the presets: inside an installed package, beside it in a checkout."""
-    package = Path(tformer.__file__).parent
-    inside, beside = package / "configs", package.parent / "configs"
-    return inside if inside.is_dir() else beside
-
-
-def list_presets() -> dict[str, list[str]]:
-    """The presets of each arch, both sorted."""
-    folders = sorted(path for path in preset_folder().iterdir() if path.is_dir() and path.name != SWEEPS)
-    return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
-
-
-def preset_path(arch: str, preset: str) -> Path:
-    """The file of a preset. Raises InputError, with the nearest name, for an unknown arch or preset."""
-    presets = list_presets()
-    check_arch(arch)
-    if preset in presets[arch]:
-        return preset_folder() / arch / f"{preset}.yaml"
-    others = [other for other, names in presets.items() if preset in names]
-    elsewhere = f"{others[0]} has one: --arch {others[0]} --preset {preset}" if others else None
-    raise InputError(f"unknown preset '{preset}' of {arch}", hint=elsewhere or did_you_mean(preset, presets[arch]))
-
-
-def check_arch(arch: str) -> None:
-    """Raise InputError for an arch without a folder of presets."""
-    presets = list_presets()
-    if arch not in presets:
-        raise InputError(f"unknown arch '{arch}'", hint=did_you_mean(arch, presets))
 
 
 def default_preset(arch: str, device: str, *, has_data: bool = True) -> tuple[str, str]:
@@ -86,12 +51,6 @@ def default_preset(arch: str, device: str, *, has_data: bool = True) -> tuple[st
         preset, where = table["builtin"], "with the built-in data"
     others = ", ".join(name for name in list_presets()[arch] if name != preset)
     return preset, f"preset {arch}/{preset}: the default {where}, as no --preset was given (others: {others})"
-
-
-def preset_summary(arch: str, preset: str) -> str:
-    """The first line of the preset's header."""
-    first = preset_path(arch, preset).read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").rstrip() if first.startswith("#") else ""
 
 
 class Choice(NamedTuple):

@@ -26,30 +26,30 @@ from tformer.recipe.sections import (
 from tformer.tokenizer import Tokenizer as LoadedTokenizer
 from tformer.tokenizer.options import TokenizerOptions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class SpecialTokens(Section):
     """Ids of special tokens for training and decoding; null: the tokenizer's own."""
 
-    pad: NonNegative | None = None
-    bos: NonNegative | None = None
-    eos: NonNegative | None = None
-    unk: NonNegative | None = None
-    cls: NonNegative | None = None
-    sep: NonNegative | None = None
-    mask: NonNegative | None = None
-    decoder_start: NonNegative | None = None
-    forced_bos: NonNegative | None = None
-    forced_eos: NonNegative | None = None
+    pad: NonNegative | None = None  # padding
+    bos: NonNegative | None = None  # begin of a text
+    eos: NonNegative | None = None  # end of a text
+    unk: NonNegative | None = None  # unknown piece
+    cls: NonNegative | None = None  # first token of an encoder's input
+    sep: NonNegative | None = None  # between and after texts
+    mask: NonNegative | None = None  # hidden token
+    decoder_start: NonNegative | None = None  # first input of the decoder
+    forced_bos: NonNegative | None = None  # always the first token of an output
+    forced_eos: NonNegative | None = None  # the last token at the length limit
 
 
 class Tokenizer(Section):
     """Existing files (`path`, or one per side), or the options of one trained on the training data."""
 
-    path: str | None = None
-    source_path: str | None = None
-    target_path: str | None = None
+    path: str | None = None  # a tokenizer.json; null: train one
+    source_path: str | None = None  # tokenizer.json of the source side
+    target_path: str | None = None  # tokenizer.json of the target side
     train: TokenizerOptions = TokenizerOptions()
     separate: bool = False  # one vocabulary for the source, another for the target
     train_target: TokenizerOptions | None = None  # for the target side; null: as train
@@ -70,20 +70,21 @@ class Teacher(Section):
 class Recipe(Section):
     """Everything that defines a run."""
 
-    schema_version: Literal[1] = Field(default=1, alias="schema")
-    arch: str = "gpt"
-    preset: str | None = None
+    schema_version: Literal[2] = Field(default=2, alias="schema")  # version of this format
+    arch: str = "gpt"  # family, for example gpt
+    preset: str | None = None  # the shipped recipe that this one started from
     tokenizer: Tokenizer = Tokenizer()
     data: Data = Data()
     model: Model
     generator: Model | None = None  # ELECTRA's second model
-    teacher: Teacher | None = None
+    teacher: Teacher | None = None  # null: no distillation
+    # what the model learns; several are added up
     objectives: tuple[Annotated[ObjectiveOptions, Field(discriminator="kind")], ...] = (CausalLmOptions(),)
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     training: Training = Training()
     generation: Generation = Generation()
-    seed: NonNegative = 1337
+    seed: NonNegative = 1337  # random seed of weights, order of the data, dropout and corruption
 
     @property
     def seq_len(self) -> int:

@@ -67,7 +67,7 @@ def field_at(path: KeyPath, data: Any) -> SchemaField | None:
         if sections:
             field = next((fields_of(section)[name] for section in sections if name in fields_of(section)), None)
         else:
-            field = _item_field(field.annotation)
+            field = item_field(field.annotation)
         node = _step(node, name)
     return field
 
@@ -132,7 +132,7 @@ def all_sections() -> tuple[type, ...]:
     waiting: list[type] = [Recipe]
     for section in waiting:
         for field in fields_of(section).values():
-            item = _item_field(field.annotation)
+            item = item_field(field.annotation)
             for inner in (*sections_in(field.annotation), *(sections_in(item.annotation) if item else ())):
                 if inner not in found:
                     found[inner] = None
@@ -146,15 +146,15 @@ def _of_kind(sections: tuple[type, ...], node: Any) -> tuple[type, ...]:
     return chosen if len(sections) > 1 and chosen else sections
 
 
-def _item_field(annotation: Any) -> SchemaField | None:
+def item_field(annotation: Any) -> SchemaField | None:
     """The schema of the items of a list or mapping of that type."""
     if get_origin(annotation) is Annotated:
-        return _item_field(get_args(annotation)[0])
+        return item_field(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
         return SchemaField(get_args(annotation)[0], MISSING)
     if get_origin(annotation) is dict:
         return SchemaField(get_args(annotation)[1], MISSING)
-    return next((found for part in get_args(annotation) if (found := _item_field(part)) is not None), None)
+    return next((found for part in get_args(annotation) if (found := item_field(part)) is not None), None)
 
 
 def _step(node: Any, name: str) -> Any:
@@ -195,18 +195,38 @@ def json_schema() -> dict[str, Any]:
 
 
 def field_descriptions(section: type) -> Iterator[tuple[str, str]]:
-    """(name, description) of the fields that have one: the help text of an option, or the comment beside the field."""
-    hints = get_type_hints(section, include_extras=True)
-    for name, hint in hints.items():
+    """(name, description) of the fields that have one: the help text of an option, or the comment beside or above the
+    field, in the class or in one that it inherits from."""
+    written = {name: field.alias or name for name, field in getattr(section, "model_fields", {}).items()}
+    for name, hint in get_type_hints(section, include_extras=True).items():
         yield from ((name, fact.help) for fact in getattr(hint, "__metadata__", ()) if isinstance(fact, Option))
+    for parent in reversed(section.__mro__):
+        if parent.__module__.startswith("tformer."):
+            yield from ((written.get(name, name), comment) for name, comment in _commented_fields(parent).items())
+
+
+@cache
+def _commented_fields(section: type) -> dict[str, str]:
+    """The comments beside or above the fields that this very class declares."""
     source = textwrap.dedent(inspect.getsource(section))
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
+    beside: dict[int, str] = {}
+    alone: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments = alone if token.line.lstrip().startswith("#") else beside
+            comments[token.start[0]] = token.string.lstrip("# ")
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.ClassDef)
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno in comments:
-            yield node.target.id, comments[node.end_lineno]
+    found = {
+        node.target.id: beside.get(node.end_lineno or 0) or _comment_above(node.lineno, alone)
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return {name: comment for name, comment in found.items() if comment}
+
+
+def _comment_above(line: int, comments: Mapping[int, str]) -> str:
+    above: list[str] = []
+    while (line := line - 1) in comments:
+        above.insert(0, comments[line])
+    return " ".join(above)

@@ -9,8 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 
+# Ceilings above anything that can be trained, so that no recipe makes a command run or allocate without end.
+MAX_LAYERS = 1024
+MAX_SIZE = 2**20  # of a dimension of the model
+MAX_BATCH = 2**30
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
+BatchSize = Annotated[int, Field(gt=0, le=MAX_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -25,22 +33,22 @@ class Section(BaseModel):
 class Columns(Section):
     """Columns of csv, tsv, jsonl and parquet files: names, or numbers counted from 0."""
 
-    text: str | int | None = None
-    text2: str | int | None = None
-    label: str | int | None = None
-    source: str | int | None = None
-    target: str | int | None = None
+    text: str | int | None = None  # the text
+    text2: str | int | None = None  # the second text of a pair
+    label: str | int | None = None  # the label or score
+    source: str | int | None = None  # the source of a translation
+    target: str | int | None = None  # its reference
 
 
 class SourceSpec(Section):
     """One source of data: a file, folder or glob, `-` for standard input, or `builtin:NAME`."""
 
-    path: str
+    path: str  # file, folder, glob, `-` or builtin:NAME
     target_path: str | None = None  # the other side of aligned files
     # share of a mixture; null everywhere: in proportion to the tokens, of pairs to their number
     weight: PositiveFloat | None = None
     prefix: str = ""  # text-to-text tasks
-    task: str | None = None
+    task: str | None = None  # name in reports
 
 
 class Data(Section):
@@ -48,13 +56,13 @@ class Data(Section):
 
     train: tuple[SourceSpec, ...] = ()  # empty: the built-in source of the objective
     valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
-    valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
+    valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1  # share held out for validation
     columns: Columns = Columns()
     errors: Literal["strict", "replace"] = "strict"  # invalid UTF-8
     packing: Literal["concat", "documents", "none"] = "concat"  # none: one document per example, padded
     document_mask: bool = False  # packed documents do not see each other
-    padding: Literal["right", "left", "random"] = "right"
-    pad_to: Literal["longest", "max"] = "longest"
+    padding: Literal["right", "left", "random"] = "right"  # side of the padding; random: drawn for each text
+    pad_to: Literal["longest", "max"] = "longest"  # the longest of the batch, or always seq_len
     seq_len: Positive | None = None  # null: model.max_seq_len
     sort_window: NonNegative = 0  # examples sorted by length inside windows of this many; 0: not sorted
     target_seq_len: Positive | None = None  # pairs: of the target; null: seq_len
@@ -66,31 +74,32 @@ class Data(Section):
     # labelled examples without data.valid: hold out a fixed sample with every label's share, or the last ones
     valid_split: Literal["stratified", "last"] = "stratified"
     image_mean: tuple[float, ...] = ()  # per channel, of values in [0, 1]; empty: the training images'
-    image_std: tuple[float, ...] = ()
-    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()
+    image_std: tuple[float, ...] = ()  # standard deviation per channel; empty: the training images'
+    augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
 
 
 class ParameterGroup(Section):
     """Overrides for the parameters whose names match a glob, for example `embedding.*`."""
 
-    match: str
-    lr_scale: NonNegativeFloat = 1.0
-    weight_decay: NonNegativeFloat | None = None
-    frozen: bool = False
+    match: str  # names of parameters, with * and ?
+    lr_scale: NonNegativeFloat = 1.0  # factor of the learning rate
+    weight_decay: NonNegativeFloat | None = None  # null: the optimizer's
+    frozen: bool = False  # not trained
 
 
 class Optimizer(Section):
     """The optimizer; `lr` is the maximum rate, with `muon` that of the hidden matrices, `adam_lr` of all others."""
 
     kind: OptimizerName = "adamw"
-    lr: PositiveFloat = 3.0e-4
+    lr: PositiveFloat = 3.0e-4  # maximum learning rate
     adam_lr: PositiveFloat | None = None  # muon only; null: lr
-    betas: tuple[Probability, Probability] = (0.9, 0.95)
-    eps: PositiveFloat = 1.0e-8
+    betas: tuple[Probability, Probability] = (0.9, 0.95)  # decay of the moving averages
+    eps: PositiveFloat = 1.0e-8  # added to the root of the second moment
     weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
     momentum: Probability = 0.95  # muon only
-    clip_grad_norm: PositiveFloat | None = 1.0
-    groups: tuple[ParameterGroup, ...] = ()
+    clip_grad_norm: PositiveFloat | None = 1.0  # maximum norm of the gradient (arXiv 1211.5063); null: off
+    groups: tuple[ParameterGroup, ...] = ()  # exceptions by name of the parameter
+    # factor of the learning rate per layer, counted from the top (arXiv 1801.06146)
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
@@ -98,7 +107,7 @@ class Schedule(Section):
     """The learning-rate schedule, a factor on the optimizer's rates; every kind has `warmup_steps`."""
 
     kind: ScheduleName = "cosine"
-    warmup_steps: NonNegative = 0
+    warmup_steps: NonNegative = 0  # steps in which the rate grows from 0 to lr
     warmup_ratio: Probability = 0.0  # of the steps, where warmup_steps is 0
     decay_steps: Positive | None = None  # null: training.max_steps
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd; of plateau too
@@ -110,38 +119,40 @@ class Schedule(Section):
 class EarlyStopping(Section):
     """Stop after `patience` validations in which `training.best_metric` did not improve by more than `min_delta`."""
 
-    patience: Positive = 5
-    min_delta: NonNegativeFloat = 0.0
+    patience: Positive = 5  # number of validations without improvement
+    min_delta: NonNegativeFloat = 0.0  # smallest change that counts
 
 
 class Training(Section):
     """Length, batches, validation, checkpoints and precision of the training."""
 
-    max_steps: Positive = 10000
+    max_steps: Positive = 10000  # optimizer steps
     max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
-    max_minutes: PositiveFloat | None = None
-    batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
-    batch_tokens: Positive | None = None  # instead of batch_size; of pairs the tokens of the longer side
-    grad_accum: Positive = 1
+    max_minutes: PositiveFloat | None = None  # save and stop after this time
+    batch_size: BatchSize | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
+    batch_tokens: BatchSize | None = None  # instead of batch_size; of pairs the tokens of the longer side
+    grad_accum: BatchSize = 1  # micro-batches per optimizer step
     eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
     save_every: Positive | None = 500  # null: with every validation
-    save_every_minutes: PositiveFloat | None = None
-    keep_last: Positive = 2
-    log_every: Positive = 10
+    save_every_minutes: PositiveFloat | None = None  # also save after this time
+    keep_last: Positive = 2  # number of checkpoints kept besides the best
+    log_every: Positive = 10  # steps between log lines
     sample_every: NonNegative | None = None  # null: with every validation; 0: never
-    sample_prompt: str = ""
-    early_stopping: EarlyStopping | None = None
+    sample_prompt: str = ""  # beginning of the sample texts
+    early_stopping: EarlyStopping | None = None  # null: off
     best_metric: Literal[
         "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
-    ] = "loss"
-    valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
+    ] = "loss"  # decides which checkpoint is the best
+    valid_beam_size: Annotated[int, Field(ge=0, le=MAX_SIZE)] = (
+        1  # pairs: beam size of validation; 1: greedy, 0: no decoding
+    )
     valid_sentences: Positive | None = None  # pairs: number of decoded ones; null: all
-    ema_decay: Probability | None = None
-    activation_checkpointing: bool = False
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
-    device: str = "auto"
-    threads: Annotated[int, Field(gt=0, le=4096)] | None = None
+    ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
+    activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
+    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    threads: Annotated[int, Field(gt=0, le=4096)] | None = None  # CPU threads; null: PyTorch's choice
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:
@@ -154,25 +165,25 @@ class Training(Section):
 class Generation(Section):
     """Defaults of `tformer generate` for this model; flags override them."""
 
-    max_new_tokens: Positive = 200
+    max_new_tokens: BatchSize = 200  # maximum length of an output
     temperature: NonNegativeFloat = 1.0  # 0: greedy
     top_k: NonNegative = 0  # 0: off
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Probability = 0.0
-    repetition_penalty: PositiveFloat = 1.0
-    no_repeat_ngram: NonNegative = 0
-    min_new_tokens: NonNegative = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
+    min_p: Probability = 0.0  # least probability, as a share of the highest (arXiv 2407.01082); 0: off
+    repetition_penalty: PositiveFloat = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
+    no_repeat_ngram: NonNegative = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
+    min_new_tokens: NonNegative = 0  # minimum length of an output
     at_limit: Literal["cut", "end"] = "cut"  # end: a text at its maximum length ends with eos, whose probability counts
     length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
-    beam_size: Positive = 1
-    length_penalty: float = 1.0
-    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
-    coverage_penalty: NonNegativeFloat = 0.0
+    beam_size: Size = 1  # 1: no beam search
+    length_penalty: float = 1.0  # exponent A of the divisor
+    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"  # gnmt: arXiv 1609.08144; avg: length^A
+    coverage_penalty: NonNegativeFloat = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
     # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
     # than the worst finished one; exhaustive: none can score higher any more
     stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
-    beam_groups: Positive = 1
-    diversity_penalty: NonNegativeFloat = 0.0
+    beam_groups: Size = 1  # diverse beam search (arXiv 1610.02424); 1: off
+    diversity_penalty: NonNegativeFloat = 0.0  # subtracted from the score of tokens that an earlier group chose
     suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # texts that end an output
     stop_tokens: tuple[NonNegative, ...] = ()  # further ids that end a text (Llama 3 has several)

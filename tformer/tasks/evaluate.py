@@ -51,12 +51,8 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
     data = choose_data(loaded, options)
     _note_prefix(loaded, data, options, work)
     read = [path for spec in data.specs for path in (spec.path, spec.target_path) if path is not None]
-    refuse_to_replace(options.errors_file, read, option="--errors")
-    try:
-        report = task.evaluate(loaded, data, options, work)
-    except InputError as error:  # readers of text name the option of the other commands
-        error.hint = error.hint and error.hint.replace("--errors replace", "--invalid-utf8 replace")
-        raise
+    refuse_to_replace(options.mistakes, read, option="--mistakes")
+    report = task.evaluate(loaded, data, options, work)
     return task, {"run": str(loaded.path), "step": loaded.step, **report}
 
 

@@ -24,7 +24,7 @@ class Images(Labelled):
     """Labelled images. Evaluation is that of labelled texts."""
 
     description = "a model of images"
-    options = frozenset({"errors_file"})
+    options = frozenset({"mistakes"})
     tokenizer_texts = "none"
     row_keys = ()
 

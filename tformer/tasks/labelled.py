@@ -71,7 +71,7 @@ class Labelled(Task):
     """Labelled texts and pairs of texts."""
 
     description = "a model of labelled examples"
-    options = TEXT_OPTIONS | {"text2_column", "label_column", "errors_file"}
+    options = TEXT_OPTIONS | {"text2_column", "label_column", "mistakes"}
     tokenizer_texts = "labelled"
     row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
@@ -178,9 +178,9 @@ class Labelled(Task):
         seconds = time.perf_counter() - began
         report = REPORTS[classifier.kind](samples.labels, scores_NL, classifier.labels)
         require_finite(report["loss"])
-        if options.errors_file is not None:
-            written = write_mistakes(options.errors_file, classifier, samples, scores_NL)
-            work.note(f"{options.errors_file}: {written:,} examples")
+        if options.mistakes is not None:
+            written = write_mistakes(options.mistakes, classifier, samples, scores_NL)
+            work.note(f"{options.mistakes}: {written:,} examples")
         return {"data": name, **report, "examples_per_second": len(samples) / seconds}
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:

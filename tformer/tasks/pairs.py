@@ -68,7 +68,7 @@ class Pairs(Task):
 
     description = "a model of pairs"
     options = PAIR_OPTIONS | {
-        *("prefix", "errors_file", "no_decode", "beam_size", "length_penalty", "length_penalty_type"),
+        *("prefix", "mistakes", "no_decode", "beam_size", "length_penalty", "length_penalty_type"),
         *("max_new_tokens", "at_limit", "bleu_tokenize", "lowercase"),
     }
     tokenizer_texts = "pairs"
@@ -409,7 +409,7 @@ def _decoded(
     if note is not None and tokenize != "none":
         work.note(note)
     metrics = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=options.lowercase)
-    if options.errors_file is not None:
-        written = write_wrong_outputs(options.errors_file, outputs, lowercase=options.lowercase)
-        work.note(f"{options.errors_file}: {written:,} pairs")
+    if options.mistakes is not None:
+        written = write_wrong_outputs(options.mistakes, outputs, lowercase=options.lowercase)
+        work.note(f"{options.mistakes}: {written:,} pairs")
     return {**metrics, "sentences_per_second": len(pairs) / seconds}

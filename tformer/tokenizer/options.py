@@ -33,7 +33,8 @@ class TokenizerOptions:
     strip_accents: Annotated[bool, TEXT("--strip-accents", help="Remove accents.")] = False
     digits: Annotated[bool, TEXT("--digits", help="Split numbers into single digits.")] = False
     byte_fallback: Annotated[
-        bool, MODEL("--byte-fallback", help="bpe, unigram: encode unseen characters as <0xNN> bytes instead of [UNK].")
+        bool,
+        MODEL("--byte-fallback", help="bpe, unigram: encode unseen characters as `<0xNN>` bytes, not [UNK]."),
     ] = False
     min_frequency: Annotated[
         int,
@@ -50,7 +51,7 @@ class TokenizerOptions:
         ),
     ] = 100
     sentinels: Annotated[
-        int | None, MODEL("--sentinels", help="Number of <extra_id_N> tokens (default: t5 100, others 0).")
+        int | None, MODEL("--sentinels", help="Number of `<extra_id_N>` tokens (default: t5 100, others 0).")
     ] = None
     sample_mb: Annotated[
         int | None,

@@ -100,8 +100,8 @@ class TrainOptions:
     vocabulary: Annotated[
         str | None, DATA("--vocabulary", help="Pairs: joint (one tokenizer) or separate (one per side).")
     ] = None
-    errors: Annotated[
-        str | None, DATA("--errors", help="Invalid UTF-8: strict (default) or replace."), Key("data.errors")
+    invalid_utf8: Annotated[
+        str | None, DATA("--invalid-utf8", help="Invalid UTF-8: strict (default) or replace."), Key("data.errors")
     ] = None
     tokenizer: Annotated[
         Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one is trained on the data.")
@@ -147,6 +147,16 @@ class TrainOptions:
         RUN("--max-minutes", help="Save and stop after this time; the learning-rate schedule stays the same."),
         Key("training.max_minutes"),
     ] = None
+    log_to: Annotated[
+        tuple[str, ...],
+        RUN(
+            "--log-to",
+            metavar="NAME",
+            help="Log to tensorboard, wandb or mlflow as well; repeatable, or separated by commas. A resumed run "
+            "continues its logs.",
+            show_default=False,
+        ),
+    ] = ()
     dry_run: Annotated[
         bool, RUN("--dry-run", help="Show recipe, parameters, estimated memory and one batch; do not train.")
     ] = False
@@ -188,10 +198,12 @@ class TrainOptions:
         Key("teacher.kind"),
     ] = None
     precision: Annotated[
-        str | None, MACHINE("--precision", help="auto, fp32, bf16 or fp16."), Key("training.precision")
+        str | None,
+        MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format of the computation."),
+        Key("training.precision"),
     ] = None
-    device: Annotated[str | None, MACHINE("--device", help="auto, cpu, cuda or cuda:N."), Key("training.device")] = None
-    compile: Annotated[str | None, MACHINE("--compile", help="auto, on or off."), Key("training.compile")] = None
+    device: Annotated[str | None, MACHINE("--device", metavar="auto|cpu|cuda[:i]"), Key("training.device")] = None
+    compile: Annotated[str | None, MACHINE("--compile", metavar="auto|on|off"), Key("training.compile")] = None
 
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.

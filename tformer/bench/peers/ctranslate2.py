@@ -78,7 +78,7 @@ class Translation(Contender):
         new_tokens = self.task.options["new_tokens"]
         found = self._translator.translate_batch(
             self._sources,
-            beam_size=self.task.options["beam"],
+            beam_size=self.task.options["beam_size"],
             max_batch_size=self.task.batch_size,
             min_decoding_length=new_tokens,
             max_decoding_length=new_tokens,

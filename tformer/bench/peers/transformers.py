@@ -140,7 +140,7 @@ class Translation(Inference):
                 found = self._model.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
-                    num_beams=self.task.options["beam"],
+                    num_beams=self.task.options["beam_size"],
                     min_new_tokens=new_tokens,
                     max_new_tokens=new_tokens,
                     do_sample=False,

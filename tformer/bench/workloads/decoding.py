@@ -178,7 +178,7 @@ class Translation(Contender):
         self._batches = sources_of(self.task)
         self._suppressed = suppressed_tokens(SPECIAL, TARGET, eos=TARGET.eos)
         self._settings = BeamSettings(
-            beam_size=self.task.options["beam"],
+            beam_size=self.task.options["beam_size"],
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             eos_id=TARGET.eos,
@@ -197,7 +197,7 @@ class Translation(Contender):
 
 def check_translation(task: Task) -> None:
     """Raise InputError for a model that is no encoder-decoder, or for sizes that do not fit it."""
-    model, beam, new_tokens = task.recipe.model, task.options["beam"], task.options["new_tokens"]
+    model, beam, new_tokens = task.recipe.model, task.options["beam_size"], task.options["new_tokens"]
     if model.encoder is None or model.decoder is None:
         raise InputError(
             f"bench translate: {task.recipe.arch} is not an encoder-decoder",
@@ -210,7 +210,7 @@ def check_translation(task: Task) -> None:
     if new_tokens > model.max_seq_len:
         raise InputError(f"--new-tokens: found {new_tokens}, the model writes {model.max_seq_len} at most")
     if model.vocab_size is not None and beam > model.vocab_size:
-        raise InputError(f"--beam: found {beam}, the vocabulary has {model.vocab_size} tokens")
+        raise InputError(f"--beam-size: found {beam}, the vocabulary has {model.vocab_size} tokens")
     check_compiled_steps(task)
 
 
@@ -220,7 +220,7 @@ def translation_cost(task: Task, precision: str) -> Cost:
     Each step reads the decoder's matrices and the keys and values of every source and of every hypothesis so far (half
     of the final length on average).
     """
-    beam, new_tokens, length = task.options["beam"], task.options["new_tokens"], task.length
+    beam, new_tokens, length = task.options["beam_size"], task.options["new_tokens"], task.length
     batches = ceil(task.options["sentences"] / task.batch_size)
     sentences = batches * task.batch_size
     model = build_model(task.recipe.model, device="meta")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from tformer.errors import InputError, Interrupted, StorageError
+from tformer.input_files import open_stream
 
 STANDARD_INPUT = "-"
 PIECE_BYTES = 1 << 20
@@ -81,7 +82,7 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors) -> Iterat
             text, used = codecs.utf_8_decode(data, errors, final)
         except UnicodeDecodeError as error:
             before = data[: error.start].count(b"\n")
-            hint = "convert it to UTF-8, or accept replacement characters with --errors replace (data.errors)"
+            hint = "convert it to UTF-8, or accept replacement characters with --invalid-utf8 replace (data.errors)"
             raise InputError(
                 f"{name}:{lines_before + before + 1}: invalid UTF-8 at byte "
                 f"{bytes_before + error.start} (0x{data[error.start]:02x}: {error.reason})",
@@ -179,7 +180,7 @@ def require_packages(path: Path) -> None:
 def open_input(path: Path) -> IO[bytes]:
     """The file, opened for reading. Raises InputError with the reason if that fails."""
     try:
-        return open(path, "rb")
+        return open_stream(path)
     except OSError as error:
         raise unreadable(path, error) from error
 

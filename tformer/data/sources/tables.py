@@ -310,7 +310,7 @@ def whole_characters(text: str, *, place: str, errors: Errors) -> str:
         if errors == "replace":
             return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
         found = f"\\u{ord(text[error.start]):04x}"
-        raise InputError(f"{place}: {found} is half a character", hint="accept it with --errors replace") from None
+        raise InputError(f"{place}: {found} is half a character", hint="--invalid-utf8 replace accepts it") from None
     return text
 
 

@@ -260,7 +260,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 BART = Architecture(
     model_type="bart",
-    classes={"BartForConditionalGeneration": ("lm",), CLASSIFIER: ("classifier",)},
+    classes={"BartForConditionalGeneration": ("lm",), CLASSIFIER: ("classifier",), "BartModel": ()},
     family="bart",
     read=read,
     write=write,
@@ -277,7 +277,7 @@ BART = Architecture(
 
 MBART = Architecture(
     model_type="mbart",
-    classes={"MBartForConditionalGeneration": ("lm",)},
+    classes={"MBartForConditionalGeneration": ("lm",), "MBartModel": ()},
     family="bart",
     read=partial(read_generator, traits=Traits("pre", learned_positions=True, embedding_norm=True)),
     write=write_body,
@@ -293,7 +293,7 @@ MBART = Architecture(
 
 PEGASUS = Architecture(
     model_type="pegasus",
-    classes={"PegasusForConditionalGeneration": ("lm",)},
+    classes={"PegasusForConditionalGeneration": ("lm",), "PegasusModel": ()},
     family="transformer",
     read=partial(read_generator, traits=Traits("pre", learned_positions=False, embedding_norm=False)),
     write=write_body,

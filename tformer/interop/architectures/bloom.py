@@ -85,7 +85,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 BLOOM = Architecture(
     model_type="bloom",
-    classes={"BloomForCausalLM": ("lm",)},
+    classes={"BloomForCausalLM": ("lm",), "BloomModel": ()},
     family="gpt",
     read=read,
     write=write,

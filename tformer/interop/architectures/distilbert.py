@@ -105,7 +105,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 DISTILBERT = Architecture(
     model_type="distilbert",
-    classes={MASKED: ("masked_lm",), CLASSIFIER: ("classifier",)},
+    classes={MASKED: ("masked_lm",), CLASSIFIER: ("classifier",), "DistilBertModel": ()},
     family="bert",
     read=read,
     write=write,

@@ -67,6 +67,7 @@ ELECTRA = Architecture(
         "ElectraForPreTraining": ("replaced_token",),
         MASKED: ("masked_lm",),
         CLASSIFIER: ("classifier",),
+        "ElectraModel": (),
     },
     family="electra",
     read=read,

@@ -98,7 +98,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 GPT2 = Architecture(
     model_type="gpt2",
-    classes={"GPT2LMHeadModel": ("lm",)},
+    classes={"GPT2LMHeadModel": ("lm",), "GPT2Model": ()},
     family="gpt",
     read=read,
     write=write,

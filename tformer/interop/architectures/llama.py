@@ -1,13 +1,16 @@
-"""Llama, and the rotary positions and weights that Mistral and Qwen2 share with it.
+"""Llama, and the rotary positions, sliding windows and weights that Mistral, Qwen2 and Qwen3 share with it.
 
 Newer files say `rope_parameters: {rope_type, rope_theta, ...}`, older ones `rope_theta` beside `rope_scaling: {type or
 rope_type, ...}`. Both are written with equal values: older versions of the library ignore the newer key and use a base
 of 10,000.
+
+Their `sliding_window` counts the query's own key, a recipe's `window` the keys beside it: one less. A window that is no
+shorter than the longest sequence hides nothing and is read as full attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer.build import resolve_sizes
@@ -23,8 +26,9 @@ from tformer.interop.architectures.parts import (
 )
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, fused, link
+from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.nn.positions.rope import RopeOptions
-from tformer.recipe.model import Model, Stack
+from tformer.recipe.model import Model, Stack, layer_sections
 
 DEFAULT_BASE = 10000.0
 KNOWN = {
@@ -82,6 +86,61 @@ def write_rope(stack: Stack) -> dict[str, Any]:
     return {**keys, "rope_parameters": stretched, "rope_scaling": dict(stretched)}
 
 
+def with_windows(config: Config, values: dict[str, Any], window: int | None, slides: Sequence[bool]) -> dict[str, Any]:
+    """The model section with a window of `window` keys, the query's own among them, in the layers that have one.
+
+    slides: of each layer. Windows of all layers become the stack's attention, those of some its `layers`.
+    """
+    if window is None or window >= values["max_seq_len"] or not any(slides):
+        return values
+    if window < 2:
+        raise InputError(
+            f"{config.name}: sliding_window: found {window}, expected at least 2, the query's own among them"
+        )
+    sliding, decoder = {"kind": "sliding_window", "window": window - 1}, dict(values["decoder"])
+    if all(slides):
+        decoder["attention"] |= sliding
+    else:
+        decoder["layers"] = {layer: {"attention": sliding} for layer, slide in enumerate(slides) if slide}
+    return values | {"decoder": decoder}
+
+
+def windows_of(model: Model) -> list[int | None]:
+    """The window of each layer as config.json counts it; None: full attention."""
+    layers = layer_sections(stack_of(model, "decoder"), path="model.decoder")
+    kinds = [layer.attention for layer in layers]
+    return [kind.window + 1 if isinstance(kind, SlidingWindowOptions) else None for kind in kinds]
+
+
+def read_layer_windows(config: Config, values: dict[str, Any]) -> dict[str, Any]:
+    """The model section with the windows of Qwen2 and Qwen3: of the layers that `layer_types` names, else the last."""
+    window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
+    wanted = config.take("use_sliding_window", default=False, kind=bool)
+    full = config.take("max_window_layers", default=MISSING_FULL_LAYERS)
+    kinds = config.take("layer_types", default=[], kind=list)
+    layers = values["decoder"]["num_layers"]
+    if kinds and (len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}):
+        raise InputError(
+            f"{config.name}: layer_types: found {kinds!r}, expected full_attention or sliding_attention for each of "
+            f"{layers} layers"
+        )
+    slides = [kind == "sliding_attention" for kind in kinds] or [wanted and layer >= full for layer in range(layers)]
+    return with_windows(config, values, window, slides)
+
+
+def write_layer_windows(model: Model) -> dict[str, Any]:
+    windows = windows_of(model)
+    slides = any(windows)
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    return {
+        "use_sliding_window": slides,
+        "sliding_window": next(filter(None, windows), None),
+        **({"layer_types": kinds, "max_window_layers": kinds.index("sliding_attention")} if slides else {}),
+    }
+
+
+MISSING_WINDOW = 4096  # null means no window, a missing key this one
+MISSING_FULL_LAYERS = 28  # default number of first layers without a window
 PREFIX = "model."
 SKIPPED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # given by a formula, a buffer in old files
 
@@ -98,9 +157,16 @@ MISSING: Mapping[str, int | None] = {
 
 
 def read_body(
-    config: Config, missing: Mapping[str, int | None], *, qkv_bias: bool, out_bias: bool, mlp_bias: bool
+    config: Config,
+    missing: Mapping[str, int | None],
+    *,
+    qkv_bias: bool,
+    out_bias: bool,
+    mlp_bias: bool,
+    qk_norm: bool = False,
 ) -> dict[str, Any]:
-    """The model section. missing: the class's default sizes; the biases are arguments, because no key states them."""
+    """The model section. missing: the class's default sizes; the others are arguments, because no key states them."""
+    eps = config.take("rms_norm_eps", default=1e-6, kind=float)
     width = config.size("hidden_size", default=missing["hidden_size"])
     heads = config.size("num_attention_heads", default=missing["num_attention_heads"])
     length = config.size("max_position_embeddings", default=missing["max_position_embeddings"])
@@ -108,16 +174,20 @@ def read_body(
         "num_layers": config.size("num_hidden_layers", default=missing["num_hidden_layers"]),
         "num_heads": heads,
         "num_kv_heads": size_or_missing(config, "num_key_value_heads", missing["num_key_value_heads"]) or heads,
-        "head_dim": config.size("head_dim", default=None) or width // heads,
+        "head_dim": config.size("head_dim", default=missing.get("head_dim")) or width // heads,
         "positions": read_rope(config, max_seq_len=length),
-        "attention": {"qkv_bias": qkv_bias, "out_bias": out_bias},
+        "attention": {
+            "qkv_bias": qkv_bias,
+            "out_bias": out_bias,
+            **({"qk_norm": "learned", "qk_norm_eps": eps} if qk_norm else {}),
+        },
         "feedforward": {
             "d_ff": config.size("intermediate_size", default=missing["intermediate_size"]),
             "activation": config.choose("hidden_act", ACTIVATIONS, default="silu"),
             "gated": True,
             "bias": mlp_bias,
         },
-        "norm": {"kind": "rmsnorm", "place": "pre", "eps": config.take("rms_norm_eps", default=1e-6, kind=float)},
+        "norm": {"kind": "rmsnorm", "place": "pre", "eps": eps},
         "final_norm": True,
         "attention_dropout": config.take("attention_dropout", default=0.0, kind=float),
     }
@@ -151,7 +221,7 @@ def write_body(model: Model) -> dict[str, Any]:
 
 
 def links(model: Model, class_name: str) -> list[Link]:
-    """Links of Llama, Mistral and Qwen2; the model section says which biases exist."""
+    """Links of Llama, Mistral, Qwen2 and Qwen3; the model section says which biases and gains exist."""
     decoder, sizes = stack_of(model, "decoder"), resolve_sizes(model, "decoder")
     d_ff = d_ff_of(model, decoder)
     queries, keys, values = (
@@ -171,6 +241,9 @@ def links(model: Model, class_name: str) -> list[Link]:
         table.append(link(f"{ours}.self_attention_norm.weight", f"{theirs}.input_layernorm.weight"))
         table += fused(f"{ours}.self_attention.qkv", qkv, (queries, keys, values), bias=decoder.attention.qkv_bias)
         table += both(f"{ours}.self_attention.out", f"{theirs}.self_attn.o_proj", bias=decoder.attention.out_bias)
+        if decoder.attention.qk_norm == "learned":
+            norms = ("q_norm.weight", "k_norm.weight")
+            table += [link(f"{ours}.self_attention.{norm}", f"{theirs}.self_attn.{norm}") for norm in norms]
         table.append(link(f"{ours}.feedforward_norm.weight", f"{theirs}.post_attention_layernorm.weight"))
         table += fused(f"{ours}.feedforward.up", gated, (d_ff, d_ff), bias=biased)
         table += both(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=biased)
@@ -201,7 +274,7 @@ def _write(model: Model, class_name: str) -> dict[str, Any]:
 
 LLAMA = Architecture(
     model_type="llama",
-    classes={"LlamaForCausalLM": ("lm",)},
+    classes={"LlamaForCausalLM": ("lm",), "LlamaModel": ()},
     family="llama",
     read=_read,
     write=_write,

@@ -66,7 +66,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 MARIAN = Architecture(
     model_type="marian",
-    classes={"MarianMTModel": ("lm",)},
+    classes={"MarianMTModel": ("lm",), "MarianModel": ()},
     family="transformer",
     read=read,
     write=write,

@@ -1,7 +1,4 @@
-"""Mistral: Llama without any bias, with a sliding window in its first release.
-
-A window that is off, or no shorter than the longest sequence, hides nothing; a shorter one is refused.
-"""
+"""Mistral: Llama without any bias, with a sliding window in every layer of its first release."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import llama
-from tformer.interop.architectures.parts import refuse_short_window, size_or_missing
+from tformer.interop.architectures.parts import size_or_missing
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
@@ -23,22 +20,21 @@ MISSING: Mapping[str, int | None] = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
-MISSING_WINDOW = 4096  # null means no window, a missing key this one
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     values = llama.read_body(config, MISSING, qkv_bias=False, out_bias=False, mlp_bias=False)
-    refuse_short_window(config, size_or_missing(config, "sliding_window", MISSING_WINDOW), values["max_seq_len"])
-    return values
+    window = size_or_missing(config, "sliding_window", llama.MISSING_WINDOW)
+    return llama.with_windows(config, values, window, [True] * values["decoder"]["num_layers"])
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    return {**llama.write_body(model), "sliding_window": None}
+    return {**llama.write_body(model), "sliding_window": llama.windows_of(model)[0]}
 
 
 MISTRAL = Architecture(
     model_type="mistral",
-    classes={"MistralForCausalLM": ("lm",)},
+    classes={"MistralForCausalLM": ("lm",), "MistralModel": ()},
     family="llama",
     read=read,
     write=write,

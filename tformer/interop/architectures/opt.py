@@ -108,7 +108,7 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 OPT = Architecture(
     model_type="opt",
-    classes={"OPTForCausalLM": ("lm",)},
+    classes={"OPTForCausalLM": ("lm",), "OPTModel": ()},
     family="gpt",
     read=read,
     write=write,

@@ -64,15 +64,6 @@ def size_or_missing(config: Config, key: str, missing: int | None) -> int | None
     return value if key in config.values else missing
 
 
-def refuse_short_window(config: Config, window: int | None, length: int) -> None:
-    """Raise InputError for a sliding window shorter than the longest sequence."""
-    if window is not None and window < length:
-        raise InputError(
-            f"{config.name}: sliding_window: found {window}, tformer does not import attention windows: expected null "
-            f"or at least max_position_embeddings ({length})"
-        )
-
-
 def label_names(config: Config) -> tuple[str, ...]:
     """The labels of a classifier in the order of their ids; () where the config names none."""
     names = config.take("id2label", default={}, kind=dict)
@@ -128,8 +119,13 @@ def pooled_links(model: Model, *, pooler: str | None = None, project: str) -> li
     Args:
         pooler: the dense layer before the projection, on disk; None: there is none.
         project: the projection to the labels.
+
+    [] for a model without such a head.
     """
-    head = f"heads.{model.heads[0].kind}"
+    kinds = [head.kind for head in model.heads if head.label_kind is not None]
+    if not kinds:
+        return []
+    head = f"heads.{kinds[0]}"
     return [*(both(f"{head}.pooler", pooler) if pooler else []), *both(f"{head}.project", project)]
 
 

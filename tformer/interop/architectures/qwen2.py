@@ -1,13 +1,18 @@
-"""Qwen2: Llama with biases on queries, keys and values only, and sliding windows that are off by default."""
+"""Qwen2 and Qwen3: Llama with sliding windows in some layers, which are off by default.
+
+Qwen2 has biases on queries, keys and values only. Qwen3 has none by default, and normalises the queries and keys of
+each head before their rotation, with gains that all heads of a layer share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import llama
-from tformer.interop.architectures.parts import refuse_short_window, size_or_missing
+from tformer.interop.architectures.parts import stack_of
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
@@ -20,29 +25,31 @@ MISSING: Mapping[str, int | None] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
 }
-MISSING_WINDOW = 4096
-MISSING_FULL_LAYERS = 28  # default number of first layers without a window
 
 
 def read(config: Config, class_name: str) -> dict[str, Any]:
     values = llama.read_body(config, MISSING, qkv_bias=True, out_bias=False, mlp_bias=False)
-    window = size_or_missing(config, "sliding_window", MISSING_WINDOW)
-    wanted = config.take("use_sliding_window", default=False, kind=bool)
-    full = config.take("max_window_layers", default=MISSING_FULL_LAYERS)
-    kinds = config.take("layer_types", default=[], kind=list)
-    slides = set(kinds) != {"full_attention"} if kinds else wanted and values["decoder"]["num_layers"] > full
-    if slides:
-        refuse_short_window(config, window, values["max_seq_len"])
-    return values
+    return llama.read_layer_windows(config, values)
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    return {**llama.write_body(model), "use_sliding_window": False, "sliding_window": None}
+    return {**llama.write_body(model), **llama.write_layer_windows(model)}
+
+
+def read_qwen3(config: Config, class_name: str) -> dict[str, Any]:
+    biased = config.take("attention_bias", default=False, kind=bool)
+    missing = {**MISSING, "head_dim": 128}
+    values = llama.read_body(config, missing, qkv_bias=biased, out_bias=biased, mlp_bias=False, qk_norm=True)
+    return llama.read_layer_windows(config, values)
+
+
+def write_qwen3(model: Model, class_name: str) -> dict[str, Any]:
+    return {**write(model, class_name), "attention_bias": stack_of(model, "decoder").attention.qkv_bias}
 
 
 QWEN2 = Architecture(
     model_type="qwen2",
-    classes={"Qwen2ForCausalLM": ("lm",)},
+    classes={"Qwen2ForCausalLM": ("lm",), "Qwen2Model": ()},
     family="llama",
     read=read,
     write=write,
@@ -50,4 +57,11 @@ QWEN2 = Architecture(
     prefix=llama.PREFIX,
     skipped=llama.SKIPPED,
     own_tokenizer_rules=True,
+)
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    classes={"Qwen3ForCausalLM": ("lm",), "Qwen3Model": ()},
+    read=read_qwen3,
+    write=write_qwen3,
 )

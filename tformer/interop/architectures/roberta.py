@@ -76,12 +76,17 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 ROBERTA = Architecture(
     model_type="roberta",
-    classes={"RobertaForMaskedLM": ("masked_lm",), "RobertaForSequenceClassification": ("classifier",)},
+    classes={
+        "RobertaForMaskedLM": ("masked_lm",),
+        "RobertaForSequenceClassification": ("classifier",),
+        "RobertaModel": (),
+    },
     family="roberta",
     read=read_roberta,
     write=write,
     links=links,
     prefix="roberta.",
+    pooler="roberta.pooler.dense",
     renamed=LEGACY_NAMES,
     skipped=(
         buffers("roberta"),
@@ -94,14 +99,22 @@ ROBERTA = Architecture(
 CAMEMBERT = replace(
     ROBERTA,
     model_type="camembert",
-    classes={"CamembertForMaskedLM": ("masked_lm",), "CamembertForSequenceClassification": ("classifier",)},
+    classes={
+        "CamembertForMaskedLM": ("masked_lm",),
+        "CamembertForSequenceClassification": ("classifier",),
+        "CamembertModel": (),
+    },
     read=read,
     slow_tokenizer=None,
 )
 XLM_ROBERTA = replace(
     ROBERTA,
     model_type="xlm-roberta",
-    classes={"XLMRobertaForMaskedLM": ("masked_lm",), "XLMRobertaForSequenceClassification": ("classifier",)},
+    classes={
+        "XLMRobertaForMaskedLM": ("masked_lm",),
+        "XLMRobertaForSequenceClassification": ("classifier",),
+        "XLMRobertaModel": (),
+    },
     read=read,
     slow_tokenizer=None,
 )

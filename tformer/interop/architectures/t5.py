@@ -1,11 +1,14 @@
-"""T5 v1.0 and v1.1: relative buckets shared by all layers, RMS norms, no biases, unscaled attention.
+"""T5 v1.0 and v1.1, and mT5: relative buckets shared by all layers, RMS norms, no biases, unscaled attention.
 
 v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a projection of its
-own, unscaled. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both.
+own, unscaled. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both. mT5 is
+v1.1, never scaled; its files tie the projection, whatever their config says, unless they hold one of its own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tformer.errors import InputError
@@ -31,16 +34,38 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 SIDES = {"encoder": 1, "decoder": 2}  # index of the feed-forward network in a layer's list of parts
 
 
-def read(config: Config, class_name: str) -> dict[str, Any]:
-    config.expect("is_encoder_decoder", True)
+@dataclass(frozen=True)
+class Defaults:
+    """Values of a type's missing keys. scales: whether its tied class scales the decoder's output."""
+
+    d_ff: int = 2048
+    num_layers: int = 6
+    num_heads: int = 8
+    vocab_size: int = 32128
+    projection: str = "relu"
+    scales: bool = True
+
+
+OF_T5, OF_MT5 = Defaults(), Defaults(1024, 8, 6, 250112, "gated-gelu", scales=False)
+
+
+def encodes_only(class_name: str) -> bool:
+    return class_name.endswith("EncoderModel")
+
+
+def read(config: Config, class_name: str, *, defaults: Defaults = OF_T5) -> dict[str, Any]:
+    if encodes_only(class_name):
+        config.ignore("is_encoder_decoder", "num_decoder_layers")
+    else:
+        config.expect("is_encoder_decoder", True)
     config.expect("is_decoder", False)
     width = size_by_any_name(config, "d_model", "hidden_size", default=512)
-    layers = size_by_any_name(config, "num_layers", "num_hidden_layers", default=6)
+    layers = size_by_any_name(config, "num_layers", "num_hidden_layers", default=defaults.num_layers)
     tied = config.take("tie_word_embeddings", default=True, kind=bool)
-    scaled = config.take("scale_decoder_outputs", default=tied, kind=bool)
+    scaled = config.take("scale_decoder_outputs", default=tied, kind=bool) and defaults.scales
     rate = config.take("dropout_rate", default=0.1, kind=float)
     stack = {
-        "num_heads": size_by_any_name(config, "num_heads", "num_attention_heads", default=8),
+        "num_heads": size_by_any_name(config, "num_heads", "num_attention_heads", default=defaults.num_heads),
         "head_dim": size_by_any_name(config, "d_kv", "head_dim", default=64),
         "positions": {
             "kind": "t5_bias",
@@ -48,7 +73,11 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
             "max_distance": config.size("relative_attention_max_distance", default=128),
         },
         "attention": {"qkv_bias": False, "out_bias": False, "scale": 1.0},
-        "feedforward": {"d_ff": config.size("d_ff", default=2048), "bias": False, **_activation(config)},
+        "feedforward": {
+            "d_ff": config.size("d_ff", default=defaults.d_ff),
+            "bias": False,
+            **_activation(config, defaults.projection),
+        },
         "norm": {
             "kind": "rmsnorm",
             "place": "pre",
@@ -59,21 +88,23 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
         "attention_dropout": rate,
         "activation_dropout": rate,
     }
-    return {
+    section = {
         "d_model": width,
         "max_seq_len": config.size("n_positions", default=512),
-        "vocab_size": config.size("vocab_size", default=32128),
+        "vocab_size": config.size("vocab_size", default=defaults.vocab_size),
         "embedding": {"dropout": rate},
         "tie": {"source_target": True, "output": tied},
         "encoder": stack | {"num_layers": layers},
-        "decoder": stack | {"num_layers": config.size("num_decoder_layers", default=layers)},
         "heads": [{"kind": "lm", "scale": "inverse_sqrt_d" if scaled else "none"}],
     }
+    if encodes_only(class_name):
+        return section
+    return section | {"decoder": stack | {"num_layers": config.size("num_decoder_layers", default=layers)}}
 
 
-def _activation(config: Config) -> dict[str, Any]:
+def _activation(config: Config, default: str) -> dict[str, Any]:
     """`feed_forward_proj`: an activation, or gated-ACTIVATION; gated-gelu has always meant the tanh form."""
-    proj = config.take("feed_forward_proj", default="relu", kind=str)
+    proj = config.take("feed_forward_proj", default=default, kind=str)
     gate, _, name = proj.rpartition("-")
     if gate not in ("", "gated") or name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
@@ -85,7 +116,7 @@ def _activation(config: Config) -> dict[str, Any]:
 
 
 def write(model: Model, class_name: str) -> dict[str, Any]:
-    encoder, decoder = stack_of(model, "encoder"), stack_of(model, "decoder")
+    encoder = stack_of(model, "encoder")
     found = {
         "vocab_size": model.vocab_size,
         "n_positions": model.max_seq_len,
@@ -93,15 +124,16 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
         "d_kv": head_dim(model, encoder),
         "d_ff": d_ff_of(model, encoder),
         "num_layers": encoder.num_layers,
-        "num_decoder_layers": decoder.num_layers,
         "num_heads": encoder.num_heads,
         "feed_forward_proj": _projection(encoder.feedforward.activation, gated=encoder.feedforward.gated),
         "layer_norm_epsilon": encoder.norm.eps,
         "dropout_rate": encoder.dropout,
         "scale_decoder_outputs": any(getattr(head, "scale", "none") not in ("none", 1.0) for head in model.heads),
         "tie_word_embeddings": model.tie.output,
-        "is_encoder_decoder": True,
+        "is_encoder_decoder": not encodes_only(class_name),
     }
+    if not encodes_only(class_name):
+        found["num_decoder_layers"] = stack_of(model, "decoder").num_layers
     if isinstance(encoder.positions, T5BiasOptions):
         found["relative_attention_num_buckets"] = encoder.positions.buckets
         found["relative_attention_max_distance"] = encoder.positions.max_distance
@@ -119,8 +151,8 @@ def links(model: Model, class_name: str) -> list[Link]:
     table = [link("embedding.weight", TABLE, also=[*COPIES, OUTPUT] if tied else COPIES)]
     if not tied:
         table.append(link("heads.lm.weight", OUTPUT))
-    for side, last in SIDES.items():
-        stack = stack_of(model, side)
+    for side, stack in model.stacks.items():
+        last = SIDES[side]
         rows = stack.num_heads * head_dim(model, stack)
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         table.append(link(f"{side}.positions.weight", first))
@@ -166,7 +198,12 @@ def of_files(section: dict[str, Any], files: WeightFiles) -> dict[str, Any]:
 T5 = Architecture(
     model_type="t5",
     # The second is the name of the first before version 3 of the library: t5-3b and t5-11b still have it.
-    classes={"T5ForConditionalGeneration": ("lm",), "T5WithLMHeadModel": ("lm",)},
+    classes={
+        "T5ForConditionalGeneration": ("lm",),
+        "T5WithLMHeadModel": ("lm",),
+        "T5Model": (),
+        "T5EncoderModel": (),
+    },
     family="t5",
     read=read,
     write=write,
@@ -175,4 +212,12 @@ T5 = Architecture(
     of_files=of_files,
     special_ids={"pad": 0, "eos": 1},
     ctranslate2=("T5Loader", {}),
+)
+MT5 = replace(
+    T5,
+    model_type="mt5",
+    classes={"MT5ForConditionalGeneration": ("lm",), "MT5Model": (), "MT5EncoderModel": ()},
+    read=partial(read, defaults=OF_MT5),
+    special_ids={**T5.special_ids, "decoder_start": 0},
+    ctranslate2=None,
 )

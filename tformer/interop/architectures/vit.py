@@ -118,11 +118,12 @@ def links(model: Model, class_name: str) -> list[Link]:
 
 VIT = Architecture(
     model_type="vit",
-    classes={"ViTForImageClassification": ("classifier",)},
+    classes={"ViTForImageClassification": ("classifier",), "ViTModel": ()},
     family="vit",
     read=read,
     write=write,
     links=links,
     prefix="vit.",
+    pooler="vit.pooler.dense",
     skipped=(r"vit\.pooler\.dense\.(weight|bias)", r"vit\.embeddings\.mask_token"),
 )

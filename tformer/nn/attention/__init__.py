@@ -26,7 +26,11 @@ def cross_attention_options(options: ProjectionOptions) -> ProjectionOptions:
     if options.mechanism.cross:
         return options
     return FullAttentionOptions(
-        qkv_bias=options.qkv_bias, out_bias=options.out_bias, scale=options.scale, qk_norm=options.qk_norm
+        qkv_bias=options.qkv_bias,
+        out_bias=options.out_bias,
+        scale=options.scale,
+        qk_norm=options.qk_norm,
+        qk_norm_eps=options.qk_norm_eps,
     )
 
 

@@ -57,7 +57,7 @@ class AdditiveAttention(Mechanism):
 
 @dataclass(frozen=True)
 class AdditiveOptions(ProjectionOptions):
-    """Options of additive attention."""
+    """Options of additive attention (arXiv 1409.0473)."""
 
     mechanism: ClassVar[type[Mechanism]] = AdditiveAttention
 

@@ -372,7 +372,7 @@ class BigBirdAttention(Mechanism):
 
 @dataclass(frozen=True)
 class BigBirdOptions(ProjectionOptions):
-    """Options of BigBird's block-sparse attention."""
+    """Options of BigBird's block-sparse attention (arXiv 2007.14062)."""
 
     mechanism: ClassVar[type[Mechanism]] = BigBirdAttention
 

@@ -164,7 +164,7 @@ class FullAttention(Mechanism):
 
 @dataclass(frozen=True)
 class FullAttentionOptions(ProjectionOptions):
-    """Options of dense multi-head attention; sizes (heads, head_dim, ...) belong to the stack."""
+    """Options of dense multi-head attention (arXiv 1706.03762); sizes (heads, head_dim, ...) belong to the stack."""
 
     mechanism: ClassVar[type[Mechanism]] = FullAttention
 

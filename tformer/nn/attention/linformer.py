@@ -114,7 +114,7 @@ class LinformerAttention(Mechanism):
 
 @dataclass(frozen=True)
 class LinformerOptions(ProjectionOptions):
-    """Options of Linformer's low-rank attention."""
+    """Options of Linformer's low-rank attention (arXiv 2006.04768)."""
 
     mechanism: ClassVar[type[Mechanism]] = LinformerAttention
 

@@ -32,14 +32,17 @@ class ProjectionOptions(ABC):
     mechanism: ClassVar[type[Mechanism]]
 
     kind: str = ""
-    qkv_bias: bool = True
-    out_bias: bool = True
+    qkv_bias: bool = True  # biases of the query, key and value projections
+    out_bias: bool = True  # bias of the output projection
     scale: Literal["auto"] | float = "auto"  # auto: 1/sqrt(head_dim); T5 uses 1.0
-    qk_norm: bool = False  # RMS-normalise queries and keys per head, without learned gains
+    # RMS-normalise queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
+    qk_norm: bool | Literal["learned"] = False
+    qk_norm_eps: float = 1.0e-6
 
     def __post_init__(self) -> None:
         if self.scale != "auto":
             require_positive(scale=self.scale)
+        require_positive(qk_norm_eps=self.qk_norm_eps)
 
     @abstractmethod
     def keys_per_query(self, length: float) -> float:

@@ -19,19 +19,18 @@ from tformer.nn.attention import AttentionSizes, FullAttentionOptions, Projectio
 from tformer.nn.attention.context import AttentionContext, TapSink, tap
 from tformer.nn.cache import CrossCache, LayerCache, LayerState
 from tformer.nn.fixed_cache import FixedLayer
-from tformer.nn.layer_norm import rms_norm
+from tformer.nn.layer_norm import RMSNorm
 from tformer.nn.linear import Linear
 from tformer.nn.positions.base import Positions
 from tformer.nn.structured_dropout import DropHead
-
-QK_NORM_EPS = 1.0e-6
 
 
 class MultiHeadAttention(nn.Module):
     """Self-attention, or cross-attention when `memory_dim` is given.
 
     qkv: Linear D -> (H + K) h + K v, rows ordered queries, keys, values, each head by head; cross-attention has
-    q: D -> H h and kv: memory_dim -> K (h + v) instead. out: H v -> D.
+    q: D -> H h and kv: memory_dim -> K (h + v) instead. out: H v -> D. q_norm, k_norm: RMSNorm of each head's h
+    numbers, one for all heads, where the options want it.
     """
 
     def __init__(
@@ -60,6 +59,12 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = head_dim or d_model // num_heads
         self.value_dim = value_dim or self.head_dim
         self.qk_norm = options.qk_norm
+        self.q_norm, self.k_norm = (
+            RMSNorm(self.head_dim, eps=options.qk_norm_eps, learned=options.qk_norm == "learned")
+            if options.qk_norm
+            else None
+            for _ in range(2)
+        )
         self.drophead = DropHead(0.0) if drophead is None else drophead
         self.is_cross = memory_dim is not None
         self._sizes = (
@@ -156,8 +161,8 @@ class MultiHeadAttention(nn.Module):
         self, x_BTD: Tensor, context: AttentionContext, positions: Positions | None, taps: TapSink | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         q_BTx, k_BTx, v_BTx = tap(taps, "qkv", self.qkv(x_BTD)).split_with_sizes(self._sizes, dim=-1)
-        q = self._normalise(self._split_heads(q_BTx, self.num_heads))
-        k = self._normalise(self._split_heads(k_BTx, self.num_kv_heads))
+        q = _normalised(self.q_norm, self._split_heads(q_BTx, self.num_heads))
+        k = _normalised(self.k_norm, self._split_heads(k_BTx, self.num_kv_heads))
         if positions is not None and positions.has_rotate:
             q, k = positions.rotate(q, k, context.q_pos, context.q_pos, context.rotation)
         return q, k, self._split_heads(v_BTx, self.num_kv_heads)
@@ -165,22 +170,21 @@ class MultiHeadAttention(nn.Module):
     def _project_cross(
         self, x_BTD: Tensor, memory: Tensor | None, cache: CrossCache | None, taps: TapSink | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q = self._normalise(self._split_heads(tap(taps, "q", self.q(x_BTD)), self.num_heads))
+        q = _normalised(self.q_norm, self._split_heads(tap(taps, "q", self.q(x_BTD)), self.num_heads))
         if cache is not None and cache.filled:
             return (q, *cache.read())
         assert memory is not None, "cross-attention needs the encoder's output, or a cache that holds it"
         k_BSx, v_BSx = tap(taps, "kv", self.kv(memory)).split_with_sizes(self._sizes[1:], dim=-1)
-        k = self._normalise(self._split_heads(k_BSx, self.num_kv_heads))
+        k = _normalised(self.k_norm, self._split_heads(k_BSx, self.num_kv_heads))
         v = self._split_heads(v_BSx, self.num_kv_heads)
         if cache is not None:
             cache.fill(k, v)
         return q, k, v
 
-    def _normalise(self, x_BHTh: Tensor) -> Tensor:
-        if not self.qk_norm:
-            return x_BHTh
-        # Normalised in memory order [B, T, H, h], so that no copy is made.
-        return rms_norm(x_BHTh.transpose(1, 2), None, QK_NORM_EPS).transpose(1, 2)
+
+def _normalised(norm: RMSNorm | None, x_BHTh: Tensor) -> Tensor:
+    """Each head's numbers after the norm, computed in memory order [B, T, H, h], so that no copy is made."""
+    return x_BHTh if norm is None else norm(x_BHTh.transpose(1, 2)).transpose(1, 2)
 
 
 def _rows_per_sentence(x_BTD: Tensor, cache: CrossCache | None) -> int:

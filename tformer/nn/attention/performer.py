@@ -378,7 +378,7 @@ class PerformerAttention(Mechanism):
 
 @dataclass(frozen=True)
 class PerformerOptions(ProjectionOptions):
-    """Options of FAVOR+ attention."""
+    """Options of FAVOR+ attention (Performer, arXiv 2009.14794)."""
 
     mechanism: ClassVar[type[Mechanism]] = PerformerAttention
 

@@ -1,10 +1,13 @@
-"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): query i sees keys |i - j| <= window / 2.
+"""Sliding-window attention with global tokens (Longformer, arXiv 2004.05150): a query sees its `window` nearest keys.
+
+`window` counts the visible keys beside the query's own: in an encoder half before and half after it, in a decoder all
+before it. The reach r is the distance of the farthest one: query i sees keys |i - j| <= r, with r = window / 2 in an
+encoder and r = window in a decoder.
 
 With a dilation d the window's keys are d slots apart. Slots of one residue modulo d then see only each other, and are
 folded into the batch as sequences of their own. Global tokens see all and are seen by all; with `global_projections`
 their rows have queries, keys and values from matrices of their own, while other queries see them through the ordinary
-ones. A causal query sees only the window's first half and itself; its global tokens come first, so their rows do not
-differ from the others'.
+ones. The global tokens of a causal sequence come first, so their rows do not differ from the others'.
 
 Work and memory are O(window) per query. Short inputs use dense attention, which is faster there.
 
@@ -99,10 +102,10 @@ BLOCK = 64  # queries computed together, if `block` is null
 SMALL_BLOCK = 32  # the same for windows of less than two blocks: a larger block would read mostly invisible keys
 
 
-def window_mask(options: SlidingWindowOptions, q_slots: Tensor, k_slots: Tensor, *, causal: bool) -> Tensor:
+def window_mask(reach: int, dilation: int, q_slots: Tensor, k_slots: Tensor, *, causal: bool) -> Tensor:
     """bool [T, S]: whether the window of a query holds a key, by their slots [T] and [S]."""
     distance = k_slots - q_slots.unsqueeze(1)
-    seen = (distance.abs() <= options.window // 2 * options.dilation) & (distance % options.dilation == 0)
+    seen = (distance.abs() <= reach * dilation) & (distance % dilation == 0)
     return seen & (distance <= 0) if causal else seen
 
 
@@ -114,14 +117,13 @@ def global_tokens(options: SlidingWindowOptions, context: AttentionContext) -> G
 
 
 def flex_rule(
-    options: SlidingWindowOptions, tokens: GlobalTokens | None, *, start: int
+    reach: int, dilation: int, tokens: GlobalTokens | None, *, start: int
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The pattern as a function of single (example, query, key), without causality, padding and documents."""
-    reach = options.window // 2 * options.dilation
 
     def sees(example: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = key - query - start
-        seen = (distance.abs() <= reach) & (distance % options.dilation == 0)
+        seen = (distance.abs() <= reach * dilation) & (distance % dilation == 0)
         if tokens is None:
             return seen
         row = example if tokens.mask.shape[0] > 1 else torch.zeros_like(example)
@@ -140,8 +142,14 @@ class SlidingWindowAttention(Mechanism):
 
     def __init__(self, options: SlidingWindowOptions, sizes: AttentionSizes) -> None:
         super().__init__(options, sizes)
-        half = options.window // 2
-        self.block = options.block or (BLOCK if half >= BLOCK else SMALL_BLOCK)
+        self.reach = options.reach(causal=sizes.causal)
+        if not sizes.causal and options.window % 2:
+            raise ValueError(
+                f"window: expected an even number in an encoder (half on each side), found {options.window}"
+            )
+        self.block = options.block or (BLOCK if self.reach >= BLOCK else SMALL_BLOCK)
+        if options.block is not None and self.reach % options.block:
+            raise ValueError(f"block: {options.block} does not divide the {self.reach} keys of a side of the window")
         if options.global_projections:
             if sizes.causal:
                 raise ValueError("global_projections: only for encoders; causal global tokens see no more than others")
@@ -157,14 +165,14 @@ class SlidingWindowAttention(Mechanism):
         if num_keys > num_queries and context.global_mask is not None:
             raise ValueError("global_attention_mask: not together with a cache of earlier tokens")
         tokens = global_tokens(options, context)
-        keys = self.block + options.window + (0 if tokens is None else tokens.count)
+        keys = self.block + 2 * self.reach + (0 if tokens is None else tokens.count)
         has_own_rows, weights = options.global_projections, None
         if inputs.need_weights or (options.implementation == "auto" and dense_is_faster(num_queries, num_keys, keys)):
             out, weights = self._dense(inputs)
         elif num_queries < num_keys and num_queries <= self.block:
             out = self._step(inputs, tokens)
         elif options.implementation == "flex" and q_BHTh.is_cuda:
-            out = attend_flex(inputs, flex_rule(options, tokens, start=num_keys - num_queries))
+            out = attend_flex(inputs, flex_rule(self.reach, options.dilation, tokens, start=num_keys - num_queries))
         else:
             out = self._blocks(inputs, tokens)
             # The first tokens of a causal sequence see all earlier tokens anyway.
@@ -191,7 +199,8 @@ class SlidingWindowAttention(Mechanism):
     def visible_mask(self, context: AttentionContext) -> Tensor:
         num_queries, num_keys = context.q_pos.shape[1], context.k_pos.shape[1]
         slots = torch.arange(num_keys, device=context.q_pos.device)
-        seen = window_mask(self.options, slots[num_keys - num_queries :], slots, causal=False).unsqueeze(0)
+        q_slots = slots[num_keys - num_queries :]
+        seen = window_mask(self.reach, self.options.dilation, q_slots, slots, causal=False).unsqueeze(0)
         tokens = global_tokens(self.options, context)
         if tokens is not None:
             seen = seen | tokens.mask.unsqueeze(1) | tokens.mask[:, num_keys - num_queries :].unsqueeze(2)
@@ -199,7 +208,7 @@ class SlidingWindowAttention(Mechanism):
 
     def _dense(self, inputs: AttentionInputs) -> Weighted:
         context = inputs.context
-        if self.options.dilation == 1 and inputs.k_BKSh.shape[2] <= self.options.window // 2 + 1:
+        if self.options.dilation == 1 and inputs.k_BKSh.shape[2] <= self.reach + 1:
             return attend(inputs._replace(context=context.with_mask()))  # the window holds everything
         return attend(inputs._replace(context=replace(context, mask=self.visible_mask(context), is_causal=False)))
 
@@ -209,11 +218,11 @@ class SlidingWindowAttention(Mechanism):
         num_queries, num_keys = inputs.q_BHTh.shape[2], inputs.k_BKSh.shape[2]
         slots = torch.arange(num_keys, device=inputs.q_BHTh.device)
         q_slots = slots[num_keys - num_queries :]
-        reach, low = options.window // 2 * options.dilation, num_keys - num_queries
+        reach, low = self.reach * options.dilation, num_keys - num_queries
         step = options.dilation if num_queries == 1 else 1
         low = max(low % step, low - reach)
         read = slice(low, None, step)
-        seen = window_mask(options, q_slots, slots[read], causal=True).unsqueeze(0)
+        seen = window_mask(self.reach, options.dilation, q_slots, slots[read], causal=True).unsqueeze(0)
         keys, values, k_pos = inputs.k_BKSh[:, :, read], inputs.v_BKSv[:, :, read], context.k_pos[:, read]
         valid = None if context.key_mask is None else context.key_mask[:, read].bool().unsqueeze(1)
         if tokens is not None:
@@ -236,8 +245,8 @@ class SlidingWindowAttention(Mechanism):
     def _blocks(self, inputs: AttentionInputs, tokens: GlobalTokens | None) -> Tensor:
         """The rows of local queries, in blocks; those of global tokens are replaced afterwards."""
         context, fold = inputs.context, Fold(inputs.q_BHTh.shape[0], self.options.dilation)
-        num_queries, num_keys, half = inputs.q_BHTh.shape[2], inputs.k_BKSh.shape[2], self.options.window // 2
-        low = max(0, num_keys - num_queries - half * fold.ways)
+        num_queries, num_keys = inputs.q_BHTh.shape[2], inputs.k_BKSh.shape[2]
+        low = max(0, num_keys - num_queries - self.reach * fold.ways)
         start = num_keys - num_queries - low
         pattern = replace(
             self._pattern(start, context.causal, inputs.q_BHTh.device),
@@ -266,12 +275,10 @@ class SlidingWindowAttention(Mechanism):
         return fold.back(out, num_keys - low)[:, :, start:]
 
     def _pattern(self, start: int, causal: bool, device: torch.device) -> Pattern:
-        half = self.options.window // 2
-        after = 0 if causal else half
-        slots = torch.arange(-half, self.block + after, device=device)
-        local = replace(self.options, dilation=1, block=None)
-        band = band_of(window_mask(local, slots[half : half + self.block], slots, causal=causal))
-        return Pattern(self.block, half, after, band, start)
+        before, after = self.reach, 0 if causal else self.reach
+        slots = torch.arange(-before, self.block + after, device=device)
+        band = band_of(window_mask(self.reach, 1, slots[before : before + self.block], slots, causal=causal))
+        return Pattern(self.block, before, after, band, start)
 
     def _global_rows(self, inputs: AttentionInputs, x_BTD: Tensor, tokens: GlobalTokens) -> Weighted:
         """The rows of the global tokens, which see all keys, by matrices of their own if there are any."""
@@ -299,13 +306,13 @@ class SlidingWindowAttention(Mechanism):
 
 @dataclass(frozen=True)
 class SlidingWindowOptions(ProjectionOptions):
-    """Options of sliding-window attention."""
+    """Options of sliding-window attention (Longformer, arXiv 2004.05150)."""
 
     mechanism: ClassVar[type[Mechanism]] = SlidingWindowAttention
 
     kind: Literal["sliding_window"] = "sliding_window"
-    window: int = 256  # visible keys without the query's own: half before, half after (causal: before only)
-    block: int | None = None  # queries computed together; null: chosen. Must divide window / 2
+    window: int = 256  # visible keys beside the query's own: encoder half before, half after; decoder all before
+    block: int | None = None  # queries computed together; null: chosen. Must divide the keys of a side
     dilation: int = 1  # distance between visible keys
     global_tokens: int = 0  # number of first tokens that see all and are seen by all
     global_projections: bool = False  # queries, keys and values of global tokens have matrices of their own
@@ -315,12 +322,12 @@ class SlidingWindowOptions(ProjectionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(window=self.window, block=self.block, dilation=self.dilation)
-        require(self.window % 2 == 0, f"window: expected an even number, found {self.window}")
-        half = self.window // 2
-        fits = self.block is None or half % self.block == 0
-        require(fits, f"block: {self.block} does not divide half of window, {half}")
         require(self.global_tokens >= 0, f"global_tokens must be at least 0, found {self.global_tokens}")
         require(not (self.global_projections and self.qk_norm), "global_projections: not defined together with qk_norm")
+
+    def reach(self, *, causal: bool) -> int:
+        """The distance of the farthest visible key, in steps of the dilation."""
+        return self.window if causal else self.window // 2
 
     def keys_per_query(self, length: float) -> float:
         return min(length, self.window + 1.0 + 2.0 * self.global_tokens)

@@ -142,6 +142,8 @@ class LearnedPositions(Positions):
 
 @dataclass(frozen=True)
 class NoPositionsOptions:
+    """No positional encoding (arXiv 2305.19466)."""
+
     module: ClassVar = NoPositions
     kind: Literal["none"] = "none"
 
@@ -151,7 +153,9 @@ class NoPositionsOptions:
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    """offset: rows at the start of the table without a position: 2 in BART and OPT, after the padding id in RoBERTa.
+    """Learned absolute positions: a vector for each position (arXiv 1705.03122).
+
+    offset: rows at the start of the table without a position: 2 in BART and OPT, after the padding id in RoBERTa.
 
     ids: the row of padding. arange: the row of the next position. nonpad_cumsum (RoBERTa, arXiv 1907.11692): the row
     before the first position, so that row = cumsum(non-pad) · non-pad + offset − 1.
@@ -159,8 +163,8 @@ class LearnedOptions:
 
     module: ClassVar = LearnedPositions
     kind: Literal["learned"] = "learned"
-    offset: int = 0
-    ids: Literal["arange", "nonpad_cumsum"] = "arange"
+    offset: int = 0  # rows at the start of the table without a position
+    ids: Literal["arange", "nonpad_cumsum"] = "arange"  # nonpad_cumsum: padding has no position, as in RoBERTa
 
     def __post_init__(self) -> None:
         require(self.offset >= 0, f"offset must be at least 0, found {self.offset}")

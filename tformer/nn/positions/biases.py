@@ -96,6 +96,8 @@ class T5BiasPositions(Positions):
 
 @dataclass(frozen=True)
 class AlibiOptions:
+    """Linear biases: scores fall with the distance, by a fixed slope per head (arXiv 2108.12409)."""
+
     module: ClassVar = AlibiPositions
     kind: Literal["alibi"] = "alibi"
 
@@ -105,10 +107,12 @@ class AlibiOptions:
 
 @dataclass(frozen=True)
 class T5BiasOptions:
+    """Learned biases of scores by distance, in buckets (T5, arXiv 1910.10683)."""
+
     module: ClassVar = T5BiasPositions
     kind: Literal["t5_bias"] = "t5_bias"
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: int = 32  # number of learned biases per head
+    max_distance: int = 128  # distances from here on share the last bucket
 
     def __post_init__(self) -> None:
         require(self.buckets >= 4, f"buckets must be at least 4, found {self.buckets}")

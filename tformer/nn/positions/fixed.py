@@ -45,9 +45,10 @@ class TabledPositions(Positions):
         self.num_rows = min(max_seq_len, MAX_ROWS)
         device = torch.get_default_device()  # where a model is being built
         with torch.device("cpu"):  # arithmetic on the meta device takes a second to load
-            table = self.formula(torch.arange(self.num_rows)).float()
-        table = torch.empty_like(table, device=device) if device.type == "meta" else table.to(device)
-        self.register_buffer("table", table, persistent=False)
+            table = self.formula(torch.arange(1 if device.type == "meta" else self.num_rows)).float()
+        if device.type == "meta":
+            table = torch.empty(self.num_rows, *table.shape[1:], device=device)
+        self.register_buffer("table", table.to(device), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TabledPositions:
         super()._apply(fn, recurse)
@@ -143,10 +144,12 @@ class Patch2dPositions(TabledPositions):
 
 @dataclass(frozen=True)
 class SinusoidalOptions:
+    """Fixed sines and cosines added to the embeddings (arXiv 1706.03762)."""
+
     module: ClassVar = SinusoidalPositions
     kind: Literal["sinusoidal"] = "sinusoidal"
-    layout: Literal["interleaved", "halves", "fairseq"] = "interleaved"
-    base: float = 10000.0
+    layout: Literal["interleaved", "halves", "fairseq"] = "interleaved"  # order of sines and cosines
+    base: float = 10000.0  # base of the wavelengths 2 pi base^(2i/d)
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)
@@ -157,9 +160,11 @@ class SinusoidalOptions:
 
 @dataclass(frozen=True)
 class Patch2dOptions:
+    """Fixed sines and cosines of a patch's row and column (arXiv 2205.01580)."""
+
     module: ClassVar = Patch2dPositions
     kind: Literal["patch2d"] = "patch2d"
-    base: float = 10000.0
+    base: float = 10000.0  # of the wavelengths
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)

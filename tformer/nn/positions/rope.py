@@ -31,10 +31,10 @@ from tformer.nn.positions.fixed import TabledPositions, inverse_frequencies
 class RopeScaling:
     """Frequency scaling of Llama 3.1 for contexts longer than those of pre-training."""
 
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
+    factor: float = 8.0  # divides low frequencies
+    low_freq_factor: float = 1.0  # fewer turns in the original context than this: divided
+    high_freq_factor: float = 4.0  # more turns than this: unchanged
+    original_max_seq_len: int = 8192  # context length of pre-training
 
     def __post_init__(self) -> None:
         require_positive(
@@ -174,11 +174,13 @@ class RopePositions(TabledPositions):
 
 @dataclass(frozen=True)
 class RopeOptions:
+    """Rotary positions: queries and keys are rotated by their position (arXiv 2104.09864)."""
+
     module: ClassVar = RopePositions
     kind: Literal["rope"] = "rope"
-    layout: Literal["halves", "interleaved"] = "halves"
-    base: float = 10000.0
-    scaling: RopeScaling | None = None
+    layout: Literal["halves", "interleaved"] = "halves"  # pairs (i, i + h/2), as in Llama, or (2i, 2i + 1)
+    base: float = 10000.0  # base of the angles base^(-2i/h)
+    scaling: RopeScaling | None = None  # for contexts longer than those of pre-training; null: none
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)

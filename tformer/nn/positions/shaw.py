@@ -55,10 +55,12 @@ class ShawPositions(Positions):
 
 @dataclass(frozen=True)
 class ShawOptions:
+    """Learned vectors by distance, added to keys and values (arXiv 1803.02155)."""
+
     module: ClassVar = ShawPositions
     kind: Literal["shaw"] = "shaw"
-    clip: int = 16
-    values: bool = True
+    clip: int = 16  # largest distance with a vector of its own
+    values: bool = True  # also add the vectors to the values
 
     def __post_init__(self) -> None:
         require_positive(clip=self.clip)

@@ -62,7 +62,7 @@ def check_settings(settings: Settings) -> None:
     for name, value, low, high in (
         ("--d-model", settings.d_model, 2, MAX_D_MODEL),
         ("--positions", 2 if settings.positions is None else settings.positions, 2, MAX_POSITIONS),
-        ("--heads", settings.heads, 1, MAX_HEADS),
+        ("--num-heads", settings.heads, 1, MAX_HEADS),
         ("--clip", settings.clip, 1, MAX_POSITIONS),
         ("--grid", settings.grid, 2, 32),
     ):
@@ -99,7 +99,7 @@ def check_encoding(kind: str, *, option: str = "--encoding") -> None:
 def _check_rope(settings: Settings) -> None:
     if settings.d_model % settings.heads or settings.head_dim % 2:
         raise InputError(
-            f"rope turns pairs within a head: --d-model {settings.d_model} over --heads {settings.heads} is "
+            f"rope turns pairs within a head: --d-model {settings.d_model} over --num-heads {settings.heads} is "
             f"{settings.d_model / settings.heads:g} a head, expected an even number"
         )
 

@@ -119,8 +119,10 @@ def attention_tensors(
         "q": Described("Q product", ("B", queries, "Hh"), "from the decoder's stream", None, ("q",)),
         "kv": Described("KV product", ("B", keys, kv), "from the encoder's output", ("memory",), ("kv",)),
         "qkv": Described("QKV product", ("B", queries, qkv), "Q, K and V side by side", None, ("qkv",)),
-        "queries": Described("Q", ("B", "H", queries, "h"), f"queries of each head{rotated}", ("q", "qkv")),
-        "keys": Described("K", ("B", k, keys, "h"), f"keys of each head{rotated}", ("kv", "qkv")),
+        "queries": Described(
+            "Q", ("B", "H", queries, "h"), f"queries of each head{rotated}", ("q", "qkv"), ("q_norm",)
+        ),
+        "keys": Described("K", ("B", k, keys, "h"), f"keys of each head{rotated}", ("kv", "qkv"), ("k_norm",)),
         "values": Described("V", ("B", k, keys, v), "values of each head", ("kv", "qkv")),
         "position_scores": Described(
             "position scores", ("B", "H", queries, keys), f"{kind}: added to QK", ("queries",), ("positions.keys",)
@@ -192,7 +194,7 @@ def feedforward_tensors(module: FeedForward, at: str) -> Tensors:
 
 
 def head_tensors(head: nn.Module) -> Tensors:
-    """Those of a head: its own, then labels and loss."""
+    """Those of a head: its own, then labels and loss where it has a projection."""
     own: dict[str, int] = {}
     dropout: dict[str, float] = {}
     loss = Described("loss", (), "one number, the mean over what has a label", ("logits", "labels"))
@@ -220,12 +222,16 @@ def head_tensors(head: nn.Module) -> Tensors:
             "labels": Described("labels", ("B", "T"), "the token that is right at each position", ()),
         }
     elif isinstance(head, PooledHead):
-        own = {"L": head.project.out_features}
-        what = "class" if own["L"] > 1 else "number"
         dropout = {"pooler" if head.pooler is not None else "pooled": head.dropout}
         described = {
             "pooled": Described("pooled", ("B", "D"), f"pooling {head.pooling}: {POOLING_MEANINGS[head.pooling]}"),
             "pooler": Described("pooler", ("B", "D"), "one more layer, then its activation", None, ("pooler",)),
+        }
+        if head.project is None:
+            return Tensors(described, own, dropout)
+        own = {"L": head.project.out_features}
+        what = "class" if own["L"] > 1 else "number"
+        described |= {
             "logits": Described("logits", ("B", "L"), "a score for every label", None, ("project",)),
             "labels": Described("labels", ("B",), f"the correct {what} of each example", ()),
         }

@@ -102,7 +102,7 @@ def _cost_lines(report: Report) -> Iterator[str]:
         for what, value in (
             (f"weights in {_precision(report)}", memory.copies),
             ("workspace", memory.workspace),
-            ("held by the C library", memory.held),
+            ("freed, kept for reuse", memory.held),
         )
         if value
     ]

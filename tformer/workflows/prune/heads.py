@@ -146,22 +146,22 @@ def require_prunable_heads(model: Model, built: Transformer, sides: Sequence[str
         section, stack = getattr(model, side), getattr(built, side)
         if section.positions.module.per_head:
             raise InputError(
-                f"--heads: model.{side}.positions.kind is {section.positions.kind}, whose slopes or biases belong to "
-                "heads that all layers share",
+                f"--drop-heads: model.{side}.positions.kind is {section.positions.kind}, whose slopes or biases belong "
+                "to heads that all layers share",
                 hint="prune layers instead",
             )
         for block in stack.layers:
             attention = block.self_attention
             if attention.num_kv_heads != attention.num_heads:
                 raise InputError(
-                    f"--heads: model.{side}.num_kv_heads is {attention.num_kv_heads} for {attention.num_heads} query "
-                    "heads, which cannot leave one by one",
+                    f"--drop-heads: model.{side}.num_kv_heads is {attention.num_kv_heads} for {attention.num_heads} "
+                    "query heads, which cannot leave one by one",
                     hint="prune layers instead",
                 )
             for module in (attention, block.cross_attention):
                 if module is not None and not _is_bare(module):
                     raise InputError(
-                        f"--heads: model.{side}.attention.kind is {section.attention.kind}, which has more to its "
+                        f"--drop-heads: model.{side}.attention.kind is {section.attention.kind}, which has more to its "
                         "heads than projections",
                         hint="prune layers instead",
                     )
@@ -194,7 +194,7 @@ def choose_heads(
     wanted = math.floor(amount * total + 0.5) if amount < 1 else int(amount)
     if wanted > total - least:
         raise InputError(
-            f"--heads {amount:g}: at most {total - least} of {total} heads can be removed: every layer keeps one",
+            f"--drop-heads {amount:g}: at most {total - least} of {total} heads can be removed: every layer keeps one",
             hint="--drop-layers takes whole layers out",
         )
     counts = _even(slots, wanted / total) if per_layer == "even" else _free(slots, wanted)
@@ -207,7 +207,7 @@ def choose_heads(
     }
     after = sum(map(sum, counts.values()))
     if after == total:
-        raise InputError(f"--heads {amount:g}: none of the {total} heads in {least} layers would be removed")
+        raise InputError(f"--drop-heads {amount:g}: none of the {total} heads in {least} layers would be removed")
     note = ""
     if total - after != wanted:
         note = f"{total - after} heads are removed, not {wanted}: as many in every layer (--heads-per-layer free: any)"

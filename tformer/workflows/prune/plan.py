@@ -10,7 +10,7 @@ from tformer.errors import InputError
 from tformer.options import panel, require_at_most_one
 
 LAYERS, HEADS = panel("Layers"), panel("Heads")
-WAYS = "--keep-layers, --drop-layers, --keep or --rate, and --heads"
+WAYS = "--keep-layers, --drop-layers, --keep or --rate, and --drop-heads"
 
 Strategy = Literal["every-other", "search", "learned"]
 Stacks = Literal["encoder", "decoder", "both"]
@@ -55,7 +55,7 @@ class Plan:
     heads: Annotated[
         str | None,
         HEADS(
-            "--heads",
+            "--drop-heads",
             metavar="RATE|N",
             help="Share (below 1) or number of attention heads to remove, the least important for the loss first; "
             "every layer keeps one.",
@@ -81,7 +81,7 @@ class Plan:
         if self.max_trials is not None and self.strategy != "search":
             raise InputError("--max-trials needs --strategy search")
         if self.heads_per_layer is not None and self.heads is None:
-            raise InputError("--heads-per-layer needs --heads")
+            raise InputError("--heads-per-layer needs --drop-heads")
         for flag, count in (("--keep", self.keep), ("--max-trials", self.max_trials)):
             if count is not None and count < 1:
                 raise InputError(f"{flag} must be at least 1, found {count}")
@@ -109,7 +109,9 @@ class Plan:
         except ValueError:
             amount = 0.0
         if not (0 < amount < 1 or (amount >= 1 and amount.is_integer())):
-            raise InputError(f"--heads: expected a share between 0 and 1, or a number of heads, found '{self.heads}'")
+            raise InputError(
+                f"--drop-heads: expected a share between 0 and 1, or a number of heads, found '{self.heads}'"
+            )
         return amount
 
     @property

@@ -144,7 +144,7 @@ def _refuse_nothing(choices: Mapping[str, LayerChoice]) -> None:
     counts = [choice.num_layers for choice in choices.values()]
     sides = " and ".join(f"the {side} has {choice.num_layers}" for side, choice in choices.items())
     if max(counts) == 1:
-        raise InputError(f"nothing can be pruned: {sides} layer, which must stay", hint="--heads prunes heads")
+        raise InputError(f"nothing can be pruned: {sides} layer, which must stay", hint="--drop-heads prunes heads")
     raise InputError(f"nothing would be removed: {sides} layers, and all would stay", hint="name fewer to keep")
 
 

@@ -1,0 +1,96 @@
+"""Well-known model types that tformer does not read, and what each needs that tformer lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_PARALLEL = "attention and feed-forward side by side in one block"
+_EXPERTS = "mixture-of-experts layers"
+_PARTIAL = "rotary positions on a part of each head"
+_SPEECH = "an encoder of audio"
+_STATE_SPACE = "state-space layers in place of attention"
+_GEMMA = "RMSNorm with gains 1 + w, embeddings scaled in the weights' number format"
+_IMAGES_AND_TEXT = "two towers, of images and of text, in one model"
+_TABLE = "a table of its tensors (tformer has its parts)"
+
+LACKING: Mapping[str, str] = {
+    "albert": "one layer shared by all (the weights of a layer used several times)",
+    "beit": "relative position biases of patches and layer scale",
+    "big_bird": "its random blocks as transformers counts them, and rescaled embeddings",
+    "blenderbot": _TABLE,
+    "blip": _IMAGES_AND_TEXT,
+    "clip": _IMAGES_AND_TEXT,
+    "codegen": f"{_PARALLEL} and {_PARTIAL}",
+    "cohere": f"{_PARALLEL} and scaled logits",
+    "convbert": "convolutions beside attention",
+    "deberta": "attention with separate terms for content and positions (disentangled)",
+    "deberta-v2": "attention with separate terms for content and positions (disentangled)",
+    "deepseek_v2": f"{_EXPERTS} and attention with compressed keys and values",
+    "deepseek_v3": f"{_EXPERTS} and attention with compressed keys and values",
+    "deit": "a distillation token",
+    "dinov2": "layer scale",
+    "falcon": f"{_PARALLEL} and keys and values fused by groups",
+    "falcon_mamba": _STATE_SPACE,
+    "fnet": "Fourier transforms in place of attention",
+    "fsmt": _TABLE,
+    "funnel": "pooling between layers",
+    "gemma": _GEMMA,
+    "gemma2": f"{_GEMMA}, norms after attention and feed-forward, soft-capped scores",
+    "gemma3": f"{_GEMMA}, norms after attention and feed-forward, two bases of rotary positions",
+    "gemma3_text": f"{_GEMMA}, norms after attention and feed-forward, two bases of rotary positions",
+    "gpt_bigcode": "one key and value head fused with the queries as GPT-BigCode stores them",
+    "gpt_neo": _TABLE,
+    "gpt_neox": f"{_PARALLEL} and {_PARTIAL}",
+    "gpt_oss": f"{_EXPERTS} and attention sinks",
+    "gptj": f"{_PARALLEL} and {_PARTIAL}",
+    "granite": "multipliers of embeddings, residuals and logits",
+    "ibert": "integer arithmetic",
+    "layoutlm": "positions of words on a page",
+    "led": "Longformer's attention in BART's layout",
+    "llama4": f"{_EXPERTS} and rotary positions on some layers only",
+    "longformer": _TABLE,
+    "longt5": "local and transient-global attention with T5's biases",
+    "m2m_100": _TABLE,
+    "mamba": _STATE_SPACE,
+    "mamba2": _STATE_SPACE,
+    "mixtral": _EXPERTS,
+    "mobilebert": "bottlenecks and several feed-forward networks in a block",
+    "modernbert": "windows and two bases of rotary positions by layer, and a first layer without a norm",
+    "mpnet": "relative position biases beside absolute positions",
+    "mpt": "ALiBi in MPT's layout, without biases",
+    "musicgen": _SPEECH,
+    "nystromformer": "Nystrom attention",
+    "olmo": "LayerNorm without parameters together with clipped projections",
+    "olmo2": "norms after attention and feed-forward, before the sum",
+    "olmoe": _EXPERTS,
+    "openai-gpt": "post-norm decoder in GPT's first layout",
+    "persimmon": f"{_PARTIAL} and LayerNorm of queries and keys",
+    "phi": f"{_PARALLEL} and {_PARTIAL}",
+    "phi3": "its fused q, k, v and gate matrices, and rotary positions scaled by length (longrope)",
+    "phimoe": _EXPERTS,
+    "prophetnet": "prediction of several next tokens at once",
+    "qwen2_moe": _EXPERTS,
+    "qwen2_vl": _IMAGES_AND_TEXT,
+    "qwen3_moe": _EXPERTS,
+    "qwen3_next": "linear attention layers with gates",
+    "recurrent_gemma": "recurrent layers in place of attention",
+    "reformer": "attention by hashing and reversible layers",
+    "rembert": "embeddings of input and output of different widths",
+    "rwkv": "recurrent layers in place of attention",
+    "siglip": _IMAGES_AND_TEXT,
+    "smollm3": "layers without rotary positions between others with them",
+    "speech_to_text": _SPEECH,
+    "squeezebert": "grouped convolutions in place of matrices",
+    "stablelm": _PARTIAL,
+    "starcoder2": _TABLE,
+    "swin": "shifted windows of patches",
+    "switch_transformers": _EXPERTS,
+    "umt5": "a table of position biases in every layer",
+    "wav2vec2": _SPEECH,
+    "whisper": _SPEECH,
+    "xglm": _TABLE,
+    "xlm": "language embeddings",
+    "xlm-roberta-xl": "pre-norm RoBERTa",
+    "xlnet": "two-stream attention with relative positions",
+}
+"""`model_type` of config.json -> the missing feature."""
