@@ -147,6 +147,16 @@ class TrainOptions:
         RUN("--max-minutes", help="Save and stop after this time; the learning-rate schedule stays the same."),
         Key("training.max_minutes"),
     ] = None
+    log_to: Annotated[
+        tuple[str, ...],
+        RUN(
+            "--log-to",
+            metavar="NAME",
+            help="Log to tensorboard, wandb or mlflow as well; repeatable, or separated by commas. A resumed run "
+            "continues its logs.",
+            show_default=False,
+        ),
+    ] = ()
     dry_run: Annotated[
         bool, RUN("--dry-run", help="Show recipe, parameters, estimated memory and one batch; do not train.")
     ] = False

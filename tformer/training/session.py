@@ -6,7 +6,7 @@ import math
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,11 @@ from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
-from tformer.recipe import recipe_to_yaml
+from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work
 from tformer.training import assemble
 from tformer.training.display import Console, TrainingDisplay
+from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import SingleProcess
@@ -71,7 +72,7 @@ def run_training(
             return describe(prepared)
         training_begins()
         with progress("making the model"):
-            session = Session(prepared, console=console, work=work, began=began)
+            session = Session(prepared, console=console, work=work, began=began, log_to=logger_names(options.log_to))
         with session.run:
             return session.train()
 
@@ -79,7 +80,9 @@ def run_training(
 class Session:
     """The run directory and the parts of one training, and the callbacks of the loop."""
 
-    def __init__(self, prepared: Prepared, *, console: Console, work: Work, began: float) -> None:
+    def __init__(
+        self, prepared: Prepared, *, console: Console, work: Work, began: float, log_to: Sequence[str] = ()
+    ) -> None:
         self.prepared, self.console, self.work, self.began = prepared, console, work, began
         self.should_stop = work.should_stop
         recipe, device = prepared.recipe, prepared.device
@@ -101,6 +104,7 @@ class Session:
         self.last_values: dict[str, Any] = {}
         self.last_sample = ""
         self.run = self._open_run()
+        self.loggers = self._open_loggers(log_to)
 
     def _first_state(self) -> TrainerState:
         """The state at the beginning, or of the checkpoint that is resumed.
@@ -225,6 +229,17 @@ class Session:
             raise
         return run
 
+    def _open_loggers(self, names: Sequence[str]) -> Loggers:
+        """The loggers of --log-to, in the first of several processes."""
+        logged = LoggedRun(
+            path=self.run.path,
+            first_step=self.state.step,
+            recipe=recipe_to_data(self.prepared.recipe),
+            recipe_yaml=self.recipe_yaml,
+            environment=self.run.environment() or {},
+        )
+        return Loggers(names, logged, self.work.note, enabled=self.parts.parallel.rank == 0)
+
     def train(self) -> dict[str, Any]:
         """Run the loop to its end and return the summary. Raises Interrupted after saving a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
@@ -233,8 +248,8 @@ class Session:
         display = TrainingDisplay(
             self.console,
             max_steps=training.max_steps,
-            write=self.run.append_metrics,
-            write_sample=self.run.append_sample,
+            write=self._write,
+            write_sample=self._write_sample,
             first_step=self.state.step,
             unit="tok" if prepared.data.tokenizer is not None else "img",
             progress=self.work.progress,
@@ -260,11 +275,14 @@ class Session:
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
+        status: Status = "failed"
         try:
             with display:
                 state = trainer.run()
+            status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
         finally:
             self.batches.close()
+            self.loggers.close(status)
         return self._conclude(state, first_step)
 
     def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
@@ -304,6 +322,14 @@ class Session:
         return training_flops_per_token(recipe.model, parameters=parameters, source_length=source, target_length=target)
 
     # Callbacks of the loop.
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.run.append_metrics(record)
+        self.loggers.record(record)
+
+    def _write_sample(self, step: int, text: str) -> None:
+        self.run.append_sample(step, text)
+        self.loggers.sample(step, text)
 
     def _validate(self) -> dict[str, Any] | None:
         self.models.eval()

@@ -350,7 +350,9 @@ class _Path:
         return tuple(dict.fromkeys(each for ids in found for each in ids))
 
     def _add_dropout(self, title: str, layer: int | None, before: Step, rate: float, what: str = "") -> None:
-        meaning = f"in training {rate:.4g} of {what or NUMBERS} become 0, the others are divided by {1 - rate:.4g}"
+        meaning = (
+            f"in training {100 * rate:.3g} % of {what or NUMBERS} become 0, the others are divided by {1 - rate:.4g}"
+        )
         step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=(before.id,),
                        parameters=())  # fmt: skip
         self.seen.append((title, layer, step))
