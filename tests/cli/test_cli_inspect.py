@@ -23,7 +23,12 @@ Cli = Callable[..., Any]
         (["--arch", "gpt", "--verify"], "--verify checks files as they are: omit --arch"),
         (["run", "--verify", "--set", "seed=1"], "--verify checks files as they are: omit --set"),
         (["run", "--text", "a"], "--text is for --shapes"),
-        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs the tokenizer of a run: omit --arch"),
+        (["run", "--text2", "a"], "--text2 is for --shapes"),
+        (["run", "--image", "a.png"], "--image is for --shapes"),
+        (["run", "--shapes", "--text", "a", "--seq-len", "8"], "--text has a length of its own: omit --seq-len"),
+        (["--arch", "vit", "--shapes", "--image", "a.png"], "--image needs a run: omit --arch"),
+        (["run", "-o", "a.html"], "a.html: a page is for --shapes, which is missing"),
+        (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs a run: omit --arch"),
         (["--arch", "gpt", "--depth", -1], "--depth -1: it must be at least 0"),
         (["--arch", "gpt", "--shapes", "--depth", 2], "--depth 2: it must be at least 0, and is for the tree"),
         (["--arch", "gpt", "--batch-size", 0], "--batch-size must be at least 1, found 0"),
@@ -121,6 +126,25 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")
     assert outcome.code == 2 and "no tokens" in outcome.err
+
+
+def test_a_page_of_shapes_holds_the_example_and_the_trace(cli: Cli, random_run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "shapes.html"
+    outcome = cli("inspect", random_run, "--shapes", "--text", "abc", "-o", page)
+    assert outcome.code == 0 and outcome.out == "" and f"written: {page}" in outcome.err, outcome.err
+    content = page.read_text()
+    assert content.startswith("<!doctype html>") and '"id":"decoder.0.self_attention.scores"' in content
+    assert '"predicts"' not in content and "the next token at every position" in content
+    assert "http" not in content.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_shapes_as_json_say_what_goes_into_each_tensor(cli: Cli, random_run: Path) -> None:
+    document = json.loads(cli("inspect", random_run, "--shapes", "--text", "abc", "--json").out)
+    steps = {step["id"]: step for part in document["sections"] for step in part["steps"]}
+    assert steps["decoder.0.self_attention.weights"]["inputs"] == ["decoder.0.self_attention.scores"]
+    [table] = steps["decoder.embedding.tokens"]["parameters"]
+    assert table["name"] == "embedding.weight" and table["tied"] == ["heads.lm.weight"]
+    assert document["example"]["labels"]["tokens"] == ["b", "c"]
 
 
 def test_shapes_follow_both_models_of_electra(cli: Cli) -> None:

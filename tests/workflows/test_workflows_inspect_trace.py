@@ -9,8 +9,9 @@ import torch
 
 from tformer.build import build_model
 from tformer.model import Transformer
+from tformer.nn.classification_heads import POOLING_MEANINGS
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.trace import Trace, check_shape, empty_inputs, trace_shapes, value_of
+from tformer.workflows.inspect.trace import Step, Trace, check_shape, empty_inputs, trace_shapes, value_of
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11
@@ -185,3 +186,121 @@ def test_scores_are_told_with_their_formula() -> None:
         trace = traced(build_model(section(decoder=stack(**changes)), device="meta"))
         [meaning, *_] = [step.meaning for part in trace.sections for step in part.steps if step.name == "scores"]
         assert meaning.startswith(formula), meaning
+
+
+@pytest.mark.parametrize("kind", [*ATTENTIONS, *POSITIONS])
+def test_a_padded_batch_has_the_shapes_of_one_without_padding(kind: str) -> None:
+    options = {"linformer": {"rank": 6}, "sliding_window": {"window": 4}, "bigbird": {"block": 2}}.get(kind, {})
+    part = "attention" if kind in ATTENTIONS else "positions"
+    model = build_model(section(encoder=stack(**{part: {"kind": kind, **options}})), device="meta")
+    inputs = empty_inputs(model, batch_size=B, source_length=S)
+    padded = trace_shapes(model, {**inputs, "attention_mask": torch.ones(B, S, dtype=torch.bool, device="meta")})
+    own = {"position_ids", "bias"}  # counted from each example's first real token
+    found, others = all_steps(padded), all_steps(trace_shapes(model, inputs))
+    assert found.keys() == others.keys()
+    for step_id, step in found.items():
+        is_own = step_id.rpartition(".")[2] in own
+        assert step.shape == ((B, *others[step_id].shape[1:]) if is_own else others[step_id].shape)
+
+
+# --- the graph of tensors --------------------------------------------------------------------------------------------
+
+LINKED = {
+    **FAMILIES,
+    "FixNorm": section(
+        encoder=stack(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, drophead=0.25),
+        decoder=stack(dropout=0.1, layerdrop=0.2),
+        embedding={"fixnorm": True, "dropout": 0.1},
+        tie={"source_target": True, "output": True},
+    ),
+    **{kind: section(decoder=stack(positions={"kind": kind})) for kind in POSITIONS},
+    **{f"{kind} attention": section(encoder=stack(attention={"kind": kind})) for kind in ("additive", "performer")},
+    "linformer": section(encoder=stack(attention={"kind": "linformer", "rank": 6})),
+    "global tokens": section(encoder=stack(attention={"kind": "sliding_window", "window": 4, "global_tokens": 2,
+                                                      "global_projections": True})),
+}  # fmt: skip
+
+
+def all_steps(trace: Trace) -> dict[str, Step]:
+    found = [step for part in trace.sections for step in part.steps]
+    assert len({step.id for step in found}) == len(found)
+    return {step.id: step for step in found}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_every_tensor_is_made_of_others_of_the_trace_and_read_by_one(name: str) -> None:
+    found = all_steps(traced(build_model(LINKED[name], device="meta")))
+    given = {step_id for step_id, step in found.items() if not step.inputs}
+    assert {step_id.rpartition(".")[2] for step_id in given} <= {
+        "ids",
+        "pixels",
+        "segments",
+        "position_ids",
+        "labels",
+        "bias",
+    }
+    read = {each for step in found.values() for each in step.inputs}
+    assert read <= found.keys()
+    assert {step_id.rpartition(".")[2] for step_id in found.keys() - read} == {"loss"}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_every_parameter_is_seen_where_it_acts(name: str) -> None:
+    model = build_model(LINKED[name], device="meta")
+    uses = {used.name: used for step in all_steps(traced(model)).values() for used in step.parameters}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    later = [f"{side}.{blocks}.1." for side in ("encoder", "decoder") for blocks in ("blocks", "layer_positions")]
+    assert uses.keys() == {key for key in parameters if not key.startswith(tuple(later))}, "layer 1 is as layer 0"
+    tied = model.tied_names()
+    for key, used in uses.items():
+        assert used.shape == tuple(parameters[key].shape)
+        assert set(used.tied) == {
+            other for other in parameters if other != key and parameters[other] is parameters[key]
+        }
+        assert bool(used.tied) == (key in tied or key in tied.values())
+
+
+def test_a_layer_reads_the_one_before_it() -> None:
+    found = all_steps(traced(build_model(DECODER, device="meta")))
+    first = found["decoder.0.self_attention.normalised"]
+    assert first.inputs == ("decoder.embedding.input", "decoder.0.feedforward.residual")
+    assert found["decoder.0.self_attention.residual"].inputs == (
+        "decoder.embedding.input", "decoder.0.self_attention.projection", "decoder.0.feedforward.residual"
+    )  # fmt: skip
+    both = all_steps(traced(build_model(FAMILIES["both"], device="meta")))
+    assert both["decoder.0.cross_attention.kv"].inputs == ("encoder.final_norm",)
+
+
+def test_scaling_fixnorm_and_positions_of_the_embedding_are_shown() -> None:
+    names = lambda changes: list(steps(traced(build_model(section(decoder=stack(), **changes), device="meta")),  # noqa: E731
+                                       "decoder: embedding"))  # fmt: skip
+    assert names({"embedding": {"scale": True}})[:3] == ["ids", "tokens", "scaled"]
+    assert names({"embedding": {"fixnorm": True}})[:4] == ["ids", "tokens", "unit vectors", "scaled"]
+    trace = traced(
+        build_model(section(decoder=stack(positions={"kind": "learned"}), embedding={"scale": True}), device="meta")
+    )
+    found = all_steps(trace)
+    assert found["decoder.embedding.scaled"].meaning == "times √D = 4"
+    assert found["decoder.embedding.sum"].inputs == ("decoder.embedding.scaled", "decoder.embedding.positions")
+
+
+def test_dropout_is_shown_where_training_applies_it() -> None:
+    found = all_steps(traced(build_model(LINKED["FixNorm"], device="meta")))
+    rates = {step_id: step.meaning for step_id, step in found.items() if step.name == "dropout"}
+    for place, share in (
+        ("encoder.embedding.sum", 10), ("encoder.0.self_attention.weights", 20), ("encoder.0.feedforward.active", 30),
+        ("encoder.0.self_attention.projection", 10), ("encoder.0.feedforward.down", 10),
+        ("encoder.0.self_attention.heads", 25), ("decoder.0.feedforward.residual", 20),
+    ):  # fmt: skip
+        assert rates[f"{place}.dropout"].startswith(f"in training {share} % of"), place
+        assert found[f"{place}.dropout"].shape == found[place].shape
+    without = all_steps(traced(build_model(section(decoder=stack(dropout=0.0)), device="meta")))
+    assert not [step for step in without.values() if step.name == "dropout"]
+
+
+@pytest.mark.parametrize("pooling", POOLING_MEANINGS)
+def test_each_head_says_how_it_pools(pooling: str) -> None:
+    head = {"kind": "classifier", "num_labels": 3, "pooling": pooling}
+    found = all_steps(traced(build_model(section(encoder=stack(), heads=[head]), device="meta")))
+    assert found["head.classifier.pooled"].meaning == f"pooling {pooling}: {POOLING_MEANINGS[pooling]}"
+    assert found["head.classifier.pooled"].inputs == ("encoder.final_norm",)

@@ -18,12 +18,15 @@ from tformer.errors import InputError, did_you_mean, visible
 from tformer.options import argument, panel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tformer.tasks.base import GivenExample
-    from tformer.workflows.inspect import Question, Subject
+    from tformer.workflows.inspect import Question, Subject, Trace
 
 MOST = 10**12  # of anything counted: a larger number is a typing error
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 LAYOUTS = ("mermaid", "dot", "tree")
+PAGE = ".html"
 LAYOUT_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot"}
 SHORT = 8  # positions of --shapes without a text and without a length
 
@@ -31,7 +34,7 @@ WHAT, SIZES, VIEW, OUT = panel("Which model"), panel("At which sizes"), panel("W
 
 EPILOG = examples(
     "`tformer inspect --arch gpt --preset small`",
-    "`tformer inspect runs/transformer-tiny-1 --shapes`",
+    '`tformer inspect runs/transformer-tiny-1 --shapes --text "A dog." -o shapes.html`',
     "`tformer inspect --arch bert --preset base --draw mermaid -o bert.mmd`",
     "`tformer inspect runs/gpt-tiny-1 --verify`",
 )
@@ -115,7 +118,7 @@ class InspectOptions:
             if part is not None and not self.shapes:
                 raise InputError(f"{option} is for --shapes, which is missing")
             if part is not None and named:
-                raise InputError(f"{option} needs the tokenizer of a run: omit {named[0]}", hint="or use --seq-len T")
+                raise InputError(f"{option} needs a run: omit {named[0]}", hint="or use --seq-len T")
             if part is not None and self.seq_len is not None:
                 raise InputError(f"{option} has a length of its own: omit --seq-len")
         if self.depth is not None and (self.depth < 0 or chosen):
@@ -133,10 +136,12 @@ class InspectOptions:
 
     def example(self) -> GivenExample | None:
         """The example that the command line gives."""
+        parts = (self.text, self.text2, self.target, self.image)
+        if all(part is None for part in parts):
+            return None
         from tformer.tasks.base import GivenExample
 
-        found = GivenExample(self.text, self.text2, self.target, self.image)
-        return None if found == GivenExample() else found
+        return GivenExample(*parts)
 
     def drawing(self) -> str | None:
         """The kind of drawing: of --draw, or by the suffix of the file. InputError for an unknown one."""
@@ -146,7 +151,9 @@ class InspectOptions:
                 f"--draw: found '{layout}', expected mermaid, dot or tree", hint=did_you_mean(layout, LAYOUTS)
             )
         suffix = "" if output is None else output.suffix.lower()
-        known = (*LAYOUT_SUFFIXES, ".txt", ".json", ".md")
+        known = (*LAYOUT_SUFFIXES, ".txt", ".json", ".md", PAGE)
+        if suffix == PAGE and not self.shapes:
+            raise InputError(f"{output}: a page is for --shapes, which is missing")
         if output is not None and str(output) != "-" and suffix not in known:
             raise InputError(f"{output}: unknown suffix, expected one of {', '.join(known)}")
         by_suffix = LAYOUT_SUFFIXES.get(suffix)
@@ -188,13 +195,14 @@ def inspect(options: InspectOptions) -> None:
         _verify(options)
         return
     drawing = options.drawing()
+    page = None
     if options.shapes:
-        lines, document = _shapes(options)
+        lines, document, page = _shapes(options)
     elif drawing is not None:
         lines, document = _layout(options.question(), drawing)
     else:
         lines, document = _report(options.question(), options.depth)
-    _write(lines, document, options)
+    _write(lines, document, options, page)
 
 
 def _report(question: Question, depth: int | None) -> tuple[list[str], Any]:
@@ -205,9 +213,10 @@ def _report(question: Question, depth: int | None) -> tuple[list[str], Any]:
     return list(report_lines(report, width=_width(), depth=depth)), report.to_json()
 
 
-def _shapes(options: InspectOptions) -> tuple[list[str], Any]:
+def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
+    """The shapes as lines, as a document, and as a page where the output is one."""
     from tformer.tasks.example import example_lines
-    from tformer.workflows.inspect import Trace, empty_inputs, given_batch, read_subject, trace_shapes
+    from tformer.workflows.inspect import empty_inputs, given_batch, read_subject, trace_shapes
     from tformer.workflows.inspect.text import trace_lines
 
     question = options.question()
@@ -230,9 +239,26 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any]:
             "DISCRIMINATOR: reads the text with the predictions in it": traces[""],
         }
         document["generator"] = next(iter(traces.values())).to_json()
+    page = None
+    if options.output is not None and options.output.suffix.lower() == PAGE:
+        page = _page(subject, traces, document.get("example"))
     for title, trace in traces.items():
         lines += [*((title, "") if title else ()), *trace_lines(trace, width=width), ""]
-    return lines[:-1], document | traces[title].to_json() | {"notes": list(subject.notes)}
+    return lines[:-1], document | traces[title].to_json() | {"notes": list(subject.notes)}, page
+
+
+def _page(subject: Subject, traces: Mapping[str, Trace], example: Mapping[str, Any] | None) -> str:
+    from tformer.viz.shapes import render
+    from tformer.workflows.inspect.trace import NAMES
+
+    return render(
+        {title: trace.to_json() for title, trace in traces.items()},
+        title="Shapes",
+        subtitle=f"The path of a tensor through {subject.name}",
+        names=NAMES,
+        example=example,
+        notes=subject.notes,
+    )
 
 
 def _lengths(question: Question, subject: Subject) -> dict[str, int]:
@@ -272,15 +298,15 @@ def _verify(options: InspectOptions) -> None:
         raise typer.Exit(2)
 
 
-def _write(lines: list[str], document: Any, options: InspectOptions) -> None:
-    """Write the result to the file, or to standard output."""
+def _write(lines: list[str], document: Any, options: InspectOptions, page: str | None = None) -> None:
+    """Write the result to the file, or to standard output. page: what a file gets in place of the lines."""
     path = None if str(options.output) == "-" else options.output
     if path is not None:
         from tformer.viz.output import Output, write_output
 
         wants_json = path.suffix == ".json"
         content = json.dumps(document, ensure_ascii=False, indent=1) if wants_json else "\n".join(map(visible, lines))
-        write_output(Output("json" if wants_json else "terminal", path), content + "\n")
+        write_output(Output("json" if wants_json else "terminal", path), page or content + "\n")
         show_notes([f"written: {path}"])
     if options.json:
         emit_json(document)

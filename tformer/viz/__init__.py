@@ -8,6 +8,7 @@ output                output format and file
 pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
 plot/                 training curves (`plot`)
+shapes                tensor shapes (`inspect --shapes`)
 
 Importing the package imports neither torch nor matplotlib.
 """
