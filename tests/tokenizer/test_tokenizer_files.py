@@ -78,7 +78,7 @@ def test_a_template_without_its_tokens_is_refused(make):
 
 
 def test_missing_binary_and_directory(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="does not exist"):
         Tokenizer.load(tmp_path / "none.json")
     with pytest.raises(InputError):
         Tokenizer.load(tmp_path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from tformer.checkpoint import files
 from tformer.checkpoint.manifest import read_manifest
 from tformer.errors import InputError
+from tformer.input_files import open_regular
 
 LATEST, BEST = "latest", "best"
 _STEP = re.compile(r"(?:\.old-)?step-(\d{1,15})")
@@ -117,8 +118,8 @@ def _point(pointer: Path, entry: Entry | None) -> None:
 def read_pointer(pointer: Path) -> str | None:
     """The checkpoint's name in a pointer file, None when the file is missing or holds anything else."""
     try:
-        with open(pointer, "rb") as stream:
+        with open_regular(pointer) as stream:
             name = stream.read(64).decode("ascii", "replace").strip()
-    except OSError:
+    except InputError:
         return None
     return name if _STEP.fullmatch(name) else None

@@ -17,29 +17,16 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from tformer.errors import InputError, StorageError, cannot_write
+from tformer.input_files import open_regular
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLE_HINT = (
     "tformer never unpickles, for a pickle can run any code: convert the weights to safetensors where you trust them"
 )
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open an existing ordinary file for reading; folders, pipes and devices are refused without blocking."""
-    try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise InputError(f"{path} is not an ordinary file")
-        return open(path, "rb")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def read_bounded(path: Path, *, max_bytes: int) -> bytes:

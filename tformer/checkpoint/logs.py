@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint import files
-from tformer.checkpoint.files import open_regular
 from tformer.formatting import finite_or_none
+from tformer.input_files import open_regular
 
 PACKAGES = ("tformer", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
 

@@ -22,9 +22,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.files import PICKLE_HINT, looks_like_pickle, open_regular, parse_object
+from tformer.checkpoint.files import PICKLE_HINT, looks_like_pickle, parse_object
 from tformer.errors import InputError
 from tformer.formatting import short_hash
+from tformer.input_files import open_regular
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 LFS_POINTER = b"version "  # first bytes of a Git LFS pointer file

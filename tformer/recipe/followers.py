@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from tformer.recipe.overrides import Draft, Origin
 from tformer.recipe.schema import value_at
+from tformer.recipe.sections import MAX_SIZE
 from tformer.recipe.yaml_text import KeyPath
 
 UNLIMITED_STEPS = 10**9
@@ -118,7 +119,7 @@ def _width(data: Mapping[str, Any], stack: KeyPath) -> Any:
 
 
 def _is_size(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIZE
 
 
 def fitting_heads(wanted: float, width: int, head_dim: int | None) -> int:

@@ -19,13 +19,13 @@ from tformer.nn.norm import NormOptions
 from tformer.nn.positions import PositionOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
-from tformer.recipe.sections import NonNegative, Positive, Probability, Section
+from tformer.recipe.sections import Layers, NonNegative, Positive, Probability, Section, Size
 
 
 class Embedding(Section):
     """Token embeddings: `size` below d_model factorises them (ELECTRA), `scale` multiplies by sqrt(d_model)."""
 
-    size: Positive | None = None  # null: d_model; smaller: factorised, with a projection to d_model
+    size: Size | None = None  # null: d_model; smaller: factorised, with a projection to d_model
     norm: bool = False  # normalise the sum of the embeddings
     dropout: Probability = 0.0  # dropout of the sum of the embeddings
     scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
@@ -48,12 +48,12 @@ def _full_unless_named(value: Any) -> Any:
 class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
-    num_layers: Positive = 6  # blocks
-    num_heads: Positive = 8  # attention heads
-    num_kv_heads: Positive | None = None  # null: num_heads
-    head_dim: Positive | None = None  # null: d_model / num_heads
-    value_dim: Positive | None = None  # null: head_dim
-    d_model: Positive | None = None  # null: model.d_model
+    num_layers: Layers = 6  # blocks
+    num_heads: Size = 8  # attention heads
+    num_kv_heads: Size | None = None  # null: num_heads
+    head_dim: Size | None = None  # null: d_model / num_heads
+    value_dim: Size | None = None  # null: head_dim
+    d_model: Size | None = None  # null: model.d_model
     # positional encoding
     positions: Annotated[PositionOptions, Field(discriminator="kind")] = LearnedOptions()
     # who attends to whom, and how
@@ -85,9 +85,9 @@ class Stack(Section):
 class Patches(Section):
     """Cutting an image into a sequence of patches (ViT)."""
 
-    image_size: Positive = 224  # pixels per side
-    size: Positive = 16  # pixels per side of a patch
-    channels: Positive = 3  # 1: grey, 3: colours
+    image_size: Size = 224  # pixels per side
+    size: Size = 16  # pixels per side of a patch
+    channels: Size = 3  # 1: grey, 3: colours
     cls: bool = True  # a learned first token, which the head may read
     stem: Literal["linear", "conv"] = "conv"  # shape of the stored weight: the product is the same
 
@@ -95,7 +95,7 @@ class Patches(Section):
 class Model(Section):
     """Sizes, stacks and heads of the model."""
 
-    d_model: Positive = 512  # width of the residual stream
+    d_model: Size = 512  # width of the residual stream
     max_seq_len: Positive = 512  # maximum number of tokens of a sequence
     vocab_size: Positive | None = None  # null: the tokenizer's
     target_vocab_size: Positive | None = None  # separate vocabularies only

@@ -28,6 +28,7 @@ from tformer.recipe.yaml_text import KeyPath, describe
 
 MAX_SHOWN = 5
 MAX_INTEGER = 2**63 - 1
+MAX_COUNT = 10**12  # more steps, tokens or ids than any training has
 MODEL_HINT = "start from a preset (--preset NAME, or `preset: NAME` in the file), or describe model.decoder"
 
 
@@ -78,14 +79,15 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str])
 
 
 def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
-    """Values that no key accepts: NaN and infinity, integers over 64 bits, text that is not Unicode."""
+    """Values that no key accepts: NaN, infinity, integers over MAX_COUNT (seeds: 64 bits), text that is no Unicode."""
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
             yield from unusable_values(item, (*path, str(key)))
     elif isinstance(data, float) and not math.isfinite(data):
         yield Problem(path, f"found {data}, expected a finite number")
-    elif isinstance(data, int) and abs(data) > MAX_INTEGER:
-        yield Problem(path, f"found a number of {len(str(abs(data)))} digits, expected at most {MAX_INTEGER}")
+    elif isinstance(data, int) and abs(data) > (limit := MAX_INTEGER if path[-1:] == ("seed",) else MAX_COUNT):
+        found = data if abs(data) < 10**20 else f"a number of {len(str(abs(data)))} digits"
+        yield Problem(path, f"found {found}, expected at most {limit}")
     elif isinstance(data, str) and any("\ud800" <= character <= "\udfff" for character in data):
         yield Problem(path, f"found {describe(data)}, expected Unicode text")
 

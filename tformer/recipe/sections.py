@@ -9,8 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 
+# Ceilings above anything that can be trained, so that no recipe makes a command run or allocate without end.
+MAX_LAYERS = 1024
+MAX_SIZE = 2**20  # of a dimension of the model
+MAX_BATCH = 2**30
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
+BatchSize = Annotated[int, Field(gt=0, le=MAX_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -121,9 +129,9 @@ class Training(Section):
     max_steps: Positive = 10000  # optimizer steps
     max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
     max_minutes: PositiveFloat | None = None  # save and stop after this time
-    batch_size: Positive | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
-    batch_tokens: Positive | None = None  # instead of batch_size; of pairs the tokens of the longer side
-    grad_accum: Positive = 1  # micro-batches per optimizer step
+    batch_size: BatchSize | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
+    batch_tokens: BatchSize | None = None  # instead of batch_size; of pairs the tokens of the longer side
+    grad_accum: BatchSize = 1  # micro-batches per optimizer step
     eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
     save_every: Positive | None = 500  # null: with every validation
     save_every_minutes: PositiveFloat | None = None  # also save after this time
@@ -135,7 +143,9 @@ class Training(Section):
     best_metric: Literal[
         "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
     ] = "loss"  # decides which checkpoint is the best
-    valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
+    valid_beam_size: Annotated[int, Field(ge=0, le=MAX_SIZE)] = (
+        1  # pairs: beam size of validation; 1: greedy, 0: no decoding
+    )
     valid_sentences: Positive | None = None  # pairs: number of decoded ones; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
@@ -155,7 +165,7 @@ class Training(Section):
 class Generation(Section):
     """Defaults of `tformer generate` for this model; flags override them."""
 
-    max_new_tokens: Positive = 200  # maximum length of an output
+    max_new_tokens: BatchSize = 200  # maximum length of an output
     temperature: NonNegativeFloat = 1.0  # 0: greedy
     top_k: NonNegative = 0  # 0: off
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
@@ -165,14 +175,14 @@ class Generation(Section):
     min_new_tokens: NonNegative = 0  # minimum length of an output
     at_limit: Literal["cut", "end"] = "cut"  # end: a text at its maximum length ends with eos, whose probability counts
     length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
-    beam_size: Positive = 1  # 1: no beam search
+    beam_size: Size = 1  # 1: no beam search
     length_penalty: float = 1.0  # exponent A of the divisor
     length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"  # gnmt: arXiv 1609.08144; avg: length^A
     coverage_penalty: NonNegativeFloat = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
     # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
     # than the worst finished one; exhaustive: none can score higher any more
     stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
-    beam_groups: Positive = 1  # diverse beam search (arXiv 1610.02424); 1: off
+    beam_groups: Size = 1  # diverse beam search (arXiv 1610.02424); 1: off
     diversity_penalty: NonNegativeFloat = 0.0  # subtracted from the score of tokens that an earlier group chose
     suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start
     stop: tuple[str, ...] = ()  # texts that end an output

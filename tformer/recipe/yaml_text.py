@@ -20,6 +20,7 @@ import yaml
 
 from tformer.errors import InputError
 from tformer.formatting import fitted
+from tformer.input_files import open_stream
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -51,7 +52,7 @@ def read_yaml(path: Path, *, name: str | None = None) -> Document:
     if path.is_dir():
         raise InputError(f"{shown}: found a folder, expected a YAML file")
     try:
-        with path.open("rb") as file:
+        with open_stream(path) as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{shown}: no such file") from None

@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError, cannot_write
+from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
@@ -94,14 +95,14 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """Read `tokenizer.json`. Raises InputError for a missing or damaged file, or one of another format."""
         path = Path(path)
+        with open_regular(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > MAX_FILE_BYTES:
+                raise InputError(f"{path}: {size} bytes is too large for a tokenizer.json")
+            content = file.read()
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise InputError(f"{path}: {path.stat().st_size} bytes is too large for a tokenizer.json")
-            text = path.read_bytes().decode("utf-8")
+            text = content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise _not_a_tokenizer(str(path), f"byte {error.start} is not UTF-8") from error
-        except OSError as error:
-            raise InputError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         return cls.from_json(text, name=str(path))
 
     @classmethod

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from tformer.errors import InputError, Interrupted, StorageError
+from tformer.input_files import open_stream
 
 STANDARD_INPUT = "-"
 PIECE_BYTES = 1 << 20
@@ -179,7 +180,7 @@ def require_packages(path: Path) -> None:
 def open_input(path: Path) -> IO[bytes]:
     """The file, opened for reading. Raises InputError with the reason if that fails."""
     try:
-        return open(path, "rb")
+        return open_stream(path)
     except OSError as error:
         raise unreadable(path, error) from error
 

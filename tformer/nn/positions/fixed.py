@@ -45,9 +45,10 @@ class TabledPositions(Positions):
         self.num_rows = min(max_seq_len, MAX_ROWS)
         device = torch.get_default_device()  # where a model is being built
         with torch.device("cpu"):  # arithmetic on the meta device takes a second to load
-            table = self.formula(torch.arange(self.num_rows)).float()
-        table = torch.empty_like(table, device=device) if device.type == "meta" else table.to(device)
-        self.register_buffer("table", table, persistent=False)
+            table = self.formula(torch.arange(1 if device.type == "meta" else self.num_rows)).float()
+        if device.type == "meta":
+            table = torch.empty(self.num_rows, *table.shape[1:], device=device)
+        self.register_buffer("table", table.to(device), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TabledPositions:
         super()._apply(fn, recurse)
