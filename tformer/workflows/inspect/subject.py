@@ -17,19 +17,18 @@ import torch
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.data.batching.batch import Batch
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import embedding_rows, load_tokenizers
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
-from tformer.objectives import build_objective
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
+    from tformer.data.batching.batch import Batch
     from tformer.tasks.base import GivenExample
 
 PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: the assumed vocabulary of characters
@@ -128,6 +127,8 @@ def given_batch(subject: Subject, given: GivenExample, batch_size: int) -> tuple
 
     Raises InputError for a model without a checkpoint's tokenizer, and for an example of another kind.
     """
+    # Imported here: without an example, nothing of the data is needed.
+    from tformer.objectives import build_objective
     from tformer.tasks import task_of
     from tformer.tasks.example import example_document
 
