@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.translate_runs import refusal
+from tests.end_to_end.translate_runs import DECODER, refusal
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_a_mistake_is_one_clear_line_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_no_class_computes_is_refused_by_field(
-    cli: Callable[..., Any], decoder: Path, tmp_path: Path
+def test_a_model_that_neither_a_class_nor_the_own_code_computes_is_refused_by_field(
+    cli: Callable[..., Any], random_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = decoder / "checkpoints" / "step-00000003" / "recipe.yaml"
-    assert recipe.is_file()
-    message = refusal(cli("export", decoder, "--out", tmp_path / "hf"))
-    assert "no class of Hugging Face" in message and "model." in message
+    stack = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}"
+    run = random_run(DECODER.replace(stack, f"{stack}, positions: {{kind: shaw}}"))
+    message = refusal(cli("export", run, "--out", tmp_path / "hf"))
+    assert "no class of Hugging Face" in message and "model.decoder.positions.kind: shaw" in message
 
 
 def test_out_is_asked_for_and_never_replaced(

@@ -11,7 +11,12 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
-CLASSES = [(name, written) for name, architecture in ARCHITECTURES.items() for written in architecture.classes]
+CLASSES = [
+    (name, written)
+    for name, architecture in ARCHITECTURES.items()
+    if architecture.code is None  # the others are no classes of the library
+    for written in architecture.classes
+]
 WITHOUT_WINDOW = {"mistral": {"sliding_window": None}}  # its own, 4096, would be refused
 
 

@@ -48,9 +48,9 @@ def test_weights_of_another_recipe_are_refused(tmp_path: Path, change: str) -> N
 
 
 def test_what_no_class_computes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    decoder = {**GPT["model"]["decoder"], "norm": {"kind": "scalenorm"}}
+    decoder = {**GPT["model"]["decoder"], "norm": {"kind": "batchnorm"}}
     recipe = {**GPT, "model": {**GPT["model"], "decoder": decoder}}
-    with pytest.raises(InputError, match=r"model\.decoder\.norm\.kind: scalenorm"):
+    with pytest.raises(InputError, match=r"model\.decoder\.norm\.kind: batchnorm"):
         export_checkpoint(checkpoint(tmp_path / "run", recipe), tmp_path / "deep" / "out")
     assert nothing_but(tmp_path, "run")
 

@@ -72,8 +72,9 @@ class ExportOptions:
 def export(options: ExportOptions) -> None:
     """Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.
 
-    The class that computes exactly the recipe's model is found automatically. A model that no class can compute is
-    refused, with the recipe fields that prevent it. Averaged (EMA) weights are exported if the run keeps them.
+    The class that computes exactly the recipe's model is found automatically. For a model that no class computes, the
+    folder gets the code that does, for `trust_remote_code=True`; what that code lacks is refused by its recipe field.
+    Averaged (EMA) weights are exported if the run keeps them.
     """
     options.check()
     shard_bytes = parse_bytes(options.shard_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,17 @@ from tformer.interop.mapping import Fixed, Link, both, to_theirs
 from tformer.interop.weight_files import WeightFiles
 from tformer.nn.heads import HeadOptions
 from tformer.recipe.model import Model
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file of Python that defines the classes of an architecture.
+
+    file: its name beside config.json. lacks: `path: value` of every part of a model that it does not compute.
+    """
+
+    file: str
+    lacks: Callable[[Model], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Architecture:
     slow_tokenizer: the tokenizer class of folders without tokenizer.json; None: by the kind of vocabulary file.
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
         folder names.
+    code: what a folder carries to define the classes; None: transformers has them.
     ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
     """
 
@@ -61,6 +73,7 @@ class Architecture:
     special_ids: Mapping[str, int] = field(default_factory=dict)
     slow_tokenizer: str | None = None
     own_tokenizer_rules: bool = False
+    code: Code | None = None
     ctranslate2: tuple[str, Mapping[str, bool]] | None = None
 
     @property

@@ -186,7 +186,7 @@ def choose_class(
     Args:
         model: resolved (vocabulary sizes and numbers of labels filled in).
         family: the recipe's `arch`, whose architectures are tried first.
-        model_type: the only one to try; None: all.
+        model_type: the only one to try; None: all that `transformers` has classes for.
         common: keys of config.json that are the same for every class, such as special ids; they go before the class's.
 
     Raises:
@@ -197,6 +197,9 @@ def choose_class(
             f"model type {model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}",
             hint=did_you_mean(model_type, list(ARCHITECTURES)),
         )
+    code = None if model_type is None else ARCHITECTURES[model_type].code
+    if code is not None and (missing := list(code.lacks(model))):
+        raise InputError(f"{code.file}, the code that export can write, lacks {'; '.join(missing)}")
     fitting: list[Choice] = []
     refusals: list[tuple[int, str, str]] = []
     for architecture, class_name in _candidates(model, family=family, model_type=model_type):
@@ -208,6 +211,25 @@ def choose_class(
     if fitting:
         return min(fitting, key=lambda choice: len(choice.steps))  # the first of equals
     raise _refusal(model, refusals, model_type)
+
+
+def choose_class_or_code(
+    model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
+) -> Choice:
+    """`choose_class`; where no class computes the model, the architecture whose folders carry code that does.
+
+    Raises InputError when that code lacks a feature too.
+    """
+    try:
+        return choose_class(model, family=family, model_type=model_type, common=common)
+    except InputError as refusal:
+        if model_type is not None:
+            raise
+        [carrying] = [name for name, one in ARCHITECTURES.items() if one.code is not None]
+        try:
+            return choose_class(model, family=family, model_type=carrying, common=common)
+        except InputError as lacking:
+            raise InputError(f"{refusal.message}; {lacking.message}") from None
 
 
 def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -242,7 +264,7 @@ def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tu
         for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)
         for class_name, heads in architecture.classes.items()
         if sorted(heads) == wanted
-        and model_type in (None, architecture.model_type)
+        and (architecture.code is None if model_type is None else model_type == architecture.model_type)
         and (architecture.pooler or not pooler)
     ]
 

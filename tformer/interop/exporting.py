@@ -18,11 +18,11 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
-from tformer.interop.choose import Choice, choose_class, label_keys, without_learned_rates
+from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.tokenizer_config import special_keys
-from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, tokenizer_documents
+from tformer.interop.tokenizer_files import TARGET_FOLDER, own_rules_note, text_ends_note, tokenizer_documents
 from tformer.interop.weight_files import (
     Outgoing,
     Shard,
@@ -116,12 +116,14 @@ class ExportReport:
     files: tuple[str, ...]
     step: int
     notes: tuple[str, ...] = ()
+    carries_code: bool = False  # transformers runs it only when it is told to trust it
 
     def how_to_load(self) -> str:
         """The Python call that opens the folder."""
         if self.auto_class.startswith("ctranslate2."):
             return f'{self.auto_class}("{self.path}")'
-        return f'transformers.{self.auto_class}.from_pretrained("{self.path}")'
+        trust = ", trust_remote_code=True" if self.carries_code else ""
+        return f'transformers.{self.auto_class}.from_pretrained("{self.path}"{trust})'
 
     def document(self) -> dict[str, Any]:
         """The JSON document of `tformer export --json`."""
@@ -173,7 +175,7 @@ def export_checkpoint(
     tokenizers = tokenizers_of(checkpoint)
     model = without_learned_rates(resolved(recipe, tokenizers))
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)
-    choice = choose_class(model, family=recipe.arch, model_type=model_type, common=keys)
+    choice = choose_class_or_code(model, family=recipe.arch, model_type=model_type, common=keys)
     files.require_writable(target)
     weights = _weights_of(checkpoint, model)
     for step in choice.steps:
@@ -184,6 +186,9 @@ def export_checkpoint(
     stored = main_dtype(tensors)
     config = config_of(choice, recipe, keys, dtype=stored)
     texts = {"config.json": _json(config), **_texts(recipe, model, tokenizers), **index_document(tensors, shards)}
+    code = choice.architecture.code
+    if code is not None:
+        texts[code.file] = (Path(__file__).parent / code.file).read_text(encoding="utf-8")
     size = shard_bytes_on_disk(tensors, shards)
     needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
     files.require_room(target, needed)
@@ -210,7 +215,14 @@ def export_checkpoint(
             *_left_out(checkpoint),
             *left_unsaid(recipe),
             *own_rules_note(choice.architecture, tokenizers.source),
+            *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),
+            *(
+                ()
+                if code is None
+                else (f"{code.file} in the folder computes this model: transformers asks before it runs it",)
+            ),
         ),
+        carries_code=code is not None,
     )
 
 
@@ -242,6 +254,7 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
             model_max_length=model.max_seq_len,
             token_types=model.embedding.token_types > 1,
             padding_side="right" if model.encoder is not None else "left",
+            writes=_is_language_model(recipe),
         )
     if tokenizers.target is not None:
         documents = tokenizer_documents(
@@ -251,6 +264,10 @@ def _texts(recipe: Recipe, model: Model, tokenizers: Tokenizers) -> dict[str, st
     generation = write_generation(recipe, tokenizers.target or tokenizers.source)
     found = {"generation_config.json": generation, "preprocessor_config.json": write_preprocessor(recipe)}
     return texts | {name: _json(document) for name, document in found.items() if document}
+
+
+def _is_language_model(recipe: Recipe) -> bool:
+    return recipe.model.encoder is None and any(head.kind == "lm" for head in recipe.model.heads)
 
 
 def _fill(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tformer.interop.tokenizer_config import (
 )
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.special import SpecialIds
 from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -107,6 +108,7 @@ def tokenizer_documents(
     model_max_length: int,
     token_types: bool = False,
     padding_side: str = "right",
+    writes: bool = False,
 ) -> dict[str, str]:
     """File name -> text, from which `AutoTokenizer.from_pretrained` makes a tokenizer with the same ids.
 
@@ -115,8 +117,11 @@ def tokenizer_documents(
         model_max_length: the most tokens that the model reads.
         token_types: whether the model tells them apart: to others they do harm (GPT-2 adds their embedding).
         padding_side: `left` for a decoder-only model, whose batches continue at the right end.
+        writes: the model is a language model, see `with_text_ends`.
     """
     special = with_own_roles(ids, tokenizer).special
+    if writes:
+        special = with_text_ends(special)
     roles = {role: getattr(special, role) for role in ROLES}
     names: dict[str, Any] = {
         f"{role}_token": tokenizer.token(token) for role, token in roles.items() if token is not None
@@ -138,6 +143,33 @@ def tokenizer_documents(
         TOKENIZER_CONFIG: _json(options),
         SPECIAL_TOKENS_MAP: _json(names),
     }
+
+
+def with_text_ends(special: SpecialIds) -> SpecialIds:
+    """The roles with the unknown token as bos, eos and pad where a vocabulary has neither bos nor eos.
+
+    Tools that evaluate language models ask for these: an empty context begins with bos or eos, batches are padded.
+    Characters and words of the training text never are that token, so that no text is lost in decoding.
+    """
+    if special.bos is not None or special.eos is not None or special.unk is None:
+        return special
+    pad = special.unk if special.pad is None else special.pad
+    return replace(special, bos=special.unk, eos=special.unk, pad=pad)
+
+
+def text_ends_note(tokenizer: Tokenizer | None, ids: SpecialTokens) -> tuple[str, ...]:
+    """A note for the tokenizer of a language model whose vocabulary does not end texts; () for the others."""
+    special = None if tokenizer is None else with_own_roles(ids, tokenizer).special
+    if tokenizer is None or special is None or special.bos is not None or special.eos is not None:
+        return ()
+    if special.unk is None:
+        return (
+            "the vocabulary has no special tokens: tools that evaluate language models need an end of text "
+            "(train with --template gpt)",
+        )
+    return (
+        f"the vocabulary has no end of text: transformers gets {tokenizer.token(special.unk)} for bos, eos and pad",
+    )
 
 
 def own_rules_note(architecture: Architecture, tokenizer: Tokenizer | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from tformer.interop.architectures.llama import LLAMA
 from tformer.interop.architectures.marian import MARIAN
 from tformer.interop.architectures.mistral import MISTRAL
 from tformer.interop.architectures.opt import OPT
+from tformer.interop.architectures.own import OWN
 from tformer.interop.architectures.qwen2 import QWEN2, QWEN3
 from tformer.interop.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from tformer.interop.architectures.t5 import MT5, T5
@@ -24,6 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),
         *(BERT, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, ELECTRA, VIT),
         *(T5, MT5, BART, MBART, PEGASUS, MARIAN),
+        OWN,
     )
 }
 """By `model_type`; where several compute the same, `export` takes the first."""

@@ -1,0 +1,122 @@
+"""tformer's own architecture: what no class of transformers computes, with the Python code that computes it.
+
+A folder of this type holds `modeling_tformer.py`, which `from_pretrained(..., trust_remote_code=True)` runs, and in
+config.json the recipe's model section with all sizes filled in. tformer reads such a folder without running its code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tformer.build import build_model, resolve_sizes
+from tformer.errors import InputError
+from tformer.interop.architecture import Architecture, Code, kind_in_classes
+from tformer.interop.config import Config
+from tformer.interop.mapping import Link, link
+from tformer.recipe.model import Model
+
+MODULE = "modeling_tformer"
+NORMS = ("layernorm", "rmsnorm", "scalenorm")
+POSITIONS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5_bias")
+CLASSES: dict[str, tuple[str, ...]] = {
+    "TformerForCausalLM": ("lm",),
+    "TformerForConditionalGeneration": ("lm",),
+    "TformerForMaskedLM": ("masked_lm",),
+    "TformerForSequenceClassification": ("classifier",),
+}
+AUTO = {
+    "TformerForCausalLM": "AutoModelForCausalLM",
+    "TformerForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "TformerForMaskedLM": "AutoModelForMaskedLM",
+    "TformerForSequenceClassification": "AutoModelForSequenceClassification",
+}
+# Keys that transformers adds when it saves a folder of this type again: they follow from `model`.
+DERIVED = (
+    *("auto_map", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "max_position_embeddings", "tie_word_embeddings", "is_encoder_decoder"),
+)
+
+
+def read(config: Config, class_name: str) -> dict[str, Any]:
+    config.ignore(*DERIVED)
+    return dict(config.take("model", kind=dict))
+
+
+def write(model: Model, class_name: str) -> dict[str, Any]:
+    if not _fits(model, class_name):
+        raise InputError(f"{class_name} has other stacks")
+    section = model.model_dump(mode="json", exclude={"init"})
+    for side in model.stacks:
+        sizes = resolve_sizes(model, side)._asdict()
+        stack = section[side]
+        stack |= {key: value for key, value in sizes.items() if key in stack}
+        if stack["attention"]["scale"] == "auto":
+            stack["attention"]["scale"] = stack["head_dim"] ** -0.5
+        stack["feedforward"]["d_ff"] = stack["feedforward"]["d_ff"] or 4 * stack["d_model"]
+    for head in section["heads"]:
+        if "scale" in head:
+            named = {"none": 1.0, "inverse_sqrt_d": model.d_model**-0.5}
+            head["scale"] = named.get(head["scale"], head["scale"])
+    return {
+        "model": section,
+        "tie_word_embeddings": model.tie.output or (model.is_encoder_decoder and model.tie.source_target),
+        "auto_map": {"AutoConfig": f"{MODULE}.TformerConfig", AUTO[class_name]: f"{MODULE}.{class_name}"},
+    }
+
+
+def lacks(model: Model) -> Iterator[str]:
+    """`path: value` of every part of a model that the code does not compute."""
+    kinds = tuple(map(kind_in_classes, model.heads))
+    if not any(kinds == heads and _fits(model, name) for name, heads in CLASSES.items()):
+        named = " and ".join(head.kind for head in model.heads) or "none"
+        yield f"model.heads: {named} on {' and '.join(model.stacks)}"
+    if model.patches is not None:
+        yield "model.patches: images"
+    for side, stack in model.stacks.items():
+        if stack.attention.kind != "full":
+            yield f"model.{side}.attention.kind: {stack.attention.kind}"
+        if stack.norm.kind not in NORMS:
+            yield f"model.{side}.norm.kind: {stack.norm.kind}"
+        if stack.positions.kind not in POSITIONS:
+            yield f"model.{side}.positions.kind: {stack.positions.kind}"
+        if getattr(stack.positions, "scaling", None) is not None:
+            yield f"model.{side}.positions.scaling"
+        if stack.layers:
+            yield f"model.{side}.layers: options of single layers"
+
+
+def _fits(model: Model, class_name: str) -> bool:
+    """Whether a class has the model's stacks."""
+    wanted = {"TformerForCausalLM": ["decoder"], "TformerForMaskedLM": ["encoder"]}
+    translates = class_name == "TformerForConditionalGeneration"
+    return model.is_encoder_decoder == translates and list(model.stacks) == wanted.get(class_name, list(model.stacks))
+
+
+def links(model: Model, class_name: str) -> list[Link]:
+    """tformer's tensors under the names of the code: each stack owns its embedding, and there is one head."""
+    built = build_model(model, device="meta")
+    first = next(iter(model.stacks))
+    renamed = (
+        (r"embedding\.", f"{first}.embedding."),
+        (r"decoder_embedding\.", "decoder.embedding."),
+        (r"heads\.\w+\.", "head."),
+    )
+
+    def theirs(name: str) -> str:
+        return next((there + name[found.end() :] for ours, there in renamed if (found := re.match(ours, name))), name)
+
+    tied = built.tied_names()
+    return [link(name, theirs(name)) for name in built.state_dict() if name not in tied]
+
+
+OWN = Architecture(
+    model_type="tformer",
+    classes=CLASSES,
+    family="transformer",
+    read=read,
+    write=write,
+    links=links,
+    code=Code(f"{MODULE}.py", lacks),
+)
