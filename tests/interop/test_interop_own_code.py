@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,15 @@ def test_transformers_saves_a_folder_that_both_read(tmp_path: Path) -> None:
         assert torch.equal(reopened.eval()(**given).logits, expected)
         ours = load(tmp_path / "again").model(**given).logits
     assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_the_command_says_how_to_load_the_folder(cli: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint(tmp_path / "run", small("gpt/tiny"))
+    outcome = cli("export", tmp_path / "run", "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["class"] == "TformerForCausalLM" and "modeling_tformer.py" in document["files"]
+    assert document["load"].endswith(", trust_remote_code=True)")
 
 
 def test_the_code_needs_torch_and_transformers_only(tmp_path: Path) -> None:
