@@ -293,7 +293,9 @@ def test_what_the_code_lacks_is_refused_by_name(
 # --- tokenizers of language models ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["char", "word", "bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize(
+    "kind", ["char", "word", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bpe", "wordpiece", "unigram"))]
+)
 def test_a_tokenizer_without_an_end_of_text_gets_what_evaluation_tools_need(kind: str, tmp_path: Path) -> None:
     options: Any = {"model": kind, "template": "none", "vocab_size": 60, "min_frequency": 1}
     tokenizer = train_tokenizer(lambda: iter(["ab cd\nefgh. " * 20]), TokenizerOptions(**options))
