@@ -257,7 +257,10 @@ T5_VALUES: dict[str, Any] = {
     "objectives.0.kind": "span_corruption",
     "objectives.0.noise_density": 0.15,
     "objectives.0.mean_span_length": 3.0,
-    "schedule.kind": "inverse_sqrt",
+    "optimizer.kind": "adafactor",
+    "optimizer.clip_grad_norm": None,
+    "optimizer.weight_decay": 0.0,
+    "schedule.kind": "truncated_rsqrt",
     "schedule.warmup_steps": 10000,
     "training.max_steps": 1_000_000,
     "generation.beam_size": 4,
@@ -441,6 +444,14 @@ def test_the_rate_is_that_of_equation_3(preset: str) -> None:
     for step in (1, 3999, 4000, 100_000):
         expected = width**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert recipe.optimizer.lr * schedule.scale(step) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("preset", T5)
+def test_t5s_rate_is_the_inverse_square_root_after_ten_thousand_steps(preset: str) -> None:
+    recipe = read(preset)
+    schedule = build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
+    for step in (1, 10_000, 10_001, 500_000):
+        assert recipe.optimizer.lr * schedule.scale(step) == pytest.approx(max(step, 10_000) ** -0.5)
 
 
 def test_initial_weights_are_the_sources() -> None:

@@ -84,11 +84,12 @@ class Adafactor(torch.optim.Optimizer):
         sizes = list(rows or (parameter.shape[0],))
         parts = (tensor.split(sizes) for tensor in (parameter.flatten(1), gradient.flatten(1), state["rows"]))
         for part_rc, gradient_rc, rows_r, columns_c in zip(*parts, state["columns"], strict=True):
-            squares_rc = gradient_rc.square().add_(EPS_SQUARE)
-            rows_r.lerp_(squares_rc.mean(dim=1), share)
-            columns_c.lerp_(squares_rc.mean(dim=0), share)
+            squares_rc = gradient_rc.square()
+            rows_r.lerp_(squares_rc.mean(dim=1).add_(EPS_SQUARE), share)
+            columns_c.lerp_(squares_rc.mean(dim=0).add_(EPS_SQUARE), share)
             scale_r = (rows_r / rows_r.mean()).rsqrt_()
-            _apply(part_rc, gradient_rc * scale_r.unsqueeze(1) * columns_c.rsqrt(), rate, decay)
+            update_rc = torch.mul(gradient_rc, scale_r.unsqueeze(1), out=squares_rc).mul_(columns_c.rsqrt())
+            _apply(part_rc, update_rc, rate, decay)
 
 
 def fresh_state(parameter: Tensor, rows: Sequence[int] | None) -> dict[str, Tensor]:
@@ -110,7 +111,7 @@ def _apply(parameter: Tensor, update: Tensor, rate: float, decay: float) -> None
     scale.div_((_rms(update) / CLIP_RMS).clamp_(min=1.0))
     if decay:
         parameter.mul_(1 - rate * decay)
-    parameter.sub_(update.mul_(scale), alpha=rate)
+    parameter.addcmul_(update, scale, value=-rate)
 
 
 def _rms(tensor: Tensor) -> Tensor:
