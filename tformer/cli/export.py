@@ -87,7 +87,7 @@ def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportR
     from tformer.checkpoint.average import require_new
     from tformer.checkpoint.resolve import newest_checkpoint
     from tformer.interop.exporting import DTYPES, export_checkpoint
-    from tformer.interop.importing import open_checkpoint
+    from tformer.interop.opening import open_checkpoint
 
     out, which = options.out, options.checkpoint
     assert out is not None  # `check` requires it
