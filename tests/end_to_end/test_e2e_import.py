@@ -134,6 +134,27 @@ def test_lines_and_tables_of_texts_and_of_pairs(cli: Cli, folders: Path, tmp_pat
     assert len(cli("classify", folders / "classifier", "--input", both, *columns).out.splitlines()) == 2
 
 
+def test_a_body_is_imported_inspected_and_trained_and_commands_that_need_a_head_say_so(
+    cli: Cli, folders: Path, tmp_path: Path
+) -> None:
+    body = tmp_path / "body"
+    shutil.copytree(folders / "bert", body)
+    transformers.BertForMaskedLM.from_pretrained(body).bert.save_pretrained(body)
+    tiny.edit_json(body / "config.json", {"architectures": ["BertModel"]})
+    assert "BertModel (bert) as arch bert" in cli("import", body, "--out", tmp_path / "out").err
+    assert cli("inspect", body, "--shapes").code == 0
+    text = write_data("text", tmp_path)
+    for command in (("generate", body, "--prompt", "x"), ("classify", body, "--text", "x"),
+                    ("evaluate", body, "--data", text)):  # fmt: skip
+        outcome = cli(*command)
+        assert outcome.code == 2 and "has no head this command can use: found none" in refusal(outcome)
+        assert "hint: it is a body: tformer train --init-from gives it a head" in outcome.err
+    labelled = write_data("labelled", tmp_path)
+    training = ("train", "--init-from", body, "--data", labelled, "--max-steps", 2, "--out", tmp_path / "run")
+    assert "--objective" in cli(*training).err
+    assert "new head: classifier" in cli(*training, "--objective", "classification").err
+
+
 def test_a_masked_model_fills_masks_and_evaluates(cli: Cli, folders: Path, tmp_path: Path) -> None:
     folder = folders / "bert"
     outcome = cli("generate", folder, "--prompt", "the [MASK] sat on", "--top-k", 3, "--json")

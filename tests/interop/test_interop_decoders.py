@@ -114,8 +114,10 @@ def test_qwen3(tmp_path: Path, values: dict[str, Any], left: bool) -> None:
     assert bool(model.tied_names()) == values["tie_word_embeddings"]
 
 
-def test_normalised_queries_and_keys_without_gains_are_exported_as_qwen3_with_gains_of_one() -> None:
-    attention = {"qk_norm": True, "qkv_bias": False, "out_bias": False, "qk_norm_eps": 1e-5}
+@pytest.mark.parametrize("kind", [True, "learned"])
+def test_normalised_queries_and_keys_are_exported_as_qwen3(kind: bool | str) -> None:
+    """Without gains they get gains of one; adjacent rotary pairs become halves, with their gains."""
+    attention = {"qk_norm": kind, "qkv_bias": False, "out_bias": False, "qk_norm_eps": 1e-5}
     section = Model.model_validate({
         "d_model": 16,
         "vocab_size": 61,
@@ -132,6 +134,7 @@ def test_normalised_queries_and_keys_without_gains_are_exported_as_qwen3_with_ga
     choice = choose_class(section, family="gpt")
     assert choice.class_name == "Qwen3ForCausalLM"
     built = build_model(section).eval()
+    randomised(built)
     model, weights = section, {n: t for n, t in built.state_dict().items() if n not in built.tied_names()}
     for step in choice.steps:
         model, weights = step.apply(model, weights)

@@ -156,6 +156,22 @@ def test_scale_and_qk_norm_options() -> None:
         )
 
 
+def test_learned_gains_multiply_the_normalised_queries_and_keys() -> None:
+    x = torch.randn(2, 5, 16)
+    plain, learned = (self_attention(options=FullAttentionOptions(qk_norm=kind)) for kind in (True, "learned"))
+    assert plain.state_dict().keys() | {"q_norm.weight", "k_norm.weight"} == learned.state_dict().keys()
+    learned.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        for norm in (learned.q_norm, learned.k_norm):
+            norm.reset_parameters()
+        assert torch.equal(learned(x, context_of(5)), plain(x, context_of(5)))  # gains start at one
+        learned.q_norm.weight.fill_(2.0)
+        learned.k_norm.weight.fill_(0.5)
+        torch.testing.assert_close(learned(x, context_of(5)), plain(x, context_of(5)))
+        learned.k_norm.weight.fill_(1.0)
+        assert not torch.allclose(learned(x, context_of(5)), plain(x, context_of(5)))
+
+
 def test_grouped_heads_equal_repeated_heads() -> None:
     grouped = self_attention(num_kv_heads=2)
     whole = self_attention()

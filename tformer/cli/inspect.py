@@ -136,10 +136,12 @@ class InspectOptions:
 
     def example(self) -> GivenExample | None:
         """The example that the command line gives."""
+        parts = (self.text, self.text2, self.target, self.image)
+        if all(part is None for part in parts):
+            return None
         from tformer.tasks.base import GivenExample
 
-        found = GivenExample(self.text, self.text2, self.target, self.image)
-        return None if found == GivenExample() else found
+        return GivenExample(*parts)
 
     def drawing(self) -> str | None:
         """The kind of drawing: of --draw, or by the suffix of the file. InputError for an unknown one."""

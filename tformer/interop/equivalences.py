@@ -98,9 +98,10 @@ def reorder_heads(model: Model, weights: Mapping[str, Tensor], *, side: str) -> 
     def reordered(name: str, tensor: Tensor) -> Tensor:
         if (found := pattern.fullmatch(name)) is None:
             return tensor
+        if found["gain"]:  # of all heads
+            return tensor.index_select(0, halves(sizes.head_dim).to(tensor.device))
         rest = torch.arange(len(order), tensor.shape[0])  # values are not rotated
-        places = halves(sizes.head_dim) if found["gain"] else torch.cat([order, rest])
-        return tensor.index_select(0, places.to(tensor.device))
+        return tensor.index_select(0, torch.cat([order, rest]).to(tensor.device))
 
     return {name: reordered(name, tensor) for name, tensor in weights.items()}
 

@@ -323,15 +323,17 @@ class _Path:
         self.known |= {name: f"{prefix}.{name}" for name in values}
         for name, tensor in values.items():
             described = tensors.described[name]
-            shape = tuple(tensor.shape)
-            check_shape(shape, described.symbols, sizes, what=f"{title} {part} {described.name}")
+            shape, symbols = tuple(tensor.shape), described.symbols
+            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has positions of its own
+                symbols = ("B", *symbols[1:])
+            check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
             if rate := tensors.dropout.get(f"before {name}", 0.0):
                 self._add_dropout(title, layer, self.seen[-1][2], rate)
             if "input" not in self.known and self.last:
                 self.known["input"] = self.last[0]
             inputs = self.last if described.inputs is None else self._named(described.inputs)
             parameters = tuple(use for each in described.parameters for use in self._parameters(each, places))
-            step = Step(part, described.name, described.symbols, shape, described.meaning, f"{prefix}.{name}", inputs,
+            step = Step(part, described.name, symbols, shape, described.meaning, f"{prefix}.{name}", inputs,
                         parameters)  # fmt: skip
             self.seen.append((title, layer, step))
             self.known[name] = self.known[described.replaces or name] = step.id
