@@ -78,7 +78,7 @@ NOT_OF_GENERATE = OF_LOAD | {
 }
 NOT_OF_CLASSIFY = OF_LOAD | {
     **dict.fromkeys(("text", "text2", "image", "input"), "the inputs are the first argument; a pair is a tuple"),
-    **dict.fromkeys(("text_column", "text2_column", "errors"), "texts are given as strings"),
+    **dict.fromkeys(("text_column", "text2_column", "invalid_utf8"), "texts are given as strings"),
     "output": RETURNED,
     "json": RETURNED,
 }
