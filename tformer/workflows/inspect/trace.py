@@ -135,12 +135,17 @@ class Trace:
         return {"sizes": dict(self.sizes), "sections": [section.to_json() for section in self.sections]}
 
 
-def trace_shapes(model: Transformer, inputs: Mapping[str, Tensor]) -> Trace:
-    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change."""
+def trace_shapes(
+    model: Transformer, inputs: Mapping[str, Tensor], *, beside: Mapping[str, Tensor] | None = None
+) -> Trace:
+    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change.
+
+    beside: parameters of another model by name, which may be tied to this one's (ELECTRA's generator).
+    """
     sizes = _sizes(model, inputs)
     was_training = model.training
     model.eval()
-    path = _Path(model, sizes)
+    path = _Path(model, sizes, beside or {})
     try:
         with torch.no_grad():
             output = model(**inputs, taps=model.tap_names())
@@ -218,6 +223,7 @@ class _Path:
 
     model: Transformer
     sizes: Mapping[str, int]
+    beside: Mapping[str, Tensor]
     seen: list[Seen] = field(default_factory=list)
     last: tuple[str, ...] = ()
     stream: str = ""
@@ -227,7 +233,7 @@ class _Path:
     def __post_init__(self) -> None:
         self.names: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
         self.aliases: dict[int, list[str]] = {}
-        for name, parameter in self.names.items():
+        for name, parameter in (*self.names.items(), *self.beside.items()):
             self.aliases.setdefault(id(parameter), []).append(name)
 
     def follow(self, taps: Mapping[str, Tensor]) -> None:
