@@ -37,6 +37,8 @@ def test_a_hugging_face_folder(cli: Cli, folders: Path, name: str) -> None:
     report = json.loads(cli("inspect", folders / name, "--json").out)
     assert report["parameters"] > 0 and report["flops"]["forward_per_token"] > 0
     assert cli("inspect", folders / name, "--shapes").code == 0
+    shown = cli("inspect", folders / name, "--shapes", "--text", "a b", "--json")
+    assert shown.code == 0 and json.loads(shown.out)["example"]["input_ids"]["tokens"], shown.err
     assert cli("inspect", folders / name, "--draw", "mermaid").out.startswith("flowchart BT\n")
     verified = cli("inspect", folders / name, "--verify")
     assert verified.code == 0 and ": ok (" in verified.out, verified.out
@@ -59,6 +61,14 @@ def test_a_trained_run(cli: Cli, encoder_run: Callable[[str], Path], kind: str) 
     report = json.loads(cli("inspect", run, "--json").out)
     assert report["parameters"] > 0 and ("generator_parameters" in report) == (kind == "electra")
     assert cli("inspect", run, "--shapes").code == 0
+    image = next((run.parent / "data").rglob("*.png")) if kind == "image" else None
+    given = ("--text", "the hammer is on the table") if image is None else ("--image", image)
+    shown = json.loads(cli("inspect", run, "--shapes", *given, "--json").out)
+    assert shown["sections"][0]["steps"][0]["name"] == ("ids" if image is None else "pixels")
+    if image is None:
+        tokens = shown["example"]["input_ids"]["tokens"]
+        assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]" and shown["sizes"]["T"] == len(tokens)
+        assert ("[MASK]" in tokens) == (kind == "electra")
     verified = cli("inspect", run, "--verify")
     assert verified.code == 0, verified.out
 

@@ -53,7 +53,7 @@ def test_a_key_names_its_type_choices_papers_and_presets() -> None:
     assert place.papers == ("2002.04745", "1706.03762") and "before" in place.meaning
     assert "transformer/base" in preset_values("model.encoder.norm.place")['"post"']
     [layers] = explain("model.decoder.num_layers")
-    assert layers.type == "integer above 0"
+    assert layers.type == "integer above 0 and at most 1024"
     [kind] = explain("model.decoder.positions.kind")
     assert kind.choices.keys() == {options.kind for options in get_args(PositionOptions)}
     assert kind.type == " | ".join(kind.choices) and kind.default == "learned"

@@ -188,6 +188,21 @@ def test_scores_are_told_with_their_formula() -> None:
         assert meaning.startswith(formula), meaning
 
 
+@pytest.mark.parametrize("kind", [*ATTENTIONS, *POSITIONS])
+def test_a_padded_batch_has_the_shapes_of_one_without_padding(kind: str) -> None:
+    options = {"linformer": {"rank": 6}, "sliding_window": {"window": 4}, "bigbird": {"block": 2}}.get(kind, {})
+    part = "attention" if kind in ATTENTIONS else "positions"
+    model = build_model(section(encoder=stack(**{part: {"kind": kind, **options}})), device="meta")
+    inputs = empty_inputs(model, batch_size=B, source_length=S)
+    padded = trace_shapes(model, {**inputs, "attention_mask": torch.ones(B, S, dtype=torch.bool, device="meta")})
+    own = {"position_ids", "bias"}  # counted from each example's first real token
+    found, others = all_steps(padded), all_steps(trace_shapes(model, inputs))
+    assert found.keys() == others.keys()
+    for step_id, step in found.items():
+        is_own = step_id.rpartition(".")[2] in own
+        assert step.shape == ((B, *others[step_id].shape[1:]) if is_own else others[step_id].shape)
+
+
 # --- the graph of tensors --------------------------------------------------------------------------------------------
 
 LINKED = {

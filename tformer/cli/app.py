@@ -11,13 +11,14 @@ import errno
 import gc
 import os
 import shutil
+import stat
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 from rich.markup import escape
@@ -25,6 +26,7 @@ from rich.markup import escape
 from tformer import __version__
 from tformer.cli.completion import words_to_complete
 from tformer.cli.help import fit_help
+from tformer.cli.process import DroppableStream
 from tformer.cli.report import console, spinner
 from tformer.errors import InputError, OutOfMemoryError, StorageError, TformerError, visible
 
@@ -110,6 +112,9 @@ COMMANDS = {
         "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
     ),
     "evaluate": Command(MEASURE, "evaluate", "Measure a model on the run's validation data or on --data."),
+    "doctor": Command(
+        MEASURE, "doctor", "Show versions, processor, memory, GPU, kernels, caches, extras and speed, for a bug report."
+    ),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 
@@ -205,6 +210,9 @@ def main(arguments: list[str] | None = None) -> None:
     words = [word for word in words if word != "--debug"]
     _replace_closed_streams()
     _tolerate_any_locale()
+    if arguments is None:
+        sys.stderr = DroppableStream(sys.stderr)
+    stdout_is_pipe = _is_pipe(sys.stdout)
     try:
         program = typer.main.get_command(make_app(words_to_complete() or words))
         fit_help(program, shutil.get_terminal_size().columns)
@@ -215,9 +223,11 @@ def main(arguments: list[str] | None = None) -> None:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except BrokenPipeError:
-        # The reader of the pipe has closed it: keep the interpreter from reporting that while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _end_of_pipe()
+    except SystemExit:
+        if stdout_is_pipe and _stdout_ended():
+            _end_of_pipe()
+        raise
     except KeyboardInterrupt:
         _print_error("interrupted", None)
         sys.exit(INTERRUPTED)
@@ -225,6 +235,24 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         sys.exit(report(error, words))
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # a stream of a test
+        return False
+
+
+def _stdout_ended() -> bool:
+    """Whether typer or rich found a pipe closed: they exit with 1, after replacing the stream or its descriptor."""
+    return type(sys.stdout).__name__ == "PacifyFlushWrapper" or not _is_pipe(sys.stdout)
+
+
+def _end_of_pipe() -> NoReturn:
+    """Exit as a program that SIGPIPE ends; the interpreter does not report the closed pipe while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
 
 
 def report(error: Exception, words: Sequence[str] = ()) -> int:

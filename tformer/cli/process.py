@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from tformer.errors import Interrupted
 
 STARTED = time.monotonic()
 "Start time of this process, taken as early as possible; `--max-minutes` counts from here."
+
+
+class DroppableStream:
+    """A text stream whose reader may go away: output is dropped once the pipe is closed, the disk full, the tty gone.
+
+    A training must not end because nobody reads its progress any more.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # what is still buffered goes there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -36,7 +66,7 @@ class StopFlag:
     Used as a context manager, which restores the previous handlers at its end.
     """
 
-    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     GRACE_SECONDS = 3.0
 
     def __init__(self) -> None:
@@ -46,6 +76,8 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         for number in self.SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the work goes on when the terminal closes
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tformer.errors import visible
-from tformer.formatting import counted, finite_or_none
+from tformer.formatting import counted, duration, finite_or_none
 
 if TYPE_CHECKING:
     from tformer.output_files import Write
@@ -77,9 +78,14 @@ def progress_reporter(description: str, total: float | None = None, unit: str = 
 @contextmanager
 def _bar(description: str, total: float | None, unit: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
-    counts = TextColumn("{task.fields[counts]}")
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20 if console.width >= 80 else 5),
+    )
+    counts = TextColumn("{task.fields[counts]}", table_column=Column(overflow="fold"))  # wraps where it is narrow
     bar = Progress(*columns, counts, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=False)
     with bar:
         task = bar.add_task(description, total=total, counts="")
@@ -95,21 +101,24 @@ _stages: list[object] = []
 
 
 @contextmanager
-def _lines(description: str, total: float | None, unit: str) -> Iterator[Progress]:
+def _lines(
+    description: str, total: float | None = None, unit: str = "", *, wanted: Callable[[], bool] = lambda: True
+) -> Iterator[Progress]:
     state: tuple[float, float | None] = (0, total)
-    ended = threading.Event()
+    ended, began = threading.Event(), time.monotonic()
 
     def note(done: float, total: float | None = total) -> None:
         nonlocal state
         state = (done, total)
 
     def write_lines() -> None:
-        limit, since = FIRST_LINE_SECONDS, time.monotonic()
+        limit, since = FIRST_LINE_SECONDS if unit else LINE_SECONDS, began
         while not ended.wait(max(0.05, limit - (time.monotonic() - max(since, console.printed_at)))):
             silence = time.monotonic() - max(since, console.printed_at)
-            if silence >= limit and _stages[-1] is ended:
+            if silence >= limit and _stages[-1] is ended and wanted():
                 limit, since = LINE_SECONDS, time.monotonic()
-                console.print(f"{description}: {_counts(*state, unit) or 'still at work'}", markup=False)
+                parts = [description, _counts(*state, unit), duration(since - began)]
+                console.print(": ".join(filter(None, parts)), markup=False)
 
     writer = threading.Thread(target=write_lines, name="progress", daemon=True)
     _stages.append(ended)
@@ -139,9 +148,11 @@ class Spinner:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show it in this context until `end`, after a first second."""
+        """Show it in this context until `end`, after a first second. A pipe gets a line every ten seconds."""
         if not console.is_terminal:
-            yield
+            self._due = time.monotonic()
+            with _lines("working", wanted=lambda: self._due > 0):
+                yield
             return
         timer = threading.Timer(SPINNER_SECONDS, self._show)
         timer.daemon = True
@@ -272,6 +283,19 @@ def data_output(path: Path | None) -> Iterator[DataOutput]:
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is; None in a pipe or a file, where a line may have any length."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+LABEL = 10  # columns
+
+
+def in_columns(label: str, text: str) -> str:
+    """A label and a text beside it, or below it where the label is long; wrapped on a terminal."""
+    start = f"{label:<{LABEL}}" if len(label) < LABEL else f"{label}\n{'':<{LABEL}}"
+    if not text:
+        return label
+    width = terminal_width()
+    body = [text] if width is None else textwrap.wrap(text, max(width - LABEL, LABEL), break_on_hyphens=False)
+    return start + f"\n{'':<{LABEL}}".join(body)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:

@@ -23,7 +23,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
-from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
+from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
 from tformer.nn.heads import HeadOptions
 from tformer.objectives import objectives_for_heads
@@ -56,7 +56,6 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
         raise InputError(f"{name}: its sizes make tensors larger than any memory ({error})") from None
 
 
-CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
 

@@ -143,9 +143,7 @@ class Training(Section):
     best_metric: Literal[
         "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
     ] = "loss"  # decides which checkpoint is the best
-    valid_beam_size: Annotated[int, Field(ge=0, le=MAX_SIZE)] = (
-        1  # pairs: beam size of validation; 1: greedy, 0: no decoding
-    )
+    valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
     valid_sentences: Positive | None = None  # pairs: number of decoded ones; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)

@@ -131,6 +131,9 @@ class Pairs(Task):
         target = given.text if given.target is None else given.target
         rows = GivenRows([PairRow(prefix + given.text, target, "--text")], name="--text")
         sides = (tokenizer, own_target or tokenizer)
+        for option, side, text in zip(("--text", "--target"), sides, (given.text, target), strict=True):
+            if not side.encode(text):
+                raise InputError(f"{option}: found no tokens in the text")
         tokens = _tokenise(recipe, rows, sides, SILENT_WORK, keep_all=True, whole=True)
         [sample] = tokens.examples(0, [0])
         return sample, decoder_context(recipe, tokenizer, own_target)

@@ -11,7 +11,7 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, is_run, list_runs
 from tformer.device import resolve_device
 from tformer.errors import InputError
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.followers import UNLIMITED_STEPS

@@ -179,13 +179,9 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale, col
         else:
             figure = _heads(attention, scale, colours)
         figure.suptitle(visible(heading(scene, kind)), fontsize=12)
-        if view == "rollout":
-            note = "\n".join(
-                textwrap.wrap(". ".join(scene.rollout_notes(kind)), round(NOTE_LETTERS * figure.get_figwidth()))
-            )
-            figure.supxlabel(note, fontsize=6.5, color="#555555")
-        else:
-            figure.supxlabel(CAUTION, fontsize=6.5, color="#555555")
+        note = ". ".join(scene.rollout_notes(kind)) if view == "rollout" else CAUTION
+        lines = textwrap.wrap(note, round(NOTE_LETTERS * figure.get_figwidth()))
+        figure.supxlabel("\n".join(lines), fontsize=6.5, color="#555555")
         return figure_bytes(figure, format_, dpi=DOTS_PER_INCH)
 
 

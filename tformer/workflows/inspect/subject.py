@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,20 +17,19 @@ import torch
 from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.data.batching.batch import Batch
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.loading import embedding_rows, load_tokenizers
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
-from tformer.objectives import build_objective
 from tformer.recipe import load_recipe
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.tasks import task_of
-from tformer.tasks.base import GivenExample
-from tformer.tasks.example import example_document
+
+if TYPE_CHECKING:
+    from tformer.data.batching.batch import Batch
+    from tformer.tasks.base import GivenExample
 
 PRINTABLE_CHARACTERS = 96  # of ASCII, and the newline: the assumed vocabulary of characters
 ASSUMED_LABELS = 2
@@ -128,6 +127,11 @@ def given_batch(subject: Subject, given: GivenExample, batch_size: int) -> tuple
 
     Raises InputError for a model without a checkpoint's tokenizer, and for an example of another kind.
     """
+    # Imported here: without an example, nothing of the data is needed.
+    from tformer.objectives import build_objective
+    from tformer.tasks import task_of
+    from tformer.tasks.example import example_document
+
     checkpoint, recipe = subject.checkpoint, subject.recipe
     assert checkpoint is not None, "an example is given to a model with a tokenizer"
     tokenizers = load_tokenizers(checkpoint)

@@ -135,12 +135,17 @@ class Trace:
         return {"sizes": dict(self.sizes), "sections": [section.to_json() for section in self.sections]}
 
 
-def trace_shapes(model: Transformer, inputs: Mapping[str, Tensor]) -> Trace:
-    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change."""
+def trace_shapes(
+    model: Transformer, inputs: Mapping[str, Tensor], *, beside: Mapping[str, Tensor] | None = None
+) -> Trace:
+    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change.
+
+    beside: parameters of another model by name, which may be tied to this one's (ELECTRA's generator).
+    """
     sizes = _sizes(model, inputs)
     was_training = model.training
     model.eval()
-    path = _Path(model, sizes)
+    path = _Path(model, sizes, beside or {})
     try:
         with torch.no_grad():
             output = model(**inputs, taps=model.tap_names())
@@ -218,6 +223,7 @@ class _Path:
 
     model: Transformer
     sizes: Mapping[str, int]
+    beside: Mapping[str, Tensor]
     seen: list[Seen] = field(default_factory=list)
     last: tuple[str, ...] = ()
     stream: str = ""
@@ -227,7 +233,7 @@ class _Path:
     def __post_init__(self) -> None:
         self.names: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
         self.aliases: dict[int, list[str]] = {}
-        for name, parameter in self.names.items():
+        for name, parameter in (*self.names.items(), *self.beside.items()):
             self.aliases.setdefault(id(parameter), []).append(name)
 
     def follow(self, taps: Mapping[str, Tensor]) -> None:
@@ -323,15 +329,17 @@ class _Path:
         self.known |= {name: f"{prefix}.{name}" for name in values}
         for name, tensor in values.items():
             described = tensors.described[name]
-            shape = tuple(tensor.shape)
-            check_shape(shape, described.symbols, sizes, what=f"{title} {part} {described.name}")
+            shape, symbols = tuple(tensor.shape), described.symbols
+            if symbols[:1] == ("1",) and shape[0] != 1:  # with padding, every example has positions of its own
+                symbols = ("B", *symbols[1:])
+            check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
             if rate := tensors.dropout.get(f"before {name}", 0.0):
                 self._add_dropout(title, layer, self.seen[-1][2], rate)
             if "input" not in self.known and self.last:
                 self.known["input"] = self.last[0]
             inputs = self.last if described.inputs is None else self._named(described.inputs)
             parameters = tuple(use for each in described.parameters for use in self._parameters(each, places))
-            step = Step(part, described.name, described.symbols, shape, described.meaning, f"{prefix}.{name}", inputs,
+            step = Step(part, described.name, symbols, shape, described.meaning, f"{prefix}.{name}", inputs,
                         parameters)  # fmt: skip
             self.seen.append((title, layer, step))
             self.known[name] = self.known[described.replaces or name] = step.id

@@ -25,7 +25,7 @@ from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash
-from tformer.interop.importing import is_foreign, open_checkpoint
+from tformer.interop.opening import is_foreign, open_checkpoint
 from tformer.loading import embedding_rows
 from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
