@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from tformer import loading
-from tformer.data.sources.rows import is_path, keep_rows
+from tformer.data.sources.rows import SHOWN_CHARACTERS, is_path, keep_rows, rows_in_messages
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
 from tformer.decoding.lines import WINDOW_BATCHES, text_windows
@@ -51,6 +51,7 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.formatting import shortened
 from tformer.loading import Loaded
 from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
@@ -63,6 +64,7 @@ from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
 
+TEXT = "a text"
 RETURNED = "the result is returned"
 OF_LOAD = {
     "device": "tformer.load(path, device=...) chooses it",
@@ -190,6 +192,8 @@ class Run(Loaded):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
+            if not _is_text(text):
+                raise InputError(f"text: found {_shown(text)}, expected {TEXT}")
             top = candidates_of_a_mask(chosen)
             chosen = replace(chosen, prompt=text)
             chosen.check()
@@ -204,8 +208,8 @@ class Run(Loaded):
             if isinstance(texts, str):
                 options = replace(options, prompt=texts)
             options.check()
+            prompts, is_one = _as_list(texts, _is_text, TEXT, name="prompt" if caller == "generate" else "text")
             writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
-            prompts = [texts] if isinstance(texts, str) else list(texts)
             found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
                 size = options.texts_at_once(encoder_decoder=False)
@@ -217,7 +221,7 @@ class Run(Loaded):
                 for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
                     found += writer.search(window, _never)
         answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
-        return answers[0] if isinstance(texts, str) else answers
+        return answers[0] if is_one else answers
 
     def _decoders(self, options: GenerateOptions) -> list[Loaded]:
         """This model, and the others of an ensemble, prepared for decoding."""
@@ -240,7 +244,7 @@ class Run(Loaded):
     def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
     def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
         """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
-        each, is_one = _as_list(inputs)
+        each, is_one = self._inputs(inputs)
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
@@ -263,7 +267,7 @@ class Run(Loaded):
         Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
         default: the model's last hidden states), `batch_size`, `precision`, `quantize`.
         """
-        each, is_one = _as_list(inputs)
+        each, is_one = self._inputs(inputs)
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(EmbedOptions, options, caller="embed")
             chosen.check()
@@ -283,7 +287,10 @@ class Run(Loaded):
 
         As `tformer evaluate --score`; keywords as in `evaluate`.
         """
-        (sources, is_one), (targets, _) = _as_list(source), _as_list(target)
+        sources, is_one = _as_list(source, _is_text, TEXT, name="source")
+        targets, has_one = _as_list(target, _is_text, TEXT, name="target")
+        if is_one != has_one:
+            raise InputError("score: found a text and a list, expected two texts or two lists")
         if len(sources) != len(targets):
             raise InputError(f"score: {len(sources)} sources and {len(targets)} targets, expected one for each")
         report = self.evaluate(list(zip(sources, targets, strict=True)), score=True, **options)
@@ -298,14 +305,22 @@ class Run(Loaded):
         with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
-            work, are_rows = _silent_work(), data is not None and not is_path(data)
+            work, names, are_rows = _silent_work(), {}, data is not None and not is_path(data)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
                 data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), _silent_work(Path(scratch))
+                names = {data: "data"}
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
-            _, report = evaluate_loaded(self._copy(), chosen, work)
+            with rows_in_messages(names):
+                _, report = evaluate_loaded(self._copy(), chosen, work)
         return report | {"data": "rows"} if are_rows else report
+
+    def _inputs(self, inputs: Any) -> tuple[list[Any], bool]:
+        """(images or texts and pairs of a call as a list, whether it was one)."""
+        if self.recipe.model.patches is not None:
+            return _as_list(inputs, is_path, "the path of an image", name="inputs")
+        return _as_list(inputs, _is_text_or_pair, f"{TEXT} or a pair (tuple) of texts", name="inputs")
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 
@@ -346,7 +361,17 @@ def load(
     kinds: Collection[str] | None = None,
 ) -> Run:
     """A run, a checkpoint or a Hugging Face folder as a `Run`. The arguments are those of `tformer.loading.load`."""
-    return _as_run(loading.load(path, device=device, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
+    for name, value, is_right, expected in (
+        ("path", path, path is None or is_path(path), "a path"),
+        ("device", device, isinstance(device, str | torch.device), "auto, cpu, cuda or a torch.device"),
+        ("dtype", dtype, dtype is None or isinstance(dtype, torch.dtype), "a torch.dtype"),
+        ("which", which, isinstance(which, str), "best, latest or step-N"),
+    ):
+        if not is_right:
+            raise InputError(f"{name}: found {_shown(value)}, expected {expected}")
+    with flags_as_keywords():
+        place = resolve_device(device) if isinstance(device, str) else device
+        return _as_run(loading.load(path, device=place, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
 
 
 def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options: Any) -> Run:
@@ -365,25 +390,27 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
     """
     began = time.monotonic()
     if isinstance(options.get("set"), Mapping):
-        options["set"] = [f"{key}={json.dumps(value)}" for key, value in options["set"].items()]
+        options["set"] = [f"{key}={json.dumps(value, default=str)}" for key, value in options["set"].items()]
     with flags_as_keywords():
         given = {"data": data, "valid": valid}
-        paths = {name: _paths(value) for name, value in given.items()}
+        paths, names = {name: _paths(value) for name, value in given.items()}, {}
         if None in paths.values():
             known = {name: "-" if path is None else path for name, path in paths.items()}
             keys = task_of(find_recipe(_train_options(options | known))).row_keys
             folder = default_cache_dir() / "rows"
             for name in [name for name, path in paths.items() if path is None]:
-                paths[name] = [keep_rows(given[name], folder, keys=keys, name=name)]
+                kept = keep_rows(given[name], folder, keys=keys, name=name)
+                paths[name], names[kept] = [kept], name
         chosen = _train_options(options | paths)
         chosen.recipe_values()
-        summary = run_training(
-            chosen,
-            console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
-            progress=no_progress,
-            should_stop=_never,
-            began=began,
-        )
+        with rows_in_messages(names):
+            summary = run_training(
+                chosen,
+                console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
+                progress=no_progress,
+                should_stop=_never,
+                began=began,
+            )
         run = _as_run(loading.load(summary["run"], device=resolve_device(chosen.device or "auto")))
     return replace(run, summary=summary)
 
@@ -406,10 +433,36 @@ def _as_run(loaded: Loaded) -> Run:
     return Run(**{each.name: getattr(loaded, each.name) for each in fields(Loaded)})
 
 
-def _as_list(inputs: Any) -> tuple[list[Any], bool]:
-    """(inputs as a list, whether it was one): a string, a path and a tuple (a pair of texts) are one input."""
-    is_one = isinstance(inputs, str | os.PathLike | tuple)
-    return ([inputs] if is_one else list(inputs)), is_one
+def _as_list(inputs: Any, is_input: Callable[[Any], bool], expected: str, *, name: str) -> tuple[list[Any], bool]:
+    """(inputs as a list, whether it was one input). A list is never one.
+
+    Raises InputError for what is no input, with its number in the list from 0.
+    """
+    if is_input(inputs) and not isinstance(inputs, list):
+        return [inputs], True
+    is_table = isinstance(inputs, Mapping) or hasattr(inputs, "columns")  # iterating it gives names of columns
+    if is_table or isinstance(inputs, str | bytes | os.PathLike) or not isinstance(inputs, Iterable):
+        raise InputError(f"{name}: found {_shown(inputs)}, expected {expected}, or a list of them")
+    each = list(inputs)
+    for number, item in enumerate(each):
+        if not is_input(item):
+            raise InputError(f"{name}[{number}]: found {_shown(item)}, expected {expected}")
+    return each, False
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_pair(value: Any) -> bool:
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    return _is_text(value) or (is_pair and _is_text(value[0]) and (value[1] is None or _is_text(value[1])))
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: its beginning, on one line; of a data frame its type."""
+    is_table = hasattr(value, "columns")
+    return type(value).__name__ if is_table else shortened(" ".join(repr(value).split()), SHOWN_CHARACTERS)
 
 
 def _pairs(texts: Iterable[str | tuple[str, str]]) -> list[tuple[str, str | None]]:
