@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 from tformer import loading
-from tformer.data.sources.rows import SHOWN_CHARACTERS, is_path, keep_rows, rows_in_messages
+from tformer.data.sources.inputs import TEXT, as_list, as_pairs, is_text, is_text_or_pair, shown
+from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
 from tformer.decoding.lines import WINDOW_BATCHES, text_windows
@@ -51,7 +52,6 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
-from tformer.formatting import shortened
 from tformer.loading import Loaded
 from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
@@ -64,7 +64,6 @@ from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
 
-TEXT = "a text"
 RETURNED = "the result is returned"
 OF_LOAD = {
     "device": "tformer.load(path, device=...) chooses it",
@@ -192,8 +191,8 @@ class Run(Loaded):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
-            if not _is_text(text):
-                raise InputError(f"text: found {_shown(text)}, expected {TEXT}")
+            if not is_text(text):
+                raise InputError(f"text: found {shown(text)}, expected {TEXT}")
             top = candidates_of_a_mask(chosen)
             chosen = replace(chosen, prompt=text)
             chosen.check()
@@ -208,7 +207,7 @@ class Run(Loaded):
             if isinstance(texts, str):
                 options = replace(options, prompt=texts)
             options.check()
-            prompts, is_one = _as_list(texts, _is_text, TEXT, name="prompt" if caller == "generate" else "text")
+            prompts, is_one = as_list(texts, is_text, TEXT, name="prompt" if caller == "generate" else "text")
             writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
             found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
@@ -256,7 +255,7 @@ class Run(Loaded):
             if classifier.reads_images:
                 scores_NL = classifier.classify_images([Path(place) for place in each])
             else:
-                scores_NL = classifier.classify(_pairs(each))
+                scores_NL = classifier.classify(as_pairs(each))
             form = AnswerFormat.of(classifier, chosen)
             answers = [Classification(**form.document(row_L)) for row_L in classifier.probabilities(scores_NL)]
         return answers[0] if is_one else answers
@@ -273,7 +272,7 @@ class Run(Loaded):
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
             if self.recipe.model.patches is None:
-                vectors_ND = embed_texts(loaded, _pairs(each), chosen)
+                vectors_ND = embed_texts(loaded, as_pairs(each), chosen)
             else:
                 vectors_ND = embed_images(loaded, [Path(place) for place in each], chosen)
         return vectors_ND[0] if is_one else vectors_ND
@@ -287,8 +286,8 @@ class Run(Loaded):
 
         As `tformer evaluate --score`; keywords as in `evaluate`.
         """
-        sources, is_one = _as_list(source, _is_text, TEXT, name="source")
-        targets, has_one = _as_list(target, _is_text, TEXT, name="target")
+        sources, is_one = as_list(source, is_text, TEXT, name="source")
+        targets, has_one = as_list(target, is_text, TEXT, name="target")
         if is_one != has_one:
             raise InputError("score: found a text and a list, expected two texts or two lists")
         if len(sources) != len(targets):
@@ -319,8 +318,10 @@ class Run(Loaded):
     def _inputs(self, inputs: Any) -> tuple[list[Any], bool]:
         """(images or texts and pairs of a call as a list, whether it was one)."""
         if self.recipe.model.patches is not None:
-            return _as_list(inputs, is_path, "the path of an image", name="inputs")
-        return _as_list(inputs, _is_text_or_pair, f"{TEXT} or a pair (tuple) of texts", name="inputs")
+            return as_list(inputs, is_path, "the path of an image", name="inputs")
+        is_wrong_pair = isinstance(inputs, tuple) and not is_text_or_pair(inputs)
+        each = [inputs] if is_wrong_pair else inputs
+        return as_list(each, is_text_or_pair, f"{TEXT} or a pair (tuple) of texts", name="inputs")
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 
@@ -368,7 +369,7 @@ def load(
         ("which", which, isinstance(which, str), "best, latest or step-N"),
     ):
         if not is_right:
-            raise InputError(f"{name}: found {_shown(value)}, expected {expected}")
+            raise InputError(f"{name}: found {shown(value)}, expected {expected}")
     with flags_as_keywords():
         place = resolve_device(device) if isinstance(device, str) else device
         return _as_run(loading.load(path, device=place, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
@@ -433,49 +434,12 @@ def _as_run(loaded: Loaded) -> Run:
     return Run(**{each.name: getattr(loaded, each.name) for each in fields(Loaded)})
 
 
-def _as_list(inputs: Any, is_input: Callable[[Any], bool], expected: str, *, name: str) -> tuple[list[Any], bool]:
-    """(inputs as a list, whether it was one input). A list is never one.
-
-    Raises InputError for what is no input, with its number in the list from 0.
-    """
-    if is_input(inputs) and not isinstance(inputs, list):
-        return [inputs], True
-    is_table = isinstance(inputs, Mapping) or hasattr(inputs, "columns")  # iterating it gives names of columns
-    if is_table or isinstance(inputs, str | bytes | os.PathLike) or not isinstance(inputs, Iterable):
-        raise InputError(f"{name}: found {_shown(inputs)}, expected {expected}, or a list of them")
-    each = list(inputs)
-    for number, item in enumerate(each):
-        if not is_input(item):
-            raise InputError(f"{name}[{number}]: found {_shown(item)}, expected {expected}")
-    return each, False
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_pair(value: Any) -> bool:
-    is_pair = isinstance(value, tuple | list) and len(value) == 2
-    return _is_text(value) or (is_pair and _is_text(value[0]) and (value[1] is None or _is_text(value[1])))
-
-
-def _shown(value: Any) -> str:
-    """A value in a message: its beginning, on one line; of a data frame its type."""
-    is_table = hasattr(value, "columns")
-    return type(value).__name__ if is_table else shortened(" ".join(repr(value).split()), SHOWN_CHARACTERS)
-
-
-def _pairs(texts: Iterable[str | tuple[str, str]]) -> list[tuple[str, str | None]]:
-    """(text, second text or None) of texts and pairs of texts."""
-    return [(text, None) if isinstance(text, str) else text for text in texts]
-
-
 def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, Any]]:
     """The forms of the inputs, each once, as `tformer classify` would get them."""
     if images:
         yield {"image": tuple(map(Path, inputs))}
         return
-    one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
+    one_of_each = {second is None: (first, second) for first, second in as_pairs(inputs)}
     for text, text2 in one_of_each.values():
         yield {"text": text, "text2": text2}
 

@@ -135,9 +135,9 @@ training: {{batch_size: 4, precision: fp32, device: cpu}}
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("causal LM", GivenExample("a", target="b"), "--target: a causal language model does not read it"),
-        ("masked LM", GivenExample("a", text2="b"), "--text2: a masked language model"),
-        ("classes", GivenExample(image=Path("x.png")), "--image: a model of labelled examples does not read it"),
+        ("causal LM", GivenExample("a", target="b"), "--target is not for a causal language model"),
+        ("masked LM", GivenExample("a", text2="b"), "--text2 is not for a masked language model"),
+        ("classes", GivenExample(image=Path("x.png")), "--image is not for a model of labelled examples"),
         ("pairs", GivenExample("the cat"), "trained on pairs of texts"),
         ("translation", GivenExample(target="the cat"), "--target: a model of pairs needs --text"),
         ("causal LM", GivenExample(""), "--text: found no tokens"),

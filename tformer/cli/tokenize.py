@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
 MOST_TABLES = 200  # tokens: of more, the plain output shows pieces, but not each token with its offsets
+MOST_POSITIONS = 2**26  # of a padded batch: JSON of more fills the memory
 MARKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
@@ -91,6 +92,16 @@ class TokenizeOptions:
             raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
         if self.max_length is not None and self.max_length < 1:
             raise InputError(f"--max-length must be at least 1, found {self.max_length}")
+        of_texts = {
+            "--no-template": self.no_template,
+            "--special": self.special,
+            "--max-length": self.max_length,
+            "--truncation": self.truncation,
+            "--pad": self.pad,
+            "--padding-side": self.padding_side,
+        }
+        if self.ids is not None and (given := [flag for flag, value in of_texts.items() if value]):
+            raise InputError(f"{given[0]} is for texts, and --ids decodes ids")
         if not self.text and self.input_path is None and self.ids is None and sys.stdin.isatty():
             raise InputError("there is no text", hint="give --text TEXT, --input FILE or --ids IDS, or pipe text in")
 
@@ -177,15 +188,15 @@ def _report(options: TokenizeOptions, subjects: Sequence[Subject], texts: Sequen
     for subject in subjects:
         reader = subject.reader
         readings = [Reading(text, reader.encode(*text, cut=True)) for text in texts]
-        batch = reader.batch([reading.encoded for reading in readings])
         sums = totals(readings, subject.tokenizer)
+        detailed = len(subjects) == 1 and sums["tokens"] <= MOST_TABLES
+        batch = _batch(reader, readings) if detailed or options.as_json else {}
         documents.append({**described(subject), "totals": sums})
         if options.as_json:
             documents[-1]["texts"] = [reading.document(subject.tokenizer) for reading in readings]
             documents[-1]["batch"] = {name: values.tolist() for name, values in batch.items()}
             continue
         _show_facts(documents[-1])
-        detailed = len(subjects) == 1 and sums["tokens"] <= MOST_TABLES
         for number, reading in enumerate(readings, start=1):
             _show_reading(subject, reading, number=number if len(readings) > 1 else None, detailed=detailed)
         if detailed:
@@ -196,6 +207,19 @@ def _report(options: TokenizeOptions, subjects: Sequence[Subject], texts: Sequen
         emit_json({"tokenizers": documents})
     elif len(subjects) > 1 or len(texts) > 1:
         _show_totals(documents)
+
+
+def _batch(reader: TextReader, readings: Sequence[Reading]) -> dict[str, Any]:
+    """The padded batch of all texts. Raises InputError for one too large to be shown."""
+    longest = max(len(reading.encoded.ids) for reading in readings)
+    width = max(longest, reader.max_length or 0) if reader.pad_to == "max" else longest
+    if len(readings) * width > MOST_POSITIONS:
+        raise InputError(
+            f"a batch of {len(readings):,} x {width:,}: found {len(readings) * width:,} positions, "
+            f"expected at most {MOST_POSITIONS:,}",
+            hint="give fewer texts, or a smaller --max-length",
+        )
+    return reader.batch([reading.encoded for reading in readings])
 
 
 def _show_facts(document: dict[str, Any]) -> None:
