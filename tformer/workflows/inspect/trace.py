@@ -334,7 +334,9 @@ class _Path:
                 symbols = ("B", *symbols[1:])
             check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
             if rate := tensors.dropout.get(f"before {name}", 0.0):
-                self._add_dropout(title, layer, self.seen[-1][2], rate)
+                # The sum of the tensors before it, which has the shape of the first.
+                first = next(step for _, _, step in self.seen if step.id == self.last[0])
+                self._add_dropout(title, layer, first, rate)
             if "input" not in self.known and self.last:
                 self.known["input"] = self.last[0]
             inputs = self.last if described.inputs is None else self._named(described.inputs)
@@ -361,7 +363,7 @@ class _Path:
         meaning = (
             f"in training {100 * rate:.3g} % of {what or NUMBERS} become 0, the others are divided by {1 - rate:.4g}"
         )
-        step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=(before.id,),
+        step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=self.last,
                        parameters=())  # fmt: skip
         self.seen.append((title, layer, step))
         self.last = (step.id,)
