@@ -210,7 +210,7 @@ def test_score_of_an_encoder_decoder_counts_the_end(translator: tformer.Run) -> 
     assert score.tokens == len(labels) and score.logprob == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "eos"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "eos"])
 @pytest.mark.parametrize("name", ["lm", "classifier", "translator"])
 def test_embed_pools_the_hidden_states(name: str, pooling: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(name)

@@ -58,7 +58,7 @@ from tformer.tasks import task_of
 from tformer.tasks.base import Work
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
-from tformer.training.display import Console
+from tformer.training.display import Console, no_progress
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
@@ -380,7 +380,7 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
         summary = run_training(
             chosen,
             console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
-            progress=_silent,
+            progress=no_progress,
             should_stop=_never,
             began=began,
         )
@@ -437,14 +437,8 @@ def _never() -> bool:
     return False
 
 
-@contextmanager
-def _silent(*_: Any, **__: Any) -> Iterator[Callable[..., None]]:
-    """A progress report that shows nothing."""
-    yield lambda *_, **__: None
-
-
 def _silent_work(cache_dir: Path | None = None) -> Work:
-    return Work(_silent, _never, lambda text: None, cache_dir)
+    return Work(no_progress, _never, lambda text: None, cache_dir)
 
 
 @contextmanager

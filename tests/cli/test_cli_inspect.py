@@ -157,6 +157,8 @@ def test_shapes_follow_both_models_of_electra(cli: Cli) -> None:
         for trace in (document, document["generator"])
     ]
     assert logits == [[[1, 8]], [[1, 8, 8000]]]
+    tables = [trace["sections"][0]["steps"][1]["parameters"][0]["tied"] for trace in (document, document["generator"])]
+    assert "generator.embedding.weight" in tables[0] and "discriminator.embedding.weight" in tables[1]
 
 
 def test_the_legend_has_the_sizes(cli: Cli) -> None:

@@ -52,8 +52,8 @@ class ExportOptions:
         FORMAT(
             "--as",
             metavar="MODEL_TYPE",
-            help="Architecture to export as (gpt2, marian, ...), where several compute the same function; default: "
-            "chosen by the recipe's arch.",
+            help="Architecture to export as (gpt2, marian, ...), where several compute the same function; tformer: "
+            "with code of its own; default: chosen by the recipe's arch.",
         ),
     ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False

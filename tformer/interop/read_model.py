@@ -229,6 +229,9 @@ def _best_fit(
             fits.append(attempt())
         except InputError as error:
             errors[name] = error
+            continue
+        if named is not None and not fits[-1].skipped:
+            break
     if not fits:
         first = next(iter(errors.values()))
         if named is not None or all(error.message == first.message for error in errors.values()):
