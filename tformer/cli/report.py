@@ -78,9 +78,14 @@ def progress_reporter(description: str, total: float | None = None, unit: str = 
 @contextmanager
 def _bar(description: str, total: float | None, unit: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
-    counts = TextColumn("{task.fields[counts]}")
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20 if console.width >= 80 else 5),
+    )
+    counts = TextColumn("{task.fields[counts]}", table_column=Column(overflow="fold"))  # wraps where it is narrow
     bar = Progress(*columns, counts, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=False)
     with bar:
         task = bar.add_task(description, total=total, counts="")

@@ -145,7 +145,7 @@ def _read_as(
     reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
     fit = partial(_fit, class_name, reader, architecture, files)
     model, links, names, skipped = fit(pooler=False)
-    if not architecture.poolers.isdisjoint(skipped):
+    if architecture.has_pooler(skipped):
         model, links, names, skipped = fit(pooler=True)
     return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 
@@ -229,6 +229,9 @@ def _best_fit(
             fits.append(attempt())
         except InputError as error:
             errors[name] = error
+            continue
+        if named is not None and not fits[-1].skipped:
+            break
     if not fits:
         first = next(iter(errors.values()))
         if named is not None or all(error.message == first.message for error in errors.values()):

@@ -89,10 +89,18 @@ class PooledHead(nn.Module):
     """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection."""
 
     def __init__(
-        self, d_model: int, num_labels: int | None, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
+        self,
+        d_model: int,
+        num_labels: int | None,
+        *,
+        pooling: Pooling,
+        pooler: bool,
+        activation: str,
+        dropout: float,
+        label_kind: LabelKind = "classes",
     ) -> None:
         super().__init__()
-        self.pooling, self.dropout = pooling, dropout
+        self.pooling, self.dropout, self.label_kind = pooling, dropout, label_kind
         self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = None if num_labels is None else Linear(d_model, num_labels, bias=True)
@@ -129,14 +137,14 @@ class ClassifierHeadOptions:
     pools: ClassVar[bool] = True
     kind: Literal["classifier"] = "classifier"
     num_labels: int | None = None  # null: taken from the data's labels
-    pooling: Pooling = "cls"  # the vector that stands for the example; padding never counts
+    pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"  # of the pooler
     dropout: float | None = None  # null: the stack's dropout
-    multi_label: bool = False  # any number of labels for each example, in place of one
+    multi_label: bool = False  # any number of labels per example
 
     @property
-    def label_kind(self) -> LabelKind | None:
+    def label_kind(self) -> LabelKind:
         return "labels" if self.multi_label else "classes"
 
     def build(self, context: HeadContext) -> nn.Module:
@@ -152,9 +160,9 @@ class RegressionHeadOptions:
 
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = "score"
+    label_kind: ClassVar[LabelKind] = "score"
     kind: Literal["regression"] = "regression"
-    pooling: Pooling = "cls"  # the vector that stands for the example; padding never counts
+    pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
     pooler: bool = True  # dense -> activation before the projection
     activation: HeadActivation = "tanh"  # of the pooler
     dropout: float | None = None  # null: the stack's dropout
@@ -197,7 +205,7 @@ class ReplacedTokenHeadOptions:
     pools: ClassVar[bool] = False
     label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["replaced_token"] = "replaced_token"
-    activation: HeadActivation = "gelu"  # of the layer before the projection
+    activation: HeadActivation = "gelu"  # of the transform
 
     def build(self, context: HeadContext) -> nn.Module:
         return ReplacedTokenHead(context.d_model, activation=self.activation)
@@ -213,4 +221,5 @@ def _pooled_head(
         pooler=options.pooler,
         activation=options.activation,
         dropout=context.dropout if options.dropout is None else options.dropout,
+        label_kind=options.label_kind,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -13,9 +13,12 @@ from rich.console import Console as Console
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Column
 
 from tformer.errors import visible
 from tformer.formatting import clock, short_rate
+from tformer.tasks.base import Progress as WorkProgress
+from tformer.tasks.base import no_progress
 
 PLAIN_INTERVAL_SECONDS = 2.0
 """Minimum time between two training lines in a pipe."""
@@ -34,11 +37,6 @@ SHOWN_METRICS = {
 """Metrics that a validation line shows beside the loss, with their formats."""
 
 
-def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[..., None]]:
-    """Progress of work that shows none."""
-    return nullcontext(lambda *_, **__: None)
-
-
 class TrainingDisplay:
     """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
 
@@ -55,7 +53,7 @@ class TrainingDisplay:
         write_sample: Callable[[int, str], None],
         first_step: int = 0,
         unit: str = "tok",
-        progress: Callable[..., AbstractContextManager[Callable[..., None]]] = no_progress,
+        progress: WorkProgress = no_progress,
         shown_metrics: Mapping[str, str] | None = None,
     ) -> None:
         self.console = console
@@ -76,8 +74,8 @@ class TrainingDisplay:
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(bar_width=16),
-                TextColumn("{task.fields[status]}"),
+                *((BarColumn(bar_width=16),) if self.console.width >= 80 else ()),
+                TextColumn("{task.fields[status]}", table_column=Column(overflow="fold")),  # wraps where it is narrow
                 console=self.console,
             )
             self._task = self._progress.add_task("train", total=self.max_steps, completed=self._first_step, status="")
