@@ -155,6 +155,7 @@ def test_classify_gives_the_labels_and_probabilities_of_the_command(
     for answer, document in zip(answers, found, strict=True):
         assert list(answer.probabilities) == list(document["probabilities"])
         assert answer.probabilities == pytest.approx(document["probabilities"], abs=1e-6)
+    assert classifier.classify([]) == []
     alone = classifier.classify(TEXTS[0])
     assert alone.label == answers[0].label and alone.score is None and alone.labels == ()
 
@@ -212,7 +213,7 @@ def test_score_of_an_encoder_decoder_counts_the_end(translator: tformer.Run) -> 
     assert score.tokens == len(labels) and score.logprob == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "eos"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "eos"])
 @pytest.mark.parametrize("name", ["lm", "classifier", "translator"])
 def test_embed_pools_the_hidden_states(name: str, pooling: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(name)
@@ -402,6 +403,13 @@ MISTAKES = [
         "target_prefix is for encoder-decoders",
         "beginning of the output",
     ),
+    ("lm", "generate", [3], {}, "the input: found 3, expected a text", None),
+    ("lm", "generate", [["x", 3]], {}, "input 1: found 3, expected a text", None),
+    ("classifier", "classify", [[("x",)]], {}, "input 0: found ('x',), expected a text, a pair of texts or", None),
+    ("classifier", "classify", [Path("a.png")], {}, "the model reads texts, not images", None),
+    ("lm", "embed", [[None]], {}, "input 0: found None, expected a text", None),
+    ("lm", "score", ["x", 3], {}, "the input: found 3, expected a text", None),
+    ("lm", "score", ["x", ""], {}, "data: no continuation has a token", None),
     ("lm", "translate", ["x"], {}, "is no encoder-decoder", "run.generate"),
     ("lm", "fill_masks", ["x"], {}, "is no masked language model", "run.generate"),
     ("masked", "generate", ["x"], {}, "fills masks", "run.fill_masks"),

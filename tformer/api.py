@@ -51,6 +51,7 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.formatting import shortened
 from tformer.loading import Loaded
 from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
@@ -58,11 +59,13 @@ from tformer.tasks import task_of
 from tformer.tasks.base import Work
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
-from tformer.training.display import Console
+from tformer.training.display import Console, no_progress
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
 
+INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
+SHOWN_CHARACTERS = 60
 RETURNED = "the result is returned"
 OF_LOAD = {
     "device": "tformer.load(path, device=...) chooses it",
@@ -201,11 +204,11 @@ class Run(Loaded):
             options = from_keywords(GenerateOptions, keywords, caller=caller, without=NOT_OF_GENERATE)
             if fills_masks(self):
                 raise InputError(f"{self.path} fills masks", hint='run.fill_masks("The [MASK] sat.")')
-            if isinstance(texts, str):
-                options = replace(options, prompt=texts)
+            prompts, is_one = _as_list(texts)
+            if is_one:
+                options = replace(options, prompt=prompts[0])
             options.check()
             writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
-            prompts = [texts] if isinstance(texts, str) else list(texts)
             found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
                 size = options.texts_at_once(encoder_decoder=False)
@@ -217,7 +220,7 @@ class Run(Loaded):
                 for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
                     found += writer.search(window, _never)
         answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
-        return answers[0] if isinstance(texts, str) else answers
+        return answers[0] if is_one else answers
 
     def _decoders(self, options: GenerateOptions) -> list[Loaded]:
         """This model, and the others of an ensemble, prepared for decoding."""
@@ -240,7 +243,7 @@ class Run(Loaded):
     def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
     def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
         """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
-        each, is_one = _as_list(inputs)
+        each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
@@ -249,6 +252,8 @@ class Run(Loaded):
                 alone = replace(chosen, **given)
                 alone.check()
                 alone.check_model(classifier)
+            if not each:
+                return []
             if classifier.reads_images:
                 scores_NL = classifier.classify_images([Path(place) for place in each])
             else:
@@ -263,7 +268,7 @@ class Run(Loaded):
         Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
         default: the model's last hidden states), `batch_size`, `precision`, `quantize`.
         """
-        each, is_one = _as_list(inputs)
+        each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(EmbedOptions, options, caller="embed")
             chosen.check()
@@ -304,7 +309,12 @@ class Run(Loaded):
                 data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), _silent_work(Path(scratch))
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
-            _, report = evaluate_loaded(self._copy(), chosen, work)
+            try:
+                _, report = evaluate_loaded(self._copy(), chosen, work)
+            except InputError as error:
+                if are_rows:  # `data:3` for its third row
+                    error.message = error.message.replace(os.fspath(data), "data")
+                raise
         return report | {"data": "rows"} if are_rows else report
 
     # --- copies for inference -----------------------------------------------------------------------------------------
@@ -389,7 +399,7 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
         summary = run_training(
             chosen,
             console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
-            progress=_silent,
+            progress=no_progress,
             should_stop=_never,
             began=began,
         )
@@ -415,14 +425,27 @@ def _as_run(loaded: Loaded) -> Run:
     return Run(**{each.name: getattr(loaded, each.name) for each in fields(Loaded)})
 
 
-def _as_list(inputs: Any) -> tuple[list[Any], bool]:
-    """(inputs as a list, whether it was one): a string, a path and a tuple (a pair of texts) are one input."""
-    is_one = isinstance(inputs, str | os.PathLike | tuple)
-    return ([inputs] if is_one else list(inputs)), is_one
+def _as_list(inputs: Any, one: tuple[type, ...] = (str,)) -> tuple[list[Any], bool]:
+    """(inputs as a list, whether it was one). `one`: types of an input; a tuple is a pair of texts.
+
+    Raises InputError for an input of another type.
+    """
+    is_one = isinstance(inputs, one) or not isinstance(inputs, Iterable)
+    each = [inputs] if is_one else list(inputs)
+    for number, item in enumerate(each):
+        is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
+        if not isinstance(item, one) or (isinstance(item, tuple) and not is_pair):
+            expected = "a text" if one == (str,) else "a text, a pair of texts or the path of an image"
+            found = shortened(repr(item), SHOWN_CHARACTERS)
+            raise InputError(f"{'the input' if is_one else f'input {number}'}: found {found}, expected {expected}")
+    return each, is_one
 
 
-def _pairs(texts: Iterable[str | tuple[str, str]]) -> list[tuple[str, str | None]]:
-    """(text, second text or None) of texts and pairs of texts."""
+def _pairs(texts: Iterable[Any]) -> list[tuple[str, str | None]]:
+    """(text, second text or None) of texts and pairs of texts. Raises InputError for a path."""
+    for text in texts:
+        if isinstance(text, os.PathLike):
+            raise InputError(f"found the path {text}: the model reads texts, not images")
     return [(text, None) if isinstance(text, str) else text for text in texts]
 
 
@@ -446,14 +469,8 @@ def _never() -> bool:
     return False
 
 
-@contextmanager
-def _silent(*_: Any, **__: Any) -> Iterator[Callable[..., None]]:
-    """A progress report that shows nothing."""
-    yield lambda *_, **__: None
-
-
 def _silent_work(cache_dir: Path | None = None) -> Work:
-    return Work(_silent, _never, lambda text: None, cache_dir)
+    return Work(no_progress, _never, lambda text: None, cache_dir)
 
 
 @contextmanager

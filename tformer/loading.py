@@ -22,7 +22,7 @@ from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.data.encoding import TextReader
 from tformer.errors import InputError
 from tformer.formatting import short_hash
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
 from tformer.nn.init import NoDraws
 from tformer.nn.structured_dropout import LEARNED

@@ -19,9 +19,9 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from os import PathLike
-from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_hints
 
 from tformer.errors import InputError, TformerError, did_you_mean
 
@@ -114,16 +114,15 @@ def from_keywords(
     from pydantic import TypeAdapter, ValidationError
 
     excluded = without or {}
-    hints = get_type_hints(options_type)
-    names = {keyword: name for name, keyword in _keywords(options_type) if keyword}
+    declared: dict[str, tuple[str, Any]] = _keywords(cast(Any, options_type))
     filled = {}
     for keyword, value in values.items():
         if keyword in excluded:
             raise InputError(f"{caller} takes no {keyword}", hint=excluded[keyword])
-        if keyword not in names:
-            known = sorted(names.keys() - excluded.keys())
+        if keyword not in declared:
+            known = sorted(declared.keys() - excluded.keys())
             raise InputError(f"{caller} has no option '{keyword}'", hint=did_you_mean(keyword, known))
-        hint = hints[names[keyword]]
+        name, hint = declared[keyword]
         if get_origin(hint) is tuple and isinstance(value, str | PathLike):
             value = (value,)
         if get_origin(hint) is tuple and isinstance(value, list | tuple):
@@ -131,20 +130,23 @@ def from_keywords(
         elif isinstance(value, PathLike):
             value = str(value)
         try:
-            filled[names[keyword]] = TypeAdapter(hint).validate_python(value)
+            filled[name] = TypeAdapter(hint).validate_python(value)
         except ValidationError as error:
-            expected, *_ = (
-                error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ").split(", unable to")
-            )
+            expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
+            expected, *_ = expected.split(", unable to")  # parse it
             raise InputError(f"{keyword}: found {value!r}, expected {expected}") from error
     return options_type(**filled)
 
 
-def _keywords(options_type: type[Any]) -> Iterator[tuple[str, str]]:
-    """(name, keyword) of each field; the keyword of an argument without a flag is empty."""
+@cache
+def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any]]:
+    """{keyword: (name, type)} of the fields that have a flag."""
+    types, found = get_type_hints(options_type), {}
     for name, hint in get_type_hints(options_type, include_extras=True).items():
         [declared] = [fact for fact in hint.__metadata__ if isinstance(fact, Option)]
-        yield name, as_keyword(declared.flags[0]) if declared.flags else ""
+        if declared.flags:
+            found[as_keyword(declared.flags[0])] = (name, types[name])
+    return found
 
 
 def as_keyword(flag: str) -> str:

@@ -58,6 +58,33 @@ def test_show_json_is_one_document(cli: Cli) -> None:
     assert len(document["notes"]) == 1
 
 
+def test_show_takes_an_objective_as_train_does(cli: Cli) -> None:
+    done = cli("config", "show", "--arch", "bert", "--preset", "tiny", "--objective", "classification", "--json")
+    document = json.loads(done.out)["recipe"]
+    assert [objective["kind"] for objective in document["objectives"]] == ["classification"]
+    assert [head["kind"] for head in document["model"]["heads"]] == ["classifier"]
+    refused = cli("config", "show", "--objective", "nonsense")
+    assert refused.code == 2 and "nonsense" in refused.err and len(refused.err.splitlines()) <= 2
+
+
+def test_explain_prints_type_default_meaning_paper_and_presets(cli: Cli) -> None:
+    done = cli("config", "explain", "model.encoder.norm.place")
+    assert done.code == 0 and done.err == ""
+    labels = [line.split()[0] for line in done.out.splitlines() if line]
+    assert labels[0] == "model.encoder.norm.place"
+    assert {"type", "default", "meaning", "paper", "presets"} <= set(labels)
+    assert "https://arxiv.org/abs/2002.04745" in done.out and "transformer/base" in done.out
+    [document] = json.loads(cli("config", "explain", "model.encoder.norm.place", "--json").out)
+    assert document["explanations"][0]["default"] == "pre" and "bert/base" in document["presets"]['"post"']
+    refused = cli("config", "explain", "model.encoder.norm.plac")
+    assert refused.code == 2 and refused.out == "" and "did you mean 'place'" in refused.err
+
+
+def test_explain_without_a_key_lists_every_key(cli: Cli) -> None:
+    listed = json.loads(cli("config", "explain", "--json").out)
+    assert {"seed", "optimizer.lr", "model.decoder.attention.window"} <= listed.keys() and all(listed.values())
+
+
 def test_validate_says_ok_for_each_file(cli: Cli, tmp_path: Path) -> None:
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text(MODEL)

@@ -49,8 +49,8 @@ TOY = Architecture(
 '''
 
 ROW = (
-    "        *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2),\n",
-    "        *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, TOY),\n",
+    "        *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3),\n",
+    "        *(GPT2, OPT, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, TOY),\n",
 )
 IMPORT = (
     "from tformer.interop.architectures.vit import VIT\n",

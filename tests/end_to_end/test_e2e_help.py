@@ -36,6 +36,7 @@ COMMANDS = (
     "viz-pe",
     "viz-attention",
     "plot",
+    "doctor",
     "bench",
     "bench attention",
     "bench train",

@@ -14,6 +14,7 @@ import torch
 from tests.end_to_end.labelled_examples import sentences
 from tests.end_to_end.translate_runs import LINES, SEQ2SEQ, Cli, Run, documents, refusal
 from tformer.decoding.inference import QUANTIZE
+from tformer.device import device_name
 from tformer.nn.products import int8_is_possible
 from tformer.options import Quantize
 
@@ -139,6 +140,7 @@ def test_a_processor_without_8_bit_products_is_told_of(cli: Cli, decoder: Run, m
     monkeypatch.setattr("tformer.decoding.inference.int8_is_possible", lambda device: False)
     message = refusal(cli("generate", decoder, "--prompt", "a", "--device", "cpu", "--quantize", "int8"))
     assert message.startswith("error: --quantize int8 needs a CPU with 8-bit products")
+    assert message.splitlines()[0].endswith(f"found {device_name(torch.device('cpu'))}")
 
 
 @pytest.mark.parametrize("command", ["generate", "classify", "evaluate"])

@@ -17,7 +17,8 @@ from tformer.checkpoint import files
 from tformer.errors import InputError, Interrupted, StorageError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING
-from tformer.interop.importing import import_folder, is_foreign, open_checkpoint
+from tformer.interop.importing import import_folder
+from tformer.interop.opening import is_foreign, open_checkpoint
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,15 @@ def test_transformers_saves_a_folder_that_both_read(tmp_path: Path) -> None:
     assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
+def test_the_command_says_how_to_load_the_folder(cli: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint(tmp_path / "run", small("gpt/tiny"))
+    outcome = cli("export", tmp_path / "run", "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["class"] == "TformerForCausalLM" and "modeling_tformer.py" in document["files"]
+    assert document["load"].endswith(", trust_remote_code=True)")
+
+
 def test_the_code_needs_torch_and_transformers_only(tmp_path: Path) -> None:
     report = exported(tmp_path, small("gpt/tiny"))
     lines = (report.path / "modeling_tformer.py").read_text().splitlines()
@@ -285,7 +295,9 @@ def test_what_the_code_lacks_is_refused_by_name(
 # --- tokenizers of language models ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["char", "word", "bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize(
+    "kind", ["char", "word", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bpe", "wordpiece", "unigram"))]
+)
 def test_a_tokenizer_without_an_end_of_text_gets_what_evaluation_tools_need(kind: str, tmp_path: Path) -> None:
     options: Any = {"model": kind, "template": "none", "vocab_size": 60, "min_frequency": 1}
     tokenizer = train_tokenizer(lambda: iter(["ab cd\nefgh. " * 20]), TokenizerOptions(**options))

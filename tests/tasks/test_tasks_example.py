@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tformer.objectives import OBJECTIVES
 from tformer.tasks.example import SHOWN_POSITIONS, example_lines
@@ -197,3 +198,20 @@ def test_a_dry_run_prints_the_example_beside_the_recipe(cli: Cli, tiny_recipe: P
     outcome = cli("train", "--config", tiny_recipe, "--data", text_file, "--dry-run")
     assert "its first example" in outcome.err and "causal_lm: predicts the next token" in outcome.err
     assert outcome.out.startswith("schema:"), "the recipe alone is data"
+
+
+def test_an_image_shows_its_size_its_numbers_and_its_label(cli: Cli, tmp_path: Path) -> None:
+    for number in range(24):
+        path = tmp_path / "images" / ["cats", "dogs"][number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, size=(8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    small = ("--set", "model.d_model=16", "--set", "model.encoder.num_layers=1", "--set", "model.patches.image_size=8")
+    words = ("train", "--arch", "vit", "--preset", "mnist", "--data", tmp_path / "images", "--dry-run", *small,
+             "--set", "model.patches.size=4", "--set", "model.max_seq_len=5")  # fmt: skip
+    outcome = cli(*words, "--json")
+    assert outcome.code == 0, outcome.err
+    example = json.loads(outcome.out)["example"]
+    assert example["pixel_values"]["shape"] == [1, 8, 8] and example["label"] in ("cats", "dogs")
+    assert example["original"] == {} and example["pixel_values"]["min"] < 0 < example["pixel_values"]["max"]
+    assert list(example_lines(example, width=80))[-1] == f"label: {example['label']}"

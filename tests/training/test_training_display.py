@@ -73,6 +73,16 @@ def test_lines_are_not_written_more_often_than_people_read(monkeypatch: pytest.M
     assert len(written) == 10 and output.getvalue().count("loss") == 1
 
 
+def test_a_narrow_terminal_shows_steps_and_loss_whole() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=40, color_system=None)
+    sinks: dict[str, Any] = {"write": lambda record: None, "write_sample": lambda step, text: None}
+    with TrainingDisplay(console, max_steps=100_000, **sinks) as display:
+        display.logged(RECORD | {"step": 12_345})
+    assert "step 12345/100000" in output.getvalue() and "loss 2.5" in output.getvalue()
+    assert "…" not in output.getvalue()
+
+
 def test_steps_are_counted_between_log_lines_on_a_terminal_and_in_a_pipe() -> None:
     output, reported = io.StringIO(), []
     console = Console(file=output, force_terminal=True, width=200)

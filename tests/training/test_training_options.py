@@ -135,9 +135,15 @@ def test_the_recipe_of_a_run_has_nothing_left_to_choose(train: Callable[..., Any
     assert recipe["training"]["threads"] >= 1 and recipe["model"]["vocab_size"] > 1
 
 
+def test_a_slow_machine_has_a_rate_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tformer.device.matmul_flops_per_second", lambda dtype, *rest, **shape: 1.234e8)
+    chosen = resolve_precision("auto", torch.device("cpu"), rows=1, d_model=1, d_ff=1)
+    assert "bf16 multiplies at 123 MFLOP/s here, fp32 at 123 MFLOP/s" in chosen.reason
+
+
 def test_auto_precision_chooses_bf16_where_the_cpu_has_it() -> None:
     chosen = resolve_precision("auto", torch.device("cpu"), rows=256, d_model=64, d_ff=256)
-    assert "GFLOP/s" in chosen.reason
+    assert "FLOP/s" in chosen.reason
     if has_bf16_instructions():
         assert chosen.name == "bf16"
 

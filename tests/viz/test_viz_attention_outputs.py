@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tformer.errors import InputError
@@ -88,6 +89,13 @@ def test_figures_hatch_what_cannot_be_seen_and_survive_any_token() -> None:
     both = draw(scene_of(random_attention(1, 1, 8)), "encoder", "head", format_="svg", scale="global")
     assert b"<pattern" in causal and b"<pattern" not in both
     draw(scene_of(attention_of(np.full((1, 1, 6, 6), 1 / 6), HOSTILE)), "encoder", "head", format_="png", scale="log")
+
+
+@pytest.mark.parametrize("view", ["head", "rollout"])
+def test_the_caption_of_a_small_picture_is_not_cut_off(view: str) -> None:
+    picture = draw(scene_of(random_attention(1, 1, 4)), "encoder", view, format_="png", scale="linear")
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"))
+    assert (pixels[:, [0, -1]] == pixels[0, 0]).all()
 
 
 def test_more_heads_than_fit_a_figure_are_refused() -> None:

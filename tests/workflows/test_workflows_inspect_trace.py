@@ -294,6 +294,11 @@ def test_dropout_is_shown_where_training_applies_it() -> None:
     ):  # fmt: skip
         assert rates[f"{place}.dropout"].startswith(f"in training {share} % of"), place
         assert found[f"{place}.dropout"].shape == found[place].shape
+    segments = {"token_types": 2, "dropout": 0.1, "size": 8}
+    own = section(encoder=stack(positions={"kind": "rope"}), embedding=segments, heads=[{"kind": "masked_lm"}])
+    found = all_steps(traced(build_model(own, device="meta")))
+    dropped = found["encoder.embedding.tokens.dropout"]
+    assert dropped.shape == (B, S, 8) and dropped.inputs == ("encoder.embedding.tokens", "encoder.embedding.segments")
     without = all_steps(traced(build_model(section(decoder=stack(dropout=0.0)), device="meta")))
     assert not [step for step in without.values() if step.name == "dropout"]
 

@@ -26,7 +26,7 @@ from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
 from tformer.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
 from tformer.errors import InputError
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe

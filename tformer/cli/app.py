@@ -112,6 +112,9 @@ COMMANDS = {
         "Write a run so that `transformers` loads it with `from_pretrained`: weights, config, tokenizer, labels.",
     ),
     "evaluate": Command(MEASURE, "evaluate", "Measure a model on the run's validation data or on --data."),
+    "doctor": Command(
+        MEASURE, "doctor", "Show versions, processor, memory, GPU, kernels, caches, extras and speed, for a bug report."
+    ),
     "bench": Command(MEASURE, "bench", "Measure speed and memory on this machine.", is_group=True),
 }
 

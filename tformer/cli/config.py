@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 
 from tformer.cli.command import examples
 from tformer.cli.completion import completer
-from tformer.cli.report import aligned, emit, emit_json, emit_lines, show_notes, terminal_width
+from tformer.cli.report import aligned, emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def explain(
         if json_:
             emit_json(dict(explained_keys()))
         else:
-            emit_lines(_in_columns(key, meaning) for key, meaning in explained_keys())
+            emit_lines(in_columns(key, meaning) for key, meaning in explained_keys())
         return
     explained = [(explain(key), preset_values(key)) for key in keys]
     if json_:
@@ -142,8 +141,8 @@ def explain(
         return
     for ones, sets in explained:
         for one in ones:
-            emit_lines(_in_columns(label, text) for label, text in _facts(one))
-        emit_lines(_in_columns("presets", f"{value}: {', '.join(names)}") for value, names in sets.items())
+            emit_lines(in_columns(label, text) for label, text in _facts(one))
+        emit_lines(in_columns("presets", f"{value}: {', '.join(names)}") for value, names in sets.items())
         emit("")
 
 
@@ -200,19 +199,6 @@ def _facts(one: Explanation) -> Iterator[tuple[str, str]]:
     if one.keys:
         yield "keys", ", ".join(one.keys)
     yield from (("paper", f"https://arxiv.org/abs/{paper}") for paper in one.papers)
-
-
-LABEL = 10  # columns
-
-
-def _in_columns(label: str, text: str) -> str:
-    """A label and a text beside it, or below it where the label is long; wrapped on a terminal."""
-    start = f"{label:<{LABEL}}" if len(label) < LABEL else f"{label}\n{'':<{LABEL}}"
-    if not text:
-        return label
-    width = terminal_width()
-    body = [text] if width is None else textwrap.wrap(text, max(width - LABEL, LABEL), break_on_hyphens=False)
-    return start + f"\n{'':<{LABEL}}".join(body)
 
 
 def _device_kind(device: str) -> str:

@@ -52,8 +52,8 @@ class ExportOptions:
         FORMAT(
             "--as",
             metavar="MODEL_TYPE",
-            help="Architecture to export as (gpt2, marian, ...), where several compute the same function; default: "
-            "chosen by the recipe's arch.",
+            help="Architecture to export as (gpt2, marian, ...), where several compute the same function; tformer: "
+            "with code of its own; default: chosen by the recipe's arch.",
         ),
     ] = None
     as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
@@ -87,7 +87,7 @@ def _export(options: ExportOptions, shard_bytes: int, flag: StopFlag) -> ExportR
     from tformer.checkpoint.average import require_new
     from tformer.checkpoint.resolve import newest_checkpoint
     from tformer.interop.exporting import DTYPES, export_checkpoint
-    from tformer.interop.importing import open_checkpoint
+    from tformer.interop.opening import open_checkpoint
 
     out, which = options.out, options.checkpoint
     assert out is not None  # `check` requires it

@@ -232,13 +232,20 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
         sizes = _lengths(question, subject)
         _refuse_many_scores(batch_size, max(sizes.values()))
         inputs = empty_inputs(subject.model, batch_size=batch_size, **sizes)
-    traces: dict[str, Trace] = {"": trace_shapes(subject.model, inputs)}
-    if subject.generator is not None:
-        traces = {
-            "GENERATOR: predicts the masked tokens": trace_shapes(subject.generator, inputs),
-            "DISCRIMINATOR: reads the text with the predictions in it": traces[""],
+    traces: dict[str, Trace] = {}
+    if subject.generator is None:
+        traces[""] = trace_shapes(subject.model, inputs)
+    else:
+        both = {"generator": subject.generator, "discriminator": subject.model}
+        headings = {
+            "generator": "GENERATOR: predicts the masked tokens",
+            "discriminator": "DISCRIMINATOR: reads the text with the predictions in it",
         }
-        document["generator"] = next(iter(traces.values())).to_json()
+        for name, model in both.items():
+            [(other, beside)] = (pair for pair in both.items() if pair[0] != name)
+            parameters = {f"{other}.{key}": value for key, value in beside.named_parameters(remove_duplicate=False)}
+            traces[headings[name]] = trace_shapes(model, inputs, beside=parameters)
+        document["generator"] = traces[headings["generator"]].to_json()
     page = None
     if options.output is not None and options.output.suffix.lower() == PAGE:
         page = _page(subject, traces, document.get("example"))

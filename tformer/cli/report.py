@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -77,9 +78,14 @@ def progress_reporter(description: str, total: float | None = None, unit: str = 
 @contextmanager
 def _bar(description: str, total: float | None, unit: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
-    counts = TextColumn("{task.fields[counts]}")
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20 if console.width >= 80 else 5),
+    )
+    counts = TextColumn("{task.fields[counts]}", table_column=Column(overflow="fold"))  # wraps where it is narrow
     bar = Progress(*columns, counts, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=False)
     with bar:
         task = bar.add_task(description, total=total, counts="")
@@ -277,6 +283,19 @@ def data_output(path: Path | None) -> Iterator[DataOutput]:
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is; None in a pipe or a file, where a line may have any length."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+LABEL = 10  # columns
+
+
+def in_columns(label: str, text: str) -> str:
+    """A label and a text beside it, or below it where the label is long; wrapped on a terminal."""
+    start = f"{label:<{LABEL}}" if len(label) < LABEL else f"{label}\n{'':<{LABEL}}"
+    if not text:
+        return label
+    width = terminal_width()
+    body = [text] if width is None else textwrap.wrap(text, max(width - LABEL, LABEL), break_on_hyphens=False)
+    return start + f"\n{'':<{LABEL}}".join(body)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:

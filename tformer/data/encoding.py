@@ -83,6 +83,11 @@ class EncodedText:
     num_cut: int = 0
 
     @property
+    def from_template(self) -> list[bool]:
+        """Whether each token is the template's."""
+        return [span is None for span in self.spans]
+
+    @property
     def num_text_tokens(self) -> int:
         """Number of tokens that are not the template's."""
         return sum(span is not None for span in self.spans)

@@ -20,10 +20,10 @@ from tformer.interop.architectures.parts import label_names
 from tformer.interop.config import Config
 from tformer.interop.generation_config import generation_document, generation_notes, read_generation
 from tformer.interop.preprocessor import preprocessor_notes, read_preprocessor
-from tformer.interop.read_model import CONFIG, ForeignModel, read_model, recipe_of
+from tformer.interop.read_model import ForeignModel, read_model, recipe_of
 from tformer.interop.tokenizer_config import special_ids
 from tformer.interop.tokenizer_files import TARGET_FOLDER, TOKENIZER_JSON, FoundTokenizer, read_tokenizer
-from tformer.interop.weight_files import FileRead
+from tformer.interop.weight_files import CONFIG, FileRead
 from tformer.recipe import recipe_to_yaml
 from tformer.tokenizer import Tokenizer
 

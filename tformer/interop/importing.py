@@ -18,22 +18,15 @@ from torch import Tensor
 from tformer.build import build_model
 from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
-from tformer.checkpoint.files import MANIFEST
-from tformer.checkpoint.read import Checkpoint, read_checkpoint
-from tformer.checkpoint.resolve import resolve_checkpoint
-from tformer.checkpoint.run import is_run, make_folders
+from tformer.checkpoint.read import Checkpoint
+from tformer.checkpoint.run import make_folders
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
-from tformer.interop.hub import is_hub_name
-from tformer.interop.read_model import CONFIG
-from tformer.interop.weight_files import INDEX, SINGLE
 from tformer.recipe.model import Model
 from tformer.tokenizer import Tokenizer
 
-__all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_checkpoint", "open_folder"]
-
-RECIPE = "recipe.yaml"  # only checkpoints of tformer have one
+__all__ = ["ForeignCheckpoint", "ImportReport", "import_folder", "open_folder"]
 
 
 @dataclass(frozen=True)
@@ -79,33 +72,6 @@ class ImportReport:
             "labels": list(self.labels),
             "notes": list(self.notes),
         }
-
-
-def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Checkpoint:
-    """The checkpoint at `path`: of a run, a checkpoint directory, or a Hugging Face folder.
-
-    Args:
-        path: see above.
-        which: `latest`, `best` or `step-N`; only for runs.
-        runs_dir: where to look for names to suggest.
-
-    Raises:
-        InputError: nothing there, or nothing that can be read.
-    """
-    folder = Path(path)
-    if is_hub_name(str(path)):
-        raise InputError(f"{path} is a name on the hub, not a folder", hint=f"tformer import {path} --out DIR")
-    if is_foreign(folder):
-        return open_folder(folder)
-    return read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
-
-
-def is_foreign(folder: Path) -> bool:
-    """Whether a folder has the layout of Hugging Face: a config.json, or weights without a manifest or recipe."""
-    if (folder / MANIFEST).is_file() or is_run(folder):
-        return False
-    weights = any((folder / name).is_file() for name in (SINGLE, INDEX)) and not (folder / RECIPE).is_file()
-    return (folder / CONFIG).is_file() or weights
 
 
 def import_folder(

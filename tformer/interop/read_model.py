@@ -23,7 +23,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, check_fixed, let_copies_stand_in, shapes_on_disk, to_ours
-from tformer.interop.weight_files import FileRead, WeightFiles, open_weights
+from tformer.interop.weight_files import CONFIG, FileRead, WeightFiles, open_weights
 from tformer.model import Transformer
 from tformer.nn.heads import HeadOptions
 from tformer.objectives import objectives_for_heads
@@ -56,7 +56,6 @@ def planned(model: Model, files: WeightFiles, *, name: str) -> Transformer:
         raise InputError(f"{name}: its sizes make tensors larger than any memory ({error})") from None
 
 
-CONFIG = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LISTED = 5
 
@@ -146,7 +145,7 @@ def _read_as(
     reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
     fit = partial(_fit, class_name, reader, architecture, files)
     model, links, names, skipped = fit(pooler=False)
-    if not architecture.poolers.isdisjoint(skipped):
+    if architecture.has_pooler(skipped):
         model, links, names, skipped = fit(pooler=True)
     return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 
@@ -230,6 +229,9 @@ def _best_fit(
             fits.append(attempt())
         except InputError as error:
             errors[name] = error
+            continue
+        if named is not None and not fits[-1].skipped:
+            break
     if not fits:
         first = next(iter(errors.values()))
         if named is not None or all(error.message == first.message for error in errors.values()):

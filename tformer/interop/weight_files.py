@@ -31,6 +31,7 @@ from tformer.interop.mapping import Fixed, Link
 
 FileRead = Callable[[int, int], None]  # (files read, number of files)
 
+CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"

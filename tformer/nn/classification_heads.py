@@ -129,11 +129,11 @@ class ClassifierHeadOptions:
     pools: ClassVar[bool] = True
     kind: Literal["classifier"] = "classifier"
     num_labels: int | None = None  # null: taken from the data's labels
-    pooling: Pooling = "cls"
+    pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
     pooler: bool = True  # dense -> activation before the projection
-    activation: HeadActivation = "tanh"
+    activation: HeadActivation = "tanh"  # of the pooler
     dropout: float | None = None  # null: the stack's dropout
-    multi_label: bool = False
+    multi_label: bool = False  # any number of labels per example
 
     @property
     def label_kind(self) -> LabelKind | None:
@@ -154,10 +154,10 @@ class RegressionHeadOptions:
     pools: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = "score"
     kind: Literal["regression"] = "regression"
-    pooling: Pooling = "cls"
-    pooler: bool = True
-    activation: HeadActivation = "tanh"
-    dropout: float | None = None
+    pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
+    pooler: bool = True  # dense -> activation before the projection
+    activation: HeadActivation = "tanh"  # of the pooler
+    dropout: float | None = None  # null: the stack's dropout
 
     def build(self, context: HeadContext) -> nn.Module:
         return _pooled_head(self, context, 1)
@@ -197,7 +197,7 @@ class ReplacedTokenHeadOptions:
     pools: ClassVar[bool] = False
     label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["replaced_token"] = "replaced_token"
-    activation: HeadActivation = "gelu"
+    activation: HeadActivation = "gelu"  # of the transform
 
     def build(self, context: HeadContext) -> nn.Module:
         return ReplacedTokenHead(context.d_model, activation=self.activation)

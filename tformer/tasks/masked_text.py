@@ -20,7 +20,7 @@ from tformer.errors import InputError
 from tformer.evaluation.lm import pseudo_perplexity
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples, evaluate_objective
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded, load_generator
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings

@@ -10,12 +10,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 
+from tformer import __version__
 from tformer.checkpoint.files import write_text
 from tformer.checkpoint.run import make_folders
 from tformer.data.shards.template import single_template
@@ -34,6 +35,9 @@ SENTENCE_ENDS = (".", "!", "?", "。")
 
 CACHE = "tokenizers"
 """Folder of the cache for tokenizers that were trained on the data of a run."""
+
+TRAINERS = ("tokenizers", "sentencepiece")
+"""Packages whose version may change what is trained."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ class Origin:
 
 def _trained(texts: Texts, options: TokenizerOptions, work: Work) -> Tokenizer:
     """A tokenizer trained on the texts, or the one that was before, from the cache."""
-    parts = [tokenizers.__version__, asdict(options), texts.fingerprint]
+    versions = [__version__, *(metadata.version(package) for package in TRAINERS)]
+    parts = [versions, asdict(options), texts.fingerprint]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     file = (work.cache_dir or default_cache_dir()) / CACHE / f"{key}.json"
     if file.is_file():

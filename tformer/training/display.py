@@ -13,6 +13,7 @@ from rich.console import Console as Console
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Column
 
 from tformer.errors import visible
 from tformer.formatting import clock, short_rate
@@ -76,8 +77,8 @@ class TrainingDisplay:
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(bar_width=16),
-                TextColumn("{task.fields[status]}"),
+                *((BarColumn(bar_width=16),) if self.console.width >= 80 else ()),
+                TextColumn("{task.fields[status]}", table_column=Column(overflow="fold")),  # wraps where it is narrow
                 console=self.console,
             )
             self._task = self._progress.add_task("train", total=self.max_steps, completed=self._first_step, status="")

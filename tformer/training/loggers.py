@@ -130,7 +130,7 @@ class WeightsAndBiases(Logger):
         self._run.define_metric("*", step_metric="step")
         self.state = {"id": self._run.id}
         folder = Path(self._run.dir).parent
-        self.place = self._run.url or f"{folder}; upload it with: wandb sync {folder}"
+        self.place = f"{folder}; upload it with: wandb sync {folder}" if self._run.offline else str(self._run.url)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
@@ -152,10 +152,9 @@ class MLflow(Logger):
 
     def __init__(self, run: LoggedRun, state: Mapping[str, str] | None) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # importing it has set another level
         local = f"sqlite:///{Path('mlflow.db').resolve()}"
         store = os.environ.get("MLFLOW_TRACKING_URI") or (local if state is None else state["store"])
         self._client: Any = MlflowClient(tracking_uri=store)

@@ -10,7 +10,7 @@ import torch
 
 from tformer.build import count_parameters
 from tformer.checkpoint.files import require_writable
-from tformer.checkpoint.run import LOCK_NAME
+from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import training_memory
 from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
@@ -61,6 +61,8 @@ def check_target(start: Start) -> None:
             raise InputError(f"{target} is a file, expected a run directory")
         found = sorted(entry.name for entry in target.iterdir() if entry.name != LOCK_NAME)
         if found:
+            if (target / LOCK_NAME).exists():
+                RunLock(target).release()  # an error where another process holds it
             raise InputError(
                 f"{target} is not empty (it holds {found[0]})",
                 hint="continue that run with --resume, or choose another directory with --out",

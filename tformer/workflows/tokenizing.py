@@ -70,9 +70,10 @@ def _require_no_side(path: Path, side: Side | None) -> None:
 
 
 def _of_folder(folder: Path) -> Subject:
-    from tformer.interop.read_model import CONFIG, read_config
+    from tformer.interop.read_model import read_config
     from tformer.interop.tokenizer_config import read_tokenizer_config
     from tformer.interop.tokenizer_files import read_tokenizer
+    from tformer.interop.weight_files import CONFIG
 
     found = read_tokenizer(folder, read_config(folder) if (folder / CONFIG).is_file() else {})
     tokenizer = Tokenizer.from_json(found.json, name=str(folder))

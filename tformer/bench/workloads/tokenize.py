@@ -19,7 +19,7 @@ from tformer.data.shards.token_files import safe_chunks
 from tformer.data.sources.files import Piece
 from tformer.data.sources.text import open_sources
 from tformer.errors import InputError
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 BATCH = 16  # pieces of at most 64K characters: the megabyte that training encodes at once

@@ -215,8 +215,8 @@ def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
     """(folder, notes, owner): the cache, or a temporary folder that is deleted with its owner."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home):
-            _sweep(home)
+        with locked(home):
+            sweep(home)
             _new_folder(home).rmdir()
         return home, (), None
     except OSError as error:
@@ -233,7 +233,7 @@ def _new_folder(home: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def locked(home: Path) -> Iterator[None]:
     """Holds the cache's lock: for making, sweeping and replacing directories, never while tokenising."""
     with open(home / ".lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -244,7 +244,7 @@ def _locked(home: Path) -> Iterator[None]:
 def _temporary(home: Path) -> Iterator[Path]:
     """A new directory, locked while this process works in it, and deleted at the end unless it was renamed."""
     try:
-        with _locked(home):
+        with locked(home):
             folder = _new_folder(home)
             lock = _lock_of(folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -261,7 +261,7 @@ def _lock_of(folder: Path) -> IO[str]:
     return open(folder / "lock", "a")
 
 
-def _sweep(home: Path) -> None:
+def sweep(home: Path) -> None:
     """Removes temporary directories of ended processes, which no longer hold their locks."""
     for folder in home.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
@@ -272,7 +272,7 @@ def _sweep(home: Path) -> None:
 def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None:
     """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
     try:
-        with _locked(entry.parent):
+        with locked(entry.parent):
             (folder / "lock").unlink()  # under the cache's lock no process sweeps
             if entry.is_dir():
                 try:

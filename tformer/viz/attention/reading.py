@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.data.encoding import encode_prompt, token_text
-from tformer.data.shards.template import TextTemplate, pair_template, single_template
+from tformer.data.encoding import EncodedText, TextReader, encode_prompt, token_text
 from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import to_pixels
 from tformer.decoding.generate import generate
@@ -186,57 +185,27 @@ def _check(loaded: Loaded, given: Inputs) -> None:
 def _read_texts(loaded: Loaded, given: Inputs) -> Reading:
     """One text or two inside their template, for an encoder."""
     tokenizer, recipe = loaded.text_tokenizer, loaded.recipe
-    texts = [text for text in (given.text, given.text2) if text is not None]
-    template = single_template(tokenizer) if len(texts) == 1 else pair_template(tokenizer)
-    encoded = tokenizer.encode_batch(texts)
-    length = sum(map(len, encoded)) + template.num_special
-    room = _room(loaded, given, length) - template.num_special
-    notes: list[str] = []
-    if sum(map(len, encoded)) > room:
-        encoded = _cut_longest(encoded, max(0, room))
-        notes.append(_cut_note(given, length))
-    ids, types, parts, special = _assembled(template, encoded)
-    if not ids:
-        raise InputError("the text has no tokens")
+    found, notes = _encoded(loaded, given, given.text2)
     name = "decoder" if loaded.model.encoder is None else "encoder"
-    inputs = {"input_ids": torch.tensor([ids])}
-    if recipe.model.embedding.token_types > 1 and (len(texts) == 2 or any(types)):
-        inputs["token_type_ids"] = torch.tensor([types])
-    side = side_of(name, tokenizer, ids, text_of=parts if len(texts) == 2 else (), special=special)
-    return Reading(inputs, {name: side}, notes=tuple(notes))
+    inputs = {"input_ids": torch.tensor([found.ids])}
+    if recipe.model.embedding.token_types > 1 and (given.text2 is not None or any(found.types)):
+        inputs["token_type_ids"] = torch.tensor([found.types])
+    parts = () if given.text2 is None else found.parts
+    side = side_of(name, tokenizer, found.ids, text_of=parts, special=found.from_template)
+    return Reading(inputs, {name: side}, notes=notes)
 
 
-def _assembled(
-    template: TextTemplate, encoded: Sequence[Sequence[int]]
-) -> tuple[list[int], list[int], list[int], list[bool]]:
-    """(ids, token types, number of the text, whether it is a token of the template) of each token."""
-    first, second = encoded[0], encoded[1] if len(encoded) == 2 else []
-    pieces: list[tuple[Sequence[int], Sequence[int], int, bool]] = [
-        (template.prefix, template.prefix_types, 0, True),
-        (first, [0] * len(first), 0, False),
-        (template.middle, template.middle_types, 0, True),
-        (second, [template.second_type] * len(second), 1, False),
-        (template.suffix, template.suffix_types, len(encoded) - 1, True),
-    ]
-    ids: list[int] = []
-    types: list[int] = []
-    parts: list[int] = []
-    special: list[bool] = []
-    for tokens, their_types, part, from_template in pieces:
-        ids += tokens
-        types += their_types
-        parts += [part] * len(tokens)
-        special += [from_template] * len(tokens)
-    return ids, types, parts, special
-
-
-def _cut_longest(encoded: Sequence[list[int]], room: int) -> list[list[int]]:
-    """The beginnings of the texts, `room` tokens in all; the longer one is cut first."""
-    if len(encoded) == 1:
-        return [encoded[0][:room]]
-    first, second = encoded
-    kept = min(len(first), max(-(-room // 2), room - len(second)))
-    return [first[:kept], second[: room - kept]]
+def _encoded(loaded: Loaded, given: Inputs, text2: str | None = None) -> tuple[EncodedText, tuple[str, ...]]:
+    """(the text or pair inside its template, notes); of what is too long, --max-tokens shows the beginning."""
+    reader, text = TextReader.of_encoder(loaded.text_tokenizer), given.text or ""
+    found = reader.encode(text, text2)
+    if not found.ids:
+        raise InputError("the text has no tokens")
+    length = len(found.ids)
+    room = _room(loaded, given, length)
+    if length <= room:
+        return found, ()
+    return replace(reader, max_length=room).encode(text, text2, cut=True), (_cut_note(given, length),)
 
 
 def _read_image(loaded: Loaded, path: Path) -> Reading:
@@ -280,18 +249,9 @@ def _read_prompt(loaded: Loaded, given: Inputs) -> Reading:
 def _read_translation(loaded: Loaded, given: Inputs) -> Reading:
     """A source, and the decoder's input for its target."""
     tokenizer, own, ends = loaded.text_tokenizer, loaded.target_tokenizer, loaded.decoder_tokens
-    template = single_template(tokenizer)
-    text_ids = tokenizer.encode(given.text or "")
-    length = len(text_ids) + template.num_special
-    room = _room(loaded, given, length)
-    notes: list[str] = []
-    if length > room:
-        text_ids = text_ids[: max(0, room - template.num_special)]
-        notes.append(_cut_note(given, length))
-    source, _, _, special = _assembled(template, [text_ids])
+    found, cut = _encoded(loaded, given)
+    notes, source = list(cut), found.ids
     texts: dict[str, str] = {}
-    if not source:
-        raise InputError("the text has no tokens")
     if given.target is None:
         target = _translated(loaded, given, source)
         texts["translation"] = own.decode(target)
@@ -304,7 +264,7 @@ def _read_translation(loaded: Loaded, given: Inputs) -> Reading:
         notes.append(f"the target has {len(read_ids)} tokens, its first {limit} are shown")
         read_ids = read_ids[:limit]
     sides = {
-        "encoder": side_of("encoder", tokenizer, source, special=special),
+        "encoder": side_of("encoder", tokenizer, source, special=found.from_template),
         "decoder": side_of("decoder", own, read_ids, written_from=len(ends.prefix) if given.target is None else None),
     }
     inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([read_ids])}

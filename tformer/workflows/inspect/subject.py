@@ -19,7 +19,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.device import DTYPES, has_bf16_instructions
 from tformer.errors import InputError
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.loading import embedding_rows, load_tokenizers
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings

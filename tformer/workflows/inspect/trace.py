@@ -135,12 +135,17 @@ class Trace:
         return {"sizes": dict(self.sizes), "sections": [section.to_json() for section in self.sections]}
 
 
-def trace_shapes(model: Transformer, inputs: Mapping[str, Tensor]) -> Trace:
-    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change."""
+def trace_shapes(
+    model: Transformer, inputs: Mapping[str, Tensor], *, beside: Mapping[str, Tensor] | None = None
+) -> Trace:
+    """The shapes of a forward pass on these inputs (of `forward`), on any device; the model does not change.
+
+    beside: parameters of another model by name, which may be tied to this one's (ELECTRA's generator).
+    """
     sizes = _sizes(model, inputs)
     was_training = model.training
     model.eval()
-    path = _Path(model, sizes)
+    path = _Path(model, sizes, beside or {})
     try:
         with torch.no_grad():
             output = model(**inputs, taps=model.tap_names())
@@ -218,6 +223,7 @@ class _Path:
 
     model: Transformer
     sizes: Mapping[str, int]
+    beside: Mapping[str, Tensor]
     seen: list[Seen] = field(default_factory=list)
     last: tuple[str, ...] = ()
     stream: str = ""
@@ -227,7 +233,7 @@ class _Path:
     def __post_init__(self) -> None:
         self.names: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
         self.aliases: dict[int, list[str]] = {}
-        for name, parameter in self.names.items():
+        for name, parameter in (*self.names.items(), *self.beside.items()):
             self.aliases.setdefault(id(parameter), []).append(name)
 
     def follow(self, taps: Mapping[str, Tensor]) -> None:
@@ -328,7 +334,9 @@ class _Path:
                 symbols = ("B", *symbols[1:])
             check_shape(shape, symbols, sizes, what=f"{title} {part} {described.name}")
             if rate := tensors.dropout.get(f"before {name}", 0.0):
-                self._add_dropout(title, layer, self.seen[-1][2], rate)
+                # The sum of the tensors before it, which has the shape of the first.
+                first = next(step for _, _, step in self.seen if step.id == self.last[0])
+                self._add_dropout(title, layer, first, rate)
             if "input" not in self.known and self.last:
                 self.known["input"] = self.last[0]
             inputs = self.last if described.inputs is None else self._named(described.inputs)
@@ -355,7 +363,7 @@ class _Path:
         meaning = (
             f"in training {100 * rate:.3g} % of {what or NUMBERS} become 0, the others are divided by {1 - rate:.4g}"
         )
-        step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=(before.id,),
+        step = replace(before, name="dropout", meaning=meaning, id=f"{before.id}.dropout", inputs=self.last,
                        parameters=())  # fmt: skip
         self.seen.append((title, layer, step))
         self.last = (step.id,)

@@ -20,7 +20,7 @@ from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.cost.flops import attention_flops_per_token, matmul_parameters
 from tformer.errors import InputError, Interrupted, NonFiniteLossError
-from tformer.interop.importing import open_checkpoint
+from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded
 from tformer.model import Transformer
 from tformer.nn.stack import Stack

@@ -1,0 +1,121 @@
+"""`tformer doctor`: complete, private, and a cache that is emptied without loss."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tformer.bench import doctor
+from tformer.data.shards.caches import KINDS, cache_sizes, clean_caches
+from tformer.kernels import library
+
+Cli = Callable[..., Any]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed check reads a small buffer."""
+    measure = partial(doctor.measure_ceilings, buffer_bytes=1 << 20)
+    monkeypatch.setattr(doctor, "measure_ceilings", measure)
+    monkeypatch.setattr(doctor, "PRODUCT", (8, 8, 8))
+    monkeypatch.setattr("tformer.bench.machine.PRODUCT_SECONDS", 0.01)
+
+
+def test_the_document_names_versions_machine_kernels_caches_extras_and_speed(cli: Cli) -> None:
+    done = cli("doctor", "--json")
+    found = json.loads(done.out)
+    assert done.code == 0 and done.err == ""
+    assert found["versions"]["torch"] == torch.__version__ and found["versions"]["pyyaml"]
+    assert found["processor"]["name"] and found["processor"]["pytorch_uses"] == torch.backends.cpu.get_cpu_capability()
+    assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
+    assert found["threads"]["used"] == torch.get_num_threads() and found["threads"]["available"] >= 1
+    assert set(found["cache"]["kinds"]) == set(KINDS) and found["cache"]["free_bytes"] > 0
+    [cpu] = [rates for rates in found["speed"] if rates["device"] == "cpu"]
+    assert set(cpu["flops_per_second"]) == {"fp32", "bf16"} and cpu["bytes_per_second"] > 0
+
+
+def test_every_extra_of_the_package_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed, extras = doctor.requirements()
+    assert extras.keys() == project["optional-dependencies"].keys() and len(needed) == len(project["dependencies"])
+    monkeypatch.setattr(doctor, "installed", lambda package: None if package == "zstandard" else "1")
+    found = doctor.diagnosis(with_speed=False)
+    assert found["extras"]["zstd"] == {"zstandard": None} and "test" not in found["extras"]
+    assert ("[zstd]", "zstandard missing") in list(doctor.diagnosis_lines(found))
+
+
+def test_a_missing_requirement_and_a_missing_compiler_are_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed", lambda package: None if package == "sacrebleu" else "1")
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    advice = " ".join(doctor.diagnosis(with_speed=False)["advice"])
+    assert "sacrebleu: required" in advice and "no C compiler" in advice
+
+
+def test_it_names_no_home_user_or_host(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "secret-user"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TFORMER_CACHE", str(home / "cache"))
+    for words in (["doctor"], ["doctor", "--json"], ["doctor", "--clean"]):
+        out = cli(*words, *(["--no-speed"] if "--clean" not in words else [])).out
+        assert "~/cache" in out and "secret-user" not in out
+        assert os.uname().nodename not in out.replace("localhost", "")
+
+
+def test_clean_removes_what_training_left_and_nothing_else(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "cache"
+    monkeypatch.setenv("TFORMER_CACHE", str(home))
+    text = tmp_path / "text.txt"
+    text.write_text("a b c d e f g h\n" * 300)
+    words = ("--data", text, "--set", "tokenizer.train.vocab_size=280", "--max-steps", 1, "--device", "cpu")
+    small = ("--set", "model.d_model=8", "--set", "model.decoder.num_heads=1", "--set", "training.batch_size=2")
+    assert cli("train", "--arch", "gpt", *words, *small, "--out", tmp_path / "run").code == 0
+    made = {path.name for path in home.iterdir() if not path.name.startswith(".")}
+    assert made and all(any(kind.fullmatch(name) for kind in KINDS.values()) for name in made), made
+    (home / "mine.txt").write_text("mine")
+    (home / ("0" * 32)).symlink_to(tmp_path / "run")
+    before = cache_sizes(home)
+    done = cli("doctor", "--clean", "--json")
+    document = json.loads(done.out)
+    assert done.code == 0 and document["left"] == []
+    assert {kind: size["bytes"] for kind, size in document["removed"].items()} == {
+        k: s.bytes for k, s in before.items()
+    }
+    assert {path.name for path in home.iterdir()} == {"mine.txt", "0" * 32, ".lock"} and any(
+        (tmp_path / "run").iterdir()
+    )
+    assert "nothing" in cli("doctor", "--clean").out
+
+
+def test_clean_leaves_translations_that_another_process_writes(tmp_path: Path) -> None:
+    busy, idle = (tmp_path / f"translations-{digit * 32}.jsonl" for digit in "01")
+    busy.write_text("x"), idle.write_text("xy")
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(busy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    removed, left = clean_caches(tmp_path)
+    holder.communicate(b"\n")
+    assert left == [busy.name] and busy.exists() and not idle.exists() and removed["translations"].bytes == 2
+    with busy.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_no_cache_is_no_error(tmp_path: Path) -> None:
+    removed, left = clean_caches(tmp_path / "none")
+    assert not any(size.entries for size in removed.values()) and left == [] and not (tmp_path / "none").exists()
