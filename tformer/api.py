@@ -320,8 +320,16 @@ class Run(Loaded):
 
     # --- copies for inference -----------------------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: packed matrices cannot be copied, and are made again."""
+        return self.__dict__ | {"_prepared": None}
+
     def _copy(self) -> Loaded:
-        return replace(self, model=copy.deepcopy(self.model), notes=list(self.notes))
+        """This model with fp32 parameters, which every command starts from."""
+        model = copy.deepcopy(self.model)
+        if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+            loading.convert(model, torch.float32)
+        return replace(self, model=model, notes=list(self.notes))
 
     def _classifier(self, precision: str, quantize: str) -> Loaded:
         """This model, prepared for whole batches of inputs."""
@@ -338,7 +346,8 @@ class Run(Loaded):
     def _ready(self, key: Hashable, prepare: Callable[[Loaded], list[Loaded]]) -> list[Loaded]:
         """The models that `prepare` makes of a copy of this one; those of the last call if nothing has changed."""
         tensors = chain(self.model.parameters(), self.model.buffers())
-        key = (key, tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))
+        states = tuple((each.data_ptr(), None if each.is_inference() else each._version) for each in tensors)
+        key = (key, states)
         if self._prepared is None or self._prepared.key != key:
             self._prepared = None  # at most one copy at a time
             models = prepare(self._copy())
