@@ -256,7 +256,7 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
 
 def _page(subject: Subject, traces: Mapping[str, Trace], example: Mapping[str, Any] | None) -> str:
     from tformer.viz.shapes import render
-    from tformer.workflows.inspect.trace import NAMES
+    from tformer.workflows.inspect.tensors import NAMES
 
     return render(
         {title: trace.to_json() for title, trace in traces.items()},
