@@ -179,3 +179,8 @@ def test_verify_says_ok_or_what_is_wrong(cli: Cli, make_run: Callable[..., Path]
     assert outcome.code == 2 and "model.safetensors is damaged" in outcome.out and outcome.err == "1 problem\n"
     [verdict] = json.loads(cli("inspect", run, "--verify", "--json").out)
     assert not verdict["ok"] and len(verdict["problems"]) == 1
+
+
+def test_the_memory_report_speaks_of_what_is_kept_not_of_a_library(cli: Callable[..., Any]) -> None:
+    shown = cli("inspect", "--arch", "gpt", "--preset", "gpt3-175b", "--device", "cpu").out
+    assert "freed, kept for reuse" in shown and "C library" not in shown
