@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -243,6 +245,35 @@ def test_embed_reads_a_tuple_as_a_pair(masked: tformer.Run) -> None:
     assert pair.shape == single.shape and not np.allclose(pair, single)
 
 
+def test_image_files_are_classified_and_embedded(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from tests.interop.exports import checkpoint
+
+    encoder = {"num_layers": 2, "num_heads": 2, "positions": {"kind": "learned"}, "feedforward": {"d_ff": 24}}
+    patches = {"image_size": 8, "size": 4, "channels": 1}
+    places = [tmp_path / "dark.png", tmp_path / "light.png"]
+    for place, value in zip(places, (20, 220), strict=True):
+        Image.new("L", (8, 8), value).save(place)
+
+    def opened(name: str, heads: list[dict[str, Any]], labels: list[str]) -> tformer.Run:
+        model = {"d_model": 16, "encoder": encoder, "patches": patches, "heads": heads}
+        data = {"labels": labels, "image_mean": [0.5], "image_std": [0.5]}
+        recipe = {"arch": "vit", "model": model, "data": data, "objectives": [{"kind": "classification"}]}
+        checkpoint(tmp_path / name, recipe, tokenizer=None)
+        return tformer.load(tmp_path / name)
+
+    run = opened("run", [{"kind": "classifier", "pooling": "cls"}], ["dark", "light"])
+    assert [one.label in ("dark", "light") for one in run.classify(places)] == [True, True]
+    body = opened("body", [{"kind": "pooler"}], [])
+    for each in (run, body):
+        pixels = torch.tensor([20, 220]).view(2, 1, 1, 1).expand(2, 1, 8, 8) / 255
+        with torch.no_grad():
+            hidden = each.model(pixel_values=(pixels - 0.5) / 0.5).hidden
+        np.testing.assert_allclose(each.embed(places, pooling="mean"), hidden.mean(dim=1), atol=1e-4)
+        np.testing.assert_allclose(each.embed(places[0], pooling="cls"), hidden[0, 0], atol=1e-4)
+
+
 # --- what stays as it is ----------------------------------------------------------------------------------------------
 
 
@@ -270,6 +301,21 @@ def test_methods_see_weights_that_were_changed_in_python(lm: tformer.Run) -> Non
         run.model.embedding.weight.mul_(-1)
     assert run.generate("the ", greedy=True, max_new_tokens=6) != before
     assert lm.generate("the ", greedy=True, max_new_tokens=6) == before
+
+
+def test_a_copy_of_a_run_answers_as_the_run_does(lm: tformer.Run) -> None:
+    answer = lm.generate("the ", greedy=True, max_new_tokens=5)
+    for again in (copy.deepcopy(lm), pickle.loads(pickle.dumps(lm))):
+        assert again.generate("the ", greedy=True, max_new_tokens=5) == answer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_run_loaded_in_another_number_format_answers_too(lm: tformer.Run, dtype: torch.dtype) -> None:
+    with torch.inference_mode():  # its tensors count no versions
+        run = tformer.load(lm.path, dtype=dtype)
+    assert len(run.generate("the ", max_new_tokens=5).completions[0].ids) == 5
+    assert run.embed("the cat").dtype == np.float32
+    assert run.evaluate(TEXTS[:4])["loss"] == pytest.approx(lm.evaluate(TEXTS[:4])["loss"], rel=0.02)
 
 
 def test_repr_is_one_line_with_family_parameters_vocabulary_and_step(lm: tformer.Run) -> None:

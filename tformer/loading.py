@@ -163,7 +163,7 @@ def load(
         )
     load_weights(model, checkpoint, ema=checkpoint.has("ema"))
     if dtype is not None:
-        _convert(model, dtype)
+        convert(model, dtype)
     notes = list(checkpoint.notes)
     if checkpoint.has("ema"):
         notes.append("averaged (EMA) weights are used")
@@ -341,7 +341,7 @@ def decoder_tokens_of(recipe: Recipe, tokenizer: Tokenizer) -> DecoderTokens:
     )
 
 
-def _convert(model: Transformer, dtype: torch.dtype) -> None:
+def convert(model: Transformer, dtype: torch.dtype) -> None:
     """Cast parameters to another number format; tables computed from formulas stay in fp32."""
     for parameter in model.parameters():
         if parameter.is_floating_point():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tformer.workflows.tokenizing import Reading, Subject
 
 INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
-MOST_TABLES = 200  # tokens: of more, the plain output shows pieces, but not each token with its offsets
+MOST_DETAILED = 200  # tokens that the plain output shows one by one; of more it shows the pieces only
 MARKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
@@ -171,31 +171,50 @@ def parse_ids(text: str) -> list[int]:
 
 
 def _report(options: TokenizeOptions, subjects: Sequence[Subject], texts: Sequence[tuple[str, ...]]) -> None:
-    from tformer.workflows.tokenizing import Reading, described, totals
+    from tformer.workflows.tokenizing import Reading, full_document
 
+    for subject in subjects:
+        subject.reader.encode(
+            *texts[0], cut=True
+        )  # what a subject cannot read is refused before the first line of output
     documents: list[dict[str, Any]] = []
     for subject in subjects:
-        reader = subject.reader
-        readings = [Reading(text, reader.encode(*text, cut=True)) for text in texts]
-        batch = reader.batch([reading.encoded for reading in readings])
-        sums = totals(readings, subject.tokenizer)
-        documents.append({**described(subject), "totals": sums})
+        readings = (Reading(text, subject.reader.encode(*text, cut=True)) for text in texts)
         if options.as_json:
-            documents[-1]["texts"] = [reading.document(subject.tokenizer) for reading in readings]
-            documents[-1]["batch"] = {name: values.tolist() for name, values in batch.items()}
-            continue
-        _show_facts(documents[-1])
-        detailed = len(subjects) == 1 and sums["tokens"] <= MOST_TABLES
-        for number, reading in enumerate(readings, start=1):
-            _show_reading(subject, reading, number=number if len(readings) > 1 else None, detailed=detailed)
-        if detailed:
-            _show_batch(reader, batch)
-        elif len(subjects) == 1:
-            show_notes([f"more than {MOST_TABLES} tokens: --json has the id and the offsets of each"])
+            documents.append(full_document(subject, list(readings)))
+        else:
+            documents.append(_show_subject(subject, readings, alone=len(subjects) == 1, numbered=len(texts) > 1))
     if options.as_json:
         emit_json({"tokenizers": documents})
     elif len(subjects) > 1 or len(texts) > 1:
         _show_totals(documents)
+
+
+def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool, numbered: bool) -> dict[str, Any]:
+    """Write the facts of a tokenizer and how it reads each text, and return them with the sums.
+
+    alone: there is one tokenizer, whose tokens are shown with their ids, and its batch, if they are few. numbered: of
+    several texts.
+    """
+    from tformer.workflows.tokenizing import Totals, described
+
+    facts, totals = described(subject), Totals(subject.tokenizer)
+    _show_facts(facts)
+    few: list[Reading] = []  # the texts so far, while their tokens are few
+    for reading in readings:
+        totals.add(reading)
+        few.append(reading)
+        if not alone or totals.tokens > MOST_DETAILED:
+            for one in few:
+                _show_pieces(subject, one.document(subject.tokenizer)["tokens"])
+            few.clear()
+    for number, reading in enumerate(few, start=1):
+        _show_reading(subject, reading, number=number if numbered else None)
+    if few:
+        _show_batch(subject.reader, subject.reader.batch([reading.encoded for reading in few]))
+    elif alone:
+        show_notes([f"more than {MOST_DETAILED} tokens: --json has the id and the offsets of each"])
+    return {**facts, "totals": totals.document()}
 
 
 def _show_facts(document: dict[str, Any]) -> None:
@@ -206,11 +225,9 @@ def _show_facts(document: dict[str, Any]) -> None:
     emit_lines([f"{document['path']}: {facts}", f"special tokens: {special or 'none'}"])
 
 
-def _show_reading(subject: Subject, reading: Reading, *, number: int | None, detailed: bool) -> None:
+def _show_reading(subject: Subject, reading: Reading, *, number: int | None) -> None:
     document = reading.document(subject.tokenizer)
     _show_pieces(subject, document["tokens"])
-    if not detailed:
-        return
     rows = [["piece", "id", "characters", "text", "type", ""]]
     for token in document["tokens"]:
         characters = "" if token["special"] else f"{token['start']}-{token['end']}"

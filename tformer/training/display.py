@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +17,8 @@ from rich.table import Column
 
 from tformer.errors import visible
 from tformer.formatting import clock, short_rate
+from tformer.tasks.base import Progress as WorkProgress
+from tformer.tasks.base import no_progress
 
 PLAIN_INTERVAL_SECONDS = 2.0
 """Minimum time between two training lines in a pipe."""
@@ -35,11 +37,6 @@ SHOWN_METRICS = {
 """Metrics that a validation line shows beside the loss, with their formats."""
 
 
-def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[..., None]]:
-    """Progress of work that shows none."""
-    return nullcontext(lambda *_, **__: None)
-
-
 class TrainingDisplay:
     """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
 
@@ -56,7 +53,7 @@ class TrainingDisplay:
         write_sample: Callable[[int, str], None],
         first_step: int = 0,
         unit: str = "tok",
-        progress: Callable[..., AbstractContextManager[Callable[..., None]]] = no_progress,
+        progress: WorkProgress = no_progress,
         shown_metrics: Mapping[str, str] | None = None,
     ) -> None:
         self.console = console

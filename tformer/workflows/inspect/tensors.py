@@ -12,7 +12,7 @@ from torch import nn
 
 from tformer.nn.attention.mechanism import OwnTap
 from tformer.nn.attention.multi_head import MultiHeadAttention
-from tformer.nn.classification_heads import POOLING_MEANINGS, PooledHead
+from tformer.nn.classification_heads import POOLING_MEANINGS, LabelKind, PooledHead
 from tformer.nn.embedding import PatchEmbedding, TokenEmbedding
 from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
@@ -193,6 +193,14 @@ def feedforward_tensors(module: FeedForward, at: str) -> Tensors:
     return Tensors(described, {"F": module.down.in_features}, {"active": module.dropout})
 
 
+LABELS: dict[LabelKind, tuple[tuple[str, ...], str]] = {
+    "classes": (("B",), "the correct class of each example"),
+    "labels": (("B", "L"), "1 for each label that the example has, else 0"),
+    "score": (("B",), "the correct number of each example"),
+}
+"""Letters and meaning of the labels of a pooled head."""
+
+
 def head_tensors(head: nn.Module) -> Tensors:
     """Those of a head: its own, then labels and loss where it has a projection."""
     own: dict[str, int] = {}
@@ -230,10 +238,10 @@ def head_tensors(head: nn.Module) -> Tensors:
         if head.project is None:
             return Tensors(described, own, dropout)
         own = {"L": head.project.out_features}
-        what = "class" if own["L"] > 1 else "number"
+        symbols, meaning = LABELS[head.label_kind]
         described |= {
             "logits": Described("logits", ("B", "L"), "a score for every label", None, ("project",)),
-            "labels": Described("labels", ("B",), f"the correct {what} of each example", ()),
+            "labels": Described("labels", symbols, meaning, ()),
         }
     else:
         described = {

@@ -400,10 +400,11 @@ def _loss(head: nn.Module, logits: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(head, VocabularyHead):
         labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
         return labels, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    if not isinstance(head, PooledHead):
+    kind = head.label_kind if isinstance(head, PooledHead) else "labels"
+    if kind == "labels":
         labels = torch.zeros_like(logits)
         return labels, F.binary_cross_entropy_with_logits(logits, labels)
-    is_class = logits.shape[-1] > 1
+    is_class = kind == "classes"
     labels = torch.zeros(logits.shape[0], dtype=torch.long if is_class else torch.float32, device=logits.device)
     return labels, F.cross_entropy(logits, labels) if is_class else F.mse_loss(logits.squeeze(-1), labels)
 
