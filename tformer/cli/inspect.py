@@ -314,7 +314,7 @@ def _write(lines: list[str], document: Any, options: InspectOptions, page: str |
         wants_json = path.suffix == ".json"
         content = json.dumps(document, ensure_ascii=False, indent=1) if wants_json else "\n".join(map(visible, lines))
         write_output(Output("json" if wants_json else "terminal", path), page or content + "\n")
-        show_notes([f"written: {path}"])
+        show_notes([f"wrote {path}"])
     if options.json:
         emit_json(document)
     elif path is None:
