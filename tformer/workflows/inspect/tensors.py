@@ -72,7 +72,7 @@ class Tensors(NamedTuple):
 
 
 def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Positions, at: str) -> Tensors:
-    """Those of an embedding; dropout comes before the projection, or else at the end."""
+    """The tensors of an embedding; dropout comes before the projection, or else at the end."""
     is_table = isinstance(embedding, TokenEmbedding)
     width = embedding.weight.shape[1] if is_table else embedding.weight.shape[0]
     e = "D" if embedding.project is None else "E"
@@ -119,7 +119,7 @@ def around(at: str, *, is_pre_norm: bool) -> dict[str, Described]:
 def attention_tensors(
     attention: MultiHeadAttention, positions: Positions | None, queries: str, keys: str, num_keys: int
 ) -> Tensors:
-    """Those of an attention. queries, keys: the letters of their positions."""
+    """The tensors of an attention. queries, keys: the letters of their positions."""
     sizes, mechanism = attention.sizes, attention.mechanism
     own = mechanism.shape_letters(num_keys)
     k = "H" if sizes.num_kv_heads == sizes.num_heads else "K"
@@ -206,7 +206,7 @@ def _scale(attention: MultiHeadAttention) -> str:
 
 
 def feedforward_tensors(module: FeedForward, at: str) -> Tensors:
-    """Those of a feed-forward network."""
+    """The tensors of a feed-forward network."""
     active = "activation of the gate, times the value" if module.gated else "after the activation"
     up = ("2F", "gate and value") if module.gated else ("F", "widened")
     described = {
@@ -226,7 +226,7 @@ LABELS: dict[LabelKind, tuple[tuple[str, ...], str]] = {
 
 
 def head_tensors(head: nn.Module) -> Tensors:
-    """Those of a head: its own, then labels and loss where it has a projection."""
+    """The tensors of a head: its own, then labels and loss where it has a projection."""
     own: dict[str, int] = {}
     dropout: dict[str, float] = {}
     loss = Described("loss", (), "one number, the mean over what has a label", ("logits", "labels"))
