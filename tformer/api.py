@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from tformer import loading
+from tformer.data.shards.caches import ROWS
 from tformer.data.sources.rows import is_path, keep_rows
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
@@ -57,10 +58,10 @@ from tformer.loading import Loaded
 from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
 from tformer.tasks import task_of
-from tformer.tasks.base import Work
+from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
-from tformer.training.display import Console, no_progress
+from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
@@ -224,7 +225,7 @@ class Run(Loaded):
                 size = writer.batch_size * (1 if writer.reader is None else WINDOW_BATCHES)
                 start = options.target_prefix
                 for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
-                    found += writer.search(window, _never)
+                    found += writer.search(window, never)
         answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
         return answers[0] if is_one else answers
 
@@ -310,10 +311,10 @@ class Run(Loaded):
         with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
-            work, are_rows = _silent_work(), data is not None and not is_path(data)
+            work, are_rows = Work(), data is not None and not is_path(data)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
-                data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), _silent_work(Path(scratch))
+                data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), Work(cache_dir=Path(scratch))
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
             try:
@@ -398,7 +399,7 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
         if None in paths.values():
             known = {name: "-" if path is None else path for name, path in paths.items()}
             keys = task_of(find_recipe(_train_options(options | known))).row_keys
-            folder = default_cache_dir() / "rows"
+            folder = default_cache_dir() / ROWS
             for name in [name for name, path in paths.items() if path is None]:
                 paths[name] = [keep_rows(given[name], folder, keys=keys, name=name)]
         chosen = _train_options(options | paths)
@@ -407,7 +408,7 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
             chosen,
             console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
             progress=no_progress,
-            should_stop=_never,
+            should_stop=never,
             began=began,
         )
         run = _as_run(loading.load(summary["run"], device=resolve_device(chosen.device or "auto")))
@@ -475,14 +476,6 @@ def _warn_of_cut(number: int, length: int, limit: int) -> None:
     warnings.warn(
         f"prompt {number} has {length} tokens, the model's context holds {limit}: only its end is read", stacklevel=5
     )
-
-
-def _never() -> bool:
-    return False
-
-
-def _silent_work(cache_dir: Path | None = None) -> Work:
-    return Work(no_progress, _never, lambda text: None, cache_dir)
 
 
 @contextmanager

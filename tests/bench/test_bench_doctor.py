@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tformer.bench import doctor
-from tformer.data.shards.caches import KINDS, cache_sizes, clean_caches
+from tformer.data.shards.caches import KEPT, KINDS, cache_sizes, clean_caches
 from tformer.kernels import library
 
 Cli = Callable[..., Any]
@@ -42,7 +42,7 @@ def test_the_document_names_versions_machine_kernels_caches_extras_and_speed(cli
     assert found["processor"]["name"] and found["processor"]["pytorch_uses"] == torch.backends.cpu.get_cpu_capability()
     assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
     assert found["threads"]["used"] == torch.get_num_threads() and found["threads"]["available"] >= 1
-    assert set(found["cache"]["kinds"]) == set(KINDS) and found["cache"]["free_bytes"] > 0
+    assert set(found["cache"]["kinds"]) == {*KINDS, *KEPT} and found["cache"]["free_bytes"] > 0
     [cpu] = [rates for rates in found["speed"] if rates["device"] == "cpu"]
     assert set(cpu["flops_per_second"]) == {"fp32", "bf16"} and cpu["bytes_per_second"] > 0
 
@@ -87,6 +87,8 @@ def test_clean_removes_what_training_left_and_nothing_else(
     assert cli("train", "--arch", "gpt", *words, *small, "--out", tmp_path / "run").code == 0
     made = {path.name for path in home.iterdir() if not path.name.startswith(".")}
     assert made and all(any(kind.fullmatch(name) for kind in KINDS.values()) for name in made), made
+    (home / "rows").mkdir()
+    (home / "rows" / "given.jsonl").write_text("{}\n")  # of tformer.train: its run reads it again
     (home / "mine.txt").write_text("mine")
     (home / ("0" * 32)).symlink_to(tmp_path / "run")
     before = cache_sizes(home)
@@ -94,9 +96,10 @@ def test_clean_removes_what_training_left_and_nothing_else(
     document = json.loads(done.out)
     assert done.code == 0 and document["left"] == []
     assert {kind: size["bytes"] for kind, size in document["removed"].items()} == {
-        k: s.bytes for k, s in before.items()
+        kind: before[kind].bytes for kind in KINDS
     }
-    assert {path.name for path in home.iterdir()} == {"mine.txt", "0" * 32, ".lock"} and any(
+    assert before["rows"].bytes == 3 and (home / "rows" / "given.jsonl").is_file()
+    assert {path.name for path in home.iterdir()} == {"rows", "mine.txt", "0" * 32, ".lock"} and any(
         (tmp_path / "run").iterdir()
     )
     assert "nothing" in cli("doctor", "--clean").out

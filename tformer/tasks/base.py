@@ -45,9 +45,19 @@ WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
 
 
+def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[..., None]]:
+    """Progress of work that shows none."""
+    return nullcontext(lambda *_, **__: None)
+
+
+def never() -> bool:
+    """The `should_stop` of work that is never interrupted."""
+    return False
+
+
 @dataclass(frozen=True)
 class Work:
-    """Callbacks of long work.
+    """Callbacks of long work; by default it shows nothing and is never stopped.
 
     Attributes:
         progress: `with progress(description, total=None, unit="") as report: report(done, total)`; the unit names what
@@ -57,9 +67,9 @@ class Work:
         cache_dir: of token files and translations; None: the default cache directory.
     """
 
-    progress: Progress
-    should_stop: ShouldStop
-    note: Callable[[str], None]
+    progress: Progress = no_progress
+    should_stop: ShouldStop = never
+    note: Callable[[str], None] = lambda text: None
     cache_dir: Path | None = None
 
     def note_all(self, *holders: Any) -> None:
@@ -292,10 +302,6 @@ class GivenExample:
                 raise InputError(f"--{part}: {reader} does not read it", hint=f"its examples are given by {options}")
         if needs not in given:
             raise InputError(f"--{given[0] if given else needs}: {reader} needs --{needs}")
-
-
-SILENT_WORK = Work(lambda *args, **kwargs: nullcontext(lambda *args: None), lambda: False, lambda note: None)
-"""Work that reports nothing and is never stopped."""
 
 
 class Task(ABC):

@@ -122,7 +122,9 @@ def example_lines(document: Mapping[str, Any], *, width: int) -> Iterator[str]:
         yield f"image: {size} normalised numbers from {pixels['min']:.2f} to {pixels['max']:.2f}"
     for name in ("label", "next_sentence_label"):
         if name in document:
-            yield f"{name.replace('_', ' ')}: {document[name]}"
+            value = document[name]
+            shown = (", ".join(value) or "none") if isinstance(value, list) else value
+            yield f"{name.replace('_', ' ')}: {shown}"
 
 
 def _side_lines(rows: Mapping[str, Any], width: int) -> Iterator[str]:

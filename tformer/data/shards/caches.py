@@ -18,7 +18,11 @@ KINDS = {
     "kernels": re.compile(r"kernels"),
 }
 """What the cache holds, by the names of its entries: token files of a text, tokenizers trained on a run's data,
-translations of a teacher, compiled C kernels."""
+translations of a teacher, compiled C kernels. All of it is made anew when it is needed."""
+
+ROWS = "rows"
+KEPT = {ROWS: re.compile(ROWS)}
+"""What lies there too and is never removed: rows that a program gave to `tformer.train`, which runs read again."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,15 @@ class CacheSize:
 
 def cache_sizes(home: Path) -> dict[str, CacheSize]:
     """The sizes of each kind of entry; empty where there is no cache."""
-    found = {kind: [(path, _bytes_of(path)) for path in _entries(home, kind)] for kind in KINDS}
+    kinds = {**KINDS, **KEPT}
+    found = {kind: [(path, _bytes_of(path)) for path in _entries(home, names)] for kind, names in kinds.items()}
     return {kind: CacheSize(len(entries), sum(size for _, size in entries)) for kind, entries in found.items()}
 
 
 def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
     """Remove what `KINDS` names; (what was removed, names of what was left because another process writes it).
 
-    Everything is made anew when it is needed. Other files stay, and so do links. Processes that have opened an entry
+    Other files stay, and so do links. Processes that have opened an entry
     keep it: its files are mapped.
     """
     removed = dict.fromkeys(KINDS, CacheSize(0, 0))
@@ -47,8 +52,8 @@ def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
         return removed, left
     with locked(home):
         sweep(home)
-        for kind in KINDS:
-            for path in _entries(home, kind):
+        for kind, names in KINDS.items():
+            for path in _entries(home, names):
                 size = _bytes_of(path)
                 if _remove(path):
                     removed[kind] = CacheSize(removed[kind].entries + 1, removed[kind].bytes + size)
@@ -57,10 +62,10 @@ def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
     return removed, left
 
 
-def _entries(home: Path, kind: str) -> list[Path]:
+def _entries(home: Path, names: re.Pattern[str]) -> list[Path]:
     if not home.is_dir():
         return []
-    return sorted(path for path in home.iterdir() if KINDS[kind].fullmatch(path.name) and not path.is_symlink())
+    return sorted(path for path in home.iterdir() if names.fullmatch(path.name) and not path.is_symlink())
 
 
 def _remove(path: Path) -> bool:
