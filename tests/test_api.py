@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -133,11 +135,19 @@ def test_fill_masks_gives_the_candidates_of_the_command(masked: tformer.Run, cli
     assert [each.probability for each in candidates] == pytest.approx(
         [each["probability"] for each in document["masks"][0]], abs=1e-6
     )
+    assert masked.fill_masks(["the c[MASK]t"] * 2, top_k=3) == [[candidates]] * 2
 
 
 def test_a_cut_prompt_is_a_warning(lm: tformer.Run) -> None:
     with pytest.warns(UserWarning, match="context holds 32: only its end is read"):
         lm.generate("the cat " * 6, max_new_tokens=2)
+
+
+def test_a_cut_text_is_a_warning(classifier: tformer.Run) -> None:
+    for method in (classifier.classify, classifier.embed):
+        with pytest.warns(UserWarning, match="^2 texts are longer than 32 tokens and were cut$") as caught:
+            method(["the cat", "the cat " * 50, "a mat " * 50])
+        assert caught[0].filename == __file__
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
@@ -153,6 +163,7 @@ def test_classify_gives_the_labels_and_probabilities_of_the_command(
     for answer, document in zip(answers, found, strict=True):
         assert list(answer.probabilities) == list(document["probabilities"])
         assert answer.probabilities == pytest.approx(document["probabilities"], abs=1e-6)
+    assert classifier.classify([]) == []
     alone = classifier.classify(TEXTS[0])
     assert alone.label == answers[0].label and alone.score is None and alone.labels == ()
 
@@ -242,6 +253,35 @@ def test_embed_reads_a_tuple_as_a_pair(masked: tformer.Run) -> None:
     assert pair.shape == single.shape and not np.allclose(pair, single)
 
 
+def test_image_files_are_classified_and_embedded(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from tests.interop.exports import checkpoint
+
+    encoder = {"num_layers": 2, "num_heads": 2, "positions": {"kind": "learned"}, "feedforward": {"d_ff": 24}}
+    patches = {"image_size": 8, "size": 4, "channels": 1}
+    places = [tmp_path / "dark.png", tmp_path / "light.png"]
+    for place, value in zip(places, (20, 220), strict=True):
+        Image.new("L", (8, 8), value).save(place)
+
+    def opened(name: str, heads: list[dict[str, Any]], labels: list[str]) -> tformer.Run:
+        model = {"d_model": 16, "encoder": encoder, "patches": patches, "heads": heads}
+        data = {"labels": labels, "image_mean": [0.5], "image_std": [0.5]}
+        recipe = {"arch": "vit", "model": model, "data": data, "objectives": [{"kind": "classification"}]}
+        checkpoint(tmp_path / name, recipe, tokenizer=None)
+        return tformer.load(tmp_path / name)
+
+    run = opened("run", [{"kind": "classifier", "pooling": "cls"}], ["dark", "light"])
+    assert [one.label in ("dark", "light") for one in run.classify(places)] == [True, True]
+    body = opened("body", [{"kind": "pooler"}], [])
+    for each in (run, body):
+        pixels = torch.tensor([20, 220]).view(2, 1, 1, 1).expand(2, 1, 8, 8) / 255
+        with torch.no_grad():
+            hidden = each.model(pixel_values=(pixels - 0.5) / 0.5).hidden
+        np.testing.assert_allclose(each.embed(places, pooling="mean"), hidden.mean(dim=1), atol=1e-4)
+        np.testing.assert_allclose(each.embed(places[0], pooling="cls"), hidden[0, 0], atol=1e-4)
+
+
 # --- what stays as it is ----------------------------------------------------------------------------------------------
 
 
@@ -269,6 +309,21 @@ def test_methods_see_weights_that_were_changed_in_python(lm: tformer.Run) -> Non
         run.model.embedding.weight.mul_(-1)
     assert run.generate("the ", greedy=True, max_new_tokens=6) != before
     assert lm.generate("the ", greedy=True, max_new_tokens=6) == before
+
+
+def test_a_copy_of_a_run_answers_as_the_run_does(lm: tformer.Run) -> None:
+    answer = lm.generate("the ", greedy=True, max_new_tokens=5)
+    for again in (copy.deepcopy(lm), pickle.loads(pickle.dumps(lm))):
+        assert again.generate("the ", greedy=True, max_new_tokens=5) == answer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_run_loaded_in_another_number_format_answers_too(lm: tformer.Run, dtype: torch.dtype) -> None:
+    with torch.inference_mode():  # its tensors count no versions
+        run = tformer.load(lm.path, dtype=dtype)
+    assert len(run.generate("the ", max_new_tokens=5).completions[0].ids) == 5
+    assert run.embed("the cat").dtype == np.float32
+    assert run.evaluate(TEXTS[:4])["loss"] == pytest.approx(lm.evaluate(TEXTS[:4])["loss"], rel=0.02)
 
 
 def test_repr_is_one_line_with_family_parameters_vocabulary_and_step(lm: tformer.Run) -> None:
@@ -356,6 +411,13 @@ MISTAKES = [
         "target_prefix is for encoder-decoders",
         "beginning of the output",
     ),
+    ("lm", "generate", [3], {}, "the input: found 3, expected a text", None),
+    ("lm", "generate", [["x", 3]], {}, "input 1: found 3, expected a text", None),
+    ("classifier", "classify", [[("x",)]], {}, "input 0: found ('x',), expected a text, a pair of texts or", None),
+    ("classifier", "classify", [Path("a.png")], {}, "the model reads texts, not images", None),
+    ("lm", "embed", [[None]], {}, "input 0: found None, expected a text", None),
+    ("lm", "score", ["x", 3], {}, "the input: found 3, expected a text", None),
+    ("lm", "score", ["x", ""], {}, "data: no continuation has a token", None),
     ("lm", "translate", ["x"], {}, "is no encoder-decoder", "run.generate"),
     ("lm", "fill_masks", ["x"], {}, "is no masked language model", "run.generate"),
     ("masked", "generate", ["x"], {}, "fills masks", "run.fill_masks"),
@@ -375,17 +437,16 @@ MISTAKES = [
     ("lm", "evaluate", [["a", 3]], {}, "data[1]: found int, expected a dict, a tuple or a string", None),
     ("classifier", "evaluate", [["a text"]], {}, "data[0]: found 'a text', expected (text, label) or", None),
     ("classifier", "evaluate", [[("a", "unknown")]], {}, "data[0]: unknown label 'unknown'", None),
-    ("lm", "generate", [None], {}, "prompt: found None, expected a text, or a list of them", None),
-    ("lm", "generate", [b"a"], {}, "prompt: found b'a', expected a text", None),
-    ("lm", "generate", [["a", 3]], {}, "prompt[1]: found 3, expected a text", None),
-    ("lm", "generate", [{"a": 1}], {}, "prompt: found {'a': 1}, expected a text", None),
-    ("masked", "fill_masks", [None], {}, "text: found None, expected a text", None),
-    ("classifier", "classify", [None], {}, "inputs: found None, expected a text or a pair (tuple) of texts", None),
-    ("classifier", "classify", [("a", "b", "c")], {}, "inputs[0]: found ('a', 'b', 'c'), expected", None),
-    ("classifier", "classify", [{"text": "a"}], {}, "inputs: found {'text': 'a'}, expected a text", None),
-    ("lm", "embed", [["a", ("b", 3)]], {}, "inputs[1]: found ('b', 3), expected a text", None),
-    ("lm", "score", ["a", None], {}, "target: found None, expected a text", None),
-    ("lm", "score", ["a", ["b"]], {}, "found a text and a list", None),
+    ("lm", "generate", [None], {}, "the input: found None, expected a text", None),
+    ("lm", "generate", [b"a"], {}, "the input: found b'a', expected a text", None),
+    ("lm", "generate", [["a", 3]], {}, "input 1: found 3, expected a text", None),
+    ("lm", "generate", [{"a": 1}], {}, "the input: found {'a': 1}, expected a text", None),
+    ("masked", "fill_masks", [None], {}, "the input: found None, expected a text", None),
+    ("classifier", "classify", [None], {}, "the input: found None, expected a text, a pair", None),
+    ("classifier", "classify", [("a", "b", "c")], {}, "the input: found ('a', 'b', 'c'), expected", None),
+    ("classifier", "classify", [{"text": "a"}], {}, "the input: found {'text': 'a'}, expected a text", None),
+    ("lm", "embed", [["a", ("b", 3)]], {}, "input 1: found ('b', 3), expected a text", None),
+    ("lm", "score", ["a", None], {}, "the input: found None, expected a text", None),
     ("lm", "encode", [None], {}, "text: found NoneType, expected a text", None),
     ("lm", "decode", [[1.5]], {}, "ids: 'float' object cannot be interpreted as an integer", "whole numbers"),
     ("lm", "decode", [[10**6]], {}, "ids: found 1000000, expected 0 to", None),

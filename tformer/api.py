@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, overload
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 
 from tformer import loading
-from tformer.data.sources.inputs import TEXT, as_list, as_pairs, is_text, is_text_or_pair, shown
+from tformer.data.shards.caches import ROWS
 from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
@@ -52,18 +53,21 @@ from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.evaluation.classifier import Classifier
 from tformer.evaluation.embed import EmbedOptions, embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
+from tformer.formatting import shortened
 from tformer.loading import Loaded
 from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
 from tformer.tasks import task_of
-from tformer.tasks.base import Work
+from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
-from tformer.training.display import Console, no_progress
+from tformer.training.display import Console
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_recipe
 from tformer.training.session import run_training
 
+INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
+SHOWN_CHARACTERS = 60
 RETURNED = "the result is returned"
 OF_LOAD = {
     "device": "tformer.load(path, device=...) chooses it",
@@ -185,29 +189,32 @@ class Run(Loaded):
             )
         return self._answers("translate", text, options)
 
-    def fill_masks(self, text: str, **options: Any) -> list[list[Candidate]]:
+    @overload
+    def fill_masks(self, text: str, **options: Any) -> list[list[Candidate]]: ...
+    @overload
+    def fill_masks(self, text: Sequence[str], **options: Any) -> list[list[list[Candidate]]]: ...
+    def fill_masks(self, text: str | Sequence[str], **options: Any) -> Any:
         """For each [MASK] of the text the most probable tokens (`tformer generate` with a masked language model)."""
+        texts, is_one = _as_list(text)
         if not fills_masks(self):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
-            if not is_text(text):
-                raise InputError(f"text: found {shown(text)}, expected {TEXT}")
             top = candidates_of_a_mask(chosen)
-            chosen = replace(chosen, prompt=text)
             chosen.check()
             [loaded] = self._decoders(chosen)
-            return fill_mask(loaded.model, loaded.text_tokenizer, text, top=top)
+            filled = [fill_mask(loaded.model, loaded.text_tokenizer, each, top=top) for each in texts]
+        return filled[0] if is_one else filled
 
     def _answers(self, caller: str, texts: str | Sequence[str], keywords: dict[str, Any]) -> Answer | list[Answer]:
         with flags_as_keywords(), _kernels_restored():
             options = from_keywords(GenerateOptions, keywords, caller=caller, without=NOT_OF_GENERATE)
             if fills_masks(self):
                 raise InputError(f"{self.path} fills masks", hint='run.fill_masks("The [MASK] sat.")')
-            if isinstance(texts, str):
-                options = replace(options, prompt=texts)
+            prompts, is_one = _as_list(texts)
+            if is_one:
+                options = replace(options, prompt=prompts[0])
             options.check()
-            prompts, is_one = as_list(texts, is_text, TEXT, name="prompt" if caller == "generate" else "text")
             writer = make_writer(options, self._decoders(options), on_cut=_warn_of_cut)
             found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
@@ -218,7 +225,7 @@ class Run(Loaded):
                 size = writer.batch_size * (1 if writer.reader is None else WINDOW_BATCHES)
                 start = options.target_prefix
                 for window in text_windows(prompts, size=size, task_prefix=writer.task_prefix, prefix=start):
-                    found += writer.search(window, _never)
+                    found += writer.search(window, never)
         answers = [Answer(prompt, tuple(completions)) for prompt, completions in zip(prompts, found, strict=True)]
         return answers[0] if is_one else answers
 
@@ -243,7 +250,7 @@ class Run(Loaded):
     def classify(self, inputs: Iterable[Any], **options: Any) -> list[Classification]: ...
     def classify(self, inputs: Any, **options: Any) -> Classification | list[Classification]:
         """The label of a text, a pair (tuple) of texts or an image's path; of a list a list (`tformer classify`)."""
-        each, is_one = self._inputs(inputs)
+        each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(ClassifyOptions, options, caller="classify", without=NOT_OF_CLASSIFY)
             loading.require_kind(self.path, self.recipe, CLASSIFIER_HEADS)
@@ -252,10 +259,13 @@ class Run(Loaded):
                 alone = replace(chosen, **given)
                 alone.check()
                 alone.check_model(classifier)
+            if not each:
+                return []
             if classifier.reads_images:
                 scores_NL = classifier.classify_images([Path(place) for place in each])
             else:
-                scores_NL = classifier.classify(as_pairs(each))
+                scores_NL = classifier.classify(_pairs(each))
+                _warn_of_long(classifier.truncated, classifier.seq_len)
             form = AnswerFormat.of(classifier, chosen)
             answers = [Classification(**form.document(row_L)) for row_L in classifier.probabilities(scores_NL)]
         return answers[0] if is_one else answers
@@ -266,13 +276,13 @@ class Run(Loaded):
         Keywords: `pooling` (cls, mean, max or eos; default: that of the model's head, else mean), `layer` (from 0;
         default: the model's last hidden states), `batch_size`, `precision`, `quantize`.
         """
-        each, is_one = self._inputs(inputs)
+        each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(EmbedOptions, options, caller="embed")
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
             if self.recipe.model.patches is None:
-                vectors_ND = embed_texts(loaded, as_pairs(each), chosen)
+                vectors_ND = embed_texts(loaded, _pairs(each), chosen, on_cut=partial(_warn_of_long, stacklevel=4))
             else:
                 vectors_ND = embed_images(loaded, [Path(place) for place in each], chosen)
         return vectors_ND[0] if is_one else vectors_ND
@@ -286,10 +296,7 @@ class Run(Loaded):
 
         As `tformer evaluate --score`; keywords as in `evaluate`.
         """
-        sources, is_one = as_list(source, is_text, TEXT, name="source")
-        targets, has_one = as_list(target, is_text, TEXT, name="target")
-        if is_one != has_one:
-            raise InputError("score: found a text and a list, expected two texts or two lists")
+        (sources, is_one), (targets, _) = _as_list(source), _as_list(target)
         if len(sources) != len(targets):
             raise InputError(f"score: {len(sources)} sources and {len(targets)} targets, expected one for each")
         report = self.evaluate(list(zip(sources, targets, strict=True)), score=True, **options)
@@ -304,10 +311,10 @@ class Run(Loaded):
         with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
-            work, names, are_rows = _silent_work(), {}, data is not None and not is_path(data)
+            work, names, are_rows = Work(), {}, data is not None and not is_path(data)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
-                data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), _silent_work(Path(scratch))
+                data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), Work(cache_dir=Path(scratch))
                 names = {data: "data"}
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
@@ -315,18 +322,18 @@ class Run(Loaded):
                 _, report = evaluate_loaded(self._copy(), chosen, work)
         return report | {"data": "rows"} if are_rows else report
 
-    def _inputs(self, inputs: Any) -> tuple[list[Any], bool]:
-        """(images or texts and pairs of a call as a list, whether it was one)."""
-        if self.recipe.model.patches is not None:
-            return as_list(inputs, is_path, "the path of an image", name="inputs")
-        is_wrong_pair = isinstance(inputs, tuple) and not is_text_or_pair(inputs)
-        each = [inputs] if is_wrong_pair else inputs
-        return as_list(each, is_text_or_pair, f"{TEXT} or a pair (tuple) of texts", name="inputs")
-
     # --- copies for inference -----------------------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: packed matrices cannot be copied, and are made again."""
+        return self.__dict__ | {"_prepared": None}
+
     def _copy(self) -> Loaded:
-        return replace(self, model=copy.deepcopy(self.model), notes=list(self.notes))
+        """This model with fp32 parameters, which every command starts from."""
+        model = copy.deepcopy(self.model)
+        if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+            loading.convert(model, torch.float32)
+        return replace(self, model=model, notes=list(self.notes))
 
     def _classifier(self, precision: str, quantize: str) -> Loaded:
         """This model, prepared for whole batches of inputs."""
@@ -343,7 +350,8 @@ class Run(Loaded):
     def _ready(self, key: Hashable, prepare: Callable[[Loaded], list[Loaded]]) -> list[Loaded]:
         """The models that `prepare` makes of a copy of this one; those of the last call if nothing has changed."""
         tensors = chain(self.model.parameters(), self.model.buffers())
-        key = (key, tuple((tensor.data_ptr(), tensor._version) for tensor in tensors))
+        states = tuple((each.data_ptr(), None if each.is_inference() else each._version) for each in tensors)
+        key = (key, states)
         if self._prepared is None or self._prepared.key != key:
             self._prepared = None  # at most one copy at a time
             models = prepare(self._copy())
@@ -369,7 +377,7 @@ def load(
         ("which", which, isinstance(which, str), "best, latest or step-N"),
     ):
         if not is_right:
-            raise InputError(f"{name}: found {shown(value)}, expected {expected}")
+            raise InputError(f"{name}: found {value!r}, expected {expected}")
     with flags_as_keywords():
         place = resolve_device(device) if isinstance(device, str) else device
         return _as_run(loading.load(path, device=place, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
@@ -398,7 +406,7 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
         if None in paths.values():
             known = {name: "-" if path is None else path for name, path in paths.items()}
             keys = task_of(find_recipe(_train_options(options | known))).row_keys
-            folder = default_cache_dir() / "rows"
+            folder = default_cache_dir() / ROWS
             for name in [name for name, path in paths.items() if path is None]:
                 kept = keep_rows(given[name], folder, keys=keys, name=name)
                 paths[name], names[kept] = [kept], name
@@ -409,7 +417,7 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
                 chosen,
                 console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
                 progress=no_progress,
-                should_stop=_never,
+                should_stop=never,
                 began=began,
             )
         run = _as_run(loading.load(summary["run"], device=resolve_device(chosen.device or "auto")))
@@ -434,28 +442,51 @@ def _as_run(loaded: Loaded) -> Run:
     return Run(**{each.name: getattr(loaded, each.name) for each in fields(Loaded)})
 
 
+def _as_list(inputs: Any, one: tuple[type, ...] = (str,)) -> tuple[list[Any], bool]:
+    """(inputs as a list, whether it was one). `one`: types of an input; a tuple is a pair of texts.
+
+    Raises InputError for an input of another type.
+    """
+    # Iterating over bytes gives numbers, over a dict or a data frame the names of columns.
+    is_no_list = isinstance(inputs, bytes | Mapping) or hasattr(inputs, "columns") or not isinstance(inputs, Iterable)
+    is_one = isinstance(inputs, one) or is_no_list
+    each = [inputs] if is_one else list(inputs)
+    for number, item in enumerate(each):
+        is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
+        if not isinstance(item, one) or (isinstance(item, tuple) and not is_pair):
+            expected = "a text" if one == (str,) else "a text, a pair of texts or the path of an image"
+            found = shortened(" ".join(repr(item).split()), SHOWN_CHARACTERS)
+            raise InputError(f"{'the input' if is_one else f'input {number}'}: found {found}, expected {expected}")
+    return each, is_one
+
+
+def _pairs(texts: Iterable[Any]) -> list[tuple[str, str | None]]:
+    """(text, second text or None) of texts and pairs of texts. Raises InputError for a path."""
+    for text in texts:
+        if isinstance(text, os.PathLike):
+            raise InputError(f"found the path {text}: the model reads texts, not images")
+    return [(text, None) if isinstance(text, str) else text for text in texts]
+
+
 def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, Any]]:
     """The forms of the inputs, each once, as `tformer classify` would get them."""
     if images:
         yield {"image": tuple(map(Path, inputs))}
         return
-    one_of_each = {second is None: (first, second) for first, second in as_pairs(inputs)}
+    one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
     for text, text2 in one_of_each.values():
         yield {"text": text, "text2": text2}
+
+
+def _warn_of_long(count: int, length: int, *, stacklevel: int = 3) -> None:
+    if count:
+        warnings.warn(f"{count:,} texts are longer than {length} tokens and were cut", stacklevel=stacklevel)
 
 
 def _warn_of_cut(number: int, length: int, limit: int) -> None:
     warnings.warn(
         f"prompt {number} has {length} tokens, the model's context holds {limit}: only its end is read", stacklevel=5
     )
-
-
-def _never() -> bool:
-    return False
-
-
-def _silent_work(cache_dir: Path | None = None) -> Work:
-    return Work(no_progress, _never, lambda text: None, cache_dir)
 
 
 @contextmanager

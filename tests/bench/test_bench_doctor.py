@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tformer.bench import doctor
-from tformer.data.shards.caches import KINDS, cache_sizes, clean_caches
+from tformer.data.shards.caches import KEPT, KINDS, cache_sizes, clean_caches
 from tformer.kernels import library
 
 Cli = Callable[..., Any]
@@ -42,7 +42,7 @@ def test_the_document_names_versions_machine_kernels_caches_extras_and_speed(cli
     assert found["processor"]["name"] and found["processor"]["pytorch_uses"] == torch.backends.cpu.get_cpu_capability()
     assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
     assert found["threads"]["used"] == torch.get_num_threads() and found["threads"]["available"] >= 1
-    assert set(found["cache"]["kinds"]) == set(KINDS) and found["cache"]["free_bytes"] > 0
+    assert set(found["cache"]["kinds"]) == {*KINDS, *KEPT} and found["cache"]["free_bytes"] > 0
     [cpu] = [rates for rates in found["speed"] if rates["device"] == "cpu"]
     assert set(cpu["flops_per_second"]) == {"fp32", "bf16"} and cpu["bytes_per_second"] > 0
 
@@ -85,6 +85,8 @@ def test_clean_removes_what_training_left_and_nothing_else(
     words = ("--data", text, "--set", "tokenizer.train.vocab_size=280", "--max-steps", 1, "--device", "cpu")
     small = ("--set", "model.d_model=8", "--set", "model.decoder.num_heads=1", "--set", "training.batch_size=2")
     assert cli("train", "--arch", "gpt", *words, *small, "--out", tmp_path / "run").code == 0
+    (home / "rows").mkdir()
+    (home / "rows" / "0123456789abcdef.jsonl").write_text("{}\n")  # of tformer.train: its run reads it again
     (home / "mine.txt").write_text("mine")
     (home / ("0" * 32)).symlink_to(tmp_path / "run")
     before = cache_sizes(home)
@@ -92,9 +94,10 @@ def test_clean_removes_what_training_left_and_nothing_else(
     document = json.loads(done.out)
     assert done.code == 0 and document["left"] == []
     assert {kind: size["bytes"] for kind, size in document["removed"].items()} == {
-        k: s.bytes for k, s in before.items()
+        kind: before[kind].bytes for kind in KINDS
     }
-    assert {path.name for path in home.iterdir()} == {"mine.txt", "0" * 32, ".lock"} and any(
+    assert before["rows"].bytes == 3 and (home / "rows" / "0123456789abcdef.jsonl").is_file()
+    assert {path.name for path in home.iterdir()} == {"rows", "mine.txt", "0" * 32, ".lock"} and any(
         (tmp_path / "run").iterdir()
     )
     assert "nothing" in cli("doctor", "--clean").out
@@ -126,6 +129,13 @@ def test_clean_leaves_translations_that_another_process_writes(tmp_path: Path) -
     assert left == [busy.name] and busy.exists() and not idle.exists() and removed["translations"].bytes == 2
     with busy.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".lock").mkdir()
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path))
+    done = cli("doctor", "--clean")
+    assert done.code == 3 and done.err.startswith("error: cannot write") and "internal" not in done.err
 
 
 def test_no_cache_is_no_error(tmp_path: Path) -> None:

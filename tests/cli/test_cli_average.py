@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tformer.checkpoint import average as checkpoints
+
 Cli = Callable[..., Any]
 TRANSLATOR = """
 arch: transformer
@@ -108,6 +110,23 @@ def test_named_checkpoints_in_any_order(cli: Cli, run: Path, tmp_path: Path) -> 
     assert one.code == two.code == 0
     names = ("model.safetensors", "manifest.json", "trainer.json")
     assert all((tmp_path / "one" / n).read_bytes() == (tmp_path / "two" / n).read_bytes() for n in names)
+
+
+def test_checkpoints_that_a_training_removes_meanwhile_are_chosen_anew(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(run, tmp_path / "run")
+
+    average, removed = checkpoints.average_checkpoints, []
+
+    def remove_one_first(paths: list[Path], *arguments: Any, **options: Any) -> Any:
+        if not removed:
+            removed.append(shutil.rmtree(paths[-1]))
+        return average(paths, *arguments, **options)
+
+    monkeypatch.setattr(checkpoints, "average_checkpoints", remove_one_first)
+    done = cli("average", "--last", 1, run, "--out", tmp_path / "average")
+    assert done.code == 0 and "average of 1 checkpoint: step 6" in done.err
 
 
 def test_json_is_one_document(cli: Cli, run: Path, tmp_path: Path) -> None:

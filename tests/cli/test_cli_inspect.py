@@ -121,7 +121,7 @@ def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> No
 def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
     assert outcome.code == 0 and "1×2×6×6" in outcome.out, outcome.out + outcome.err
-    assert "input   a b c ▁ f e\nlabels  b c ▁ f e d\n" in outcome.out, "six inputs, each with its label"
+    assert "input   a b c ␣ f e\nlabels  b c ␣ f e d\n" in outcome.out, "six inputs, each with its label"
     outcome = cli("inspect", random_run, "--shapes", "--text", "a" * 40)
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")
@@ -137,7 +137,7 @@ def test_a_batch_of_an_example_takes_no_memory(cli: Cli, random_run: Path) -> No
 def test_a_page_of_shapes_holds_the_example_and_the_trace(cli: Cli, random_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "shapes.html"
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc", "-o", page)
-    assert outcome.code == 0 and outcome.out == "" and f"written: {page}" in outcome.err, outcome.err
+    assert outcome.code == 0 and outcome.out == "" and f"wrote {page}" in outcome.err, outcome.err
     content = page.read_text()
     assert content.startswith("<!doctype html>") and '"id":"decoder.0.self_attention.scores"' in content
     assert '"predicts"' not in content and "the next token at every position" in content
@@ -185,3 +185,8 @@ def test_verify_says_ok_or_what_is_wrong(cli: Cli, make_run: Callable[..., Path]
     assert outcome.code == 2 and "model.safetensors is damaged" in outcome.out and outcome.err == "1 problem\n"
     [verdict] = json.loads(cli("inspect", run, "--verify", "--json").out)
     assert not verdict["ok"] and len(verdict["problems"]) == 1
+
+
+def test_the_memory_report_speaks_of_what_is_kept_not_of_a_library(cli: Callable[..., Any]) -> None:
+    shown = cli("inspect", "--arch", "gpt", "--preset", "gpt3-175b", "--device", "cpu").out
+    assert "freed, kept for reuse" in shown and "C library" not in shown

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.test_loading_encode import TAGGER, TRANSLATOR, written
+from tformer.data.encoding import TextReader
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 Cli = Callable[..., Any]
@@ -125,6 +126,19 @@ def test_text_comes_from_a_file_too(cli: Cli, gpt: Path, tmp_path: Path) -> None
     )
 
 
+def test_many_texts_are_counted_without_a_padded_batch(
+    cli: Cli, gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is as wide as its longest text: of a corpus it would not fit in memory."""
+    monkeypatch.setattr(TextReader, "batch", None)
+    texts = ["the cat"] * 30 + ["the dog " * 300]
+    (tmp_path / "lines.txt").write_text("\n".join(texts))
+    shown, tokenizer = lines(cli, gpt, "--input", tmp_path / "lines.txt"), trained("byte-bpe", "gpt")
+    count = sum(len(tokenizer.encode(text)) for text in texts)
+    assert shown[-1].split()[3:6] == ["31", f"{30 * 7 + 2400:,}", f"{count:,}"]
+    assert [line.replace("␣", " ").replace("|", "") for line in shown[2:33]] == texts
+
+
 def test_a_run_shows_what_its_model_reads(cli: Cli, tagger: Path, translator: Path, random_run: Path) -> None:
     import tformer
 
@@ -156,7 +170,7 @@ def test_the_template_can_be_left_out_and_special_tokens_read(cli: Cli, bert: Pa
 
 def test_plain_output_has_pieces_table_batch_and_decoded_text(cli: Cli, gpt: Path) -> None:
     found = lines(cli, gpt, "--text", "the cat\n")
-    assert found[2].replace("|", "") == "the␣cat\\n"
+    assert found[2].replace("|", "") == "the␣cat↵"
     assert any(line.startswith("decoded: the cat\\n") for line in found)
     assert any(line.startswith("attention_mask") for line in found)
 

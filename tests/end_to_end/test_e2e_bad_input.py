@@ -18,6 +18,7 @@ from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
 from tformer.checkpoint import files
 from tformer.checkpoint.manifest import content_sha256
+from tformer.checkpoint.run import RunDirectory
 
 Cli = Callable[..., Any]
 
@@ -64,6 +65,25 @@ def finished_run(cli: Cli, tmp_path: Path, tiny_recipe: Path, text_file: Path) -
 
 def newest_checkpoint(run: Path) -> Path:
     return run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()
+
+
+def test_a_run_in_use_is_refused_before_its_checkpoint_is_read(refused: Callable[..., str], finished_run: Path) -> None:
+    (newest_checkpoint(finished_run) / "trainer.json").unlink()  # as a training that removes it would
+    with RunDirectory.open(finished_run, lock=True):
+        for words in (["--resume"], ["--arch", "gpt"]):
+            message = refused(6, "train", *words, "--out", finished_run)
+            assert f"is in use by process {os.getpid()}" in message and "remove" not in message
+        (finished_run / ".lock").write_text("1\n")  # as another process would
+        assert "a training writes to this run" in refused(2, "generate", finished_run)
+
+
+def test_a_missing_recipe_is_restored_from_the_newest_checkpoint(cli: Cli, finished_run: Path) -> None:
+    recipe = finished_run / "recipe.yaml"
+    text = recipe.read_text()
+    recipe.unlink()
+    outcome = cli("train", "--resume", "--out", finished_run)
+    assert outcome.code == 0 and "had no recipe.yaml: restored from its checkpoint step-" in outcome.err
+    assert recipe.read_text() == text
 
 
 def test_missing_file(train: Callable[..., str], tmp_path: Path) -> None:

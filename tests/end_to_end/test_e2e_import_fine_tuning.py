@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from tests.end_to_end.import_data import write_data
 from tformer.errors import Interrupted
+from tformer.tasks.base import no_progress
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
 
@@ -44,7 +44,7 @@ def test_fine_tuning_lowers_the_loss(name: str, data: str, more: Any, cli: Cli, 
     found = losses(run)
     assert len(found) >= 2 and found[-1] < found[0] - 0.01, found
     if name == "classifier":
-        assert "kept head: classifier" in outcome.err and "labels: 3: zeta, alpha, mid" in outcome.err
+        assert "kept head: classifier" in outcome.err and "labels (3): zeta, alpha, mid" in outcome.err
     alone = cli("evaluate", run, "--data", file, *(["--no-decode"] if data == "pairs" else []))
     assert alone.code == 0, alone.err  # the run needs the folder no more
 
@@ -66,7 +66,7 @@ def train(options: TrainOptions, *, stop_at: int | None = None) -> bool:
         run_training(
             options,
             console=Console(quiet=True, stderr=True),
-            progress=lambda description, total=None: nullcontext(lambda *_, **__: None),
+            progress=no_progress,
             should_stop=Polls(stop_at),
             began=0.0,
         )

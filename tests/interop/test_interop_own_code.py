@@ -119,9 +119,10 @@ def test_every_kind_of_positions_is_computed_alike(positions: dict[str, Any], si
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "value_dim": 5},
         {"feedforward": {"d_ff": 20, "activation": "relu2", "gated": True, "bias": False}},
         {"attention": {"scale": 0.3, "qk_norm": True}},
+        {"d_model": 12},
         {"attention": {"qk_norm": "learned", "qk_norm_eps": 1e-3}, "feedforward": {"d_ff": 24, "activation": "relu2"}},
     ],
-    ids=["scalenorm", "rmsnorm", "no biases", "grouped heads", "gated", "scale", "learned QK-norm"],
+    ids=["scalenorm", "rmsnorm", "no biases", "grouped heads", "gated", "scale", "own width", "learned QK-norm"],
 )
 def test_every_part_of_a_stack_is_computed_alike(change: dict[str, Any], tmp_path: Path) -> None:
     recipe = gpt(**change)
@@ -136,11 +137,12 @@ def test_every_part_of_a_stack_is_computed_alike(change: dict[str, Any], tmp_pat
         ({"embedding": {"fixnorm": True}}, {"kind": "lm", "softcap": 5.0}),
         ({"embedding": {"fixnorm": True}, "tie": {"output": False}}, {"kind": "lm", "bias": True}),
         ({"embedding": {"size": 6, "scale": True, "norm": True}}, {"kind": "lm", "scale": 0.25}),
+        ({"decoder": {**STACK, "d_model": 12}, "tie": {"output": False}}, {"kind": "lm", "scale": "inverse_sqrt_d"}),
         ({"embedding": {"token_types": 2}}, {"kind": "classifier", "pooling": "mean", "num_labels": 3}),
         ({}, {"kind": "classifier", "pooling": "max", "num_labels": 3, "pooler": False}),
         ({}, {"kind": "regression", "pooling": "eos"}),
     ],
-    ids=["fixnorm", "fixnorm untied", "narrow", "mean", "max", "regression"],
+    ids=["fixnorm", "fixnorm untied", "narrow", "scale of a decoder of another width", "mean", "max", "regression"],
 )
 def test_every_part_around_the_stack_is_computed_alike(
     model: dict[str, Any], head: dict[str, Any], tmp_path: Path

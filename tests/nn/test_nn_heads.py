@@ -138,7 +138,7 @@ def test_logits_are_fp32_of_bf16_hidden_states() -> None:
 
 
 def test_every_kind_has_a_row() -> None:
-    assert set(HEADS) == {"lm", "masked_lm", "classifier", "regression", "next_sentence", "replaced_token"}
+    assert set(HEADS) == {"lm", "masked_lm", "classifier", "regression", "next_sentence", "replaced_token", "pooler"}
 
 
 SMALL_HEADS: dict[str, Any] = {"lm": LmHeadOptions(), "masked_lm": MaskedLmHeadOptions(transform=False)}

@@ -14,7 +14,15 @@ from tformer.objectives import OBJECTIVES
 from tformer.recipe import list_presets, load_recipe, recipe_to_data
 from tformer.recipe.explain import ARXIV, explain, explained_keys, preset_values
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.schema import MISSING, fields_of, item_field, known_paths, sections_in
+from tformer.recipe.schema import (
+    MISSING,
+    all_sections,
+    field_descriptions,
+    fields_of,
+    item_field,
+    known_paths,
+    sections_in,
+)
 
 
 def every_path(section: Any = Recipe, before: str = "") -> list[str]:
@@ -37,6 +45,15 @@ def test_every_key_of_the_schema_has_a_type_and_a_meaning() -> None:
             assert "Options(" not in one.meaning, f"{path}: a docstring that dataclass made"
             assert all(one.choices.values()), path
             json.dumps(one.to_json())
+
+
+def test_every_value_is_described_beside_its_own_field() -> None:
+    for section in all_sections():
+        described = dict(field_descriptions(section))
+        for name, field in fields_of(section).items():
+            item = item_field(field.annotation)
+            is_section = sections_in(field.annotation) or (item and sections_in(item.annotation))
+            assert is_section or name in described or name == "kind", f"{section.__name__}.{name}"
 
 
 def test_a_default_is_that_of_the_recipe() -> None:

@@ -152,6 +152,12 @@ def test_a_wrong_width_is_the_usual_error() -> None:
         load_recipe(preset="gpt/tiny", sets=["model.d_model=wide"])
 
 
+@pytest.mark.parametrize("size", ["wide", "0"])
+def test_a_wrong_size_of_a_head_beside_a_new_width_is_the_usual_error(size: str) -> None:
+    with pytest.raises(InputError, match=r"--set: model\.decoder\.head_dim: found "):
+        load_recipe(preset="gpt/tiny", sets=["model.d_model=48", f"model.decoder.head_dim={size}"])
+
+
 def test_no_preset_changes_by_itself() -> None:
     for arch, names in list_presets().items():
         for name in names:

@@ -16,7 +16,7 @@ from tformer.objectives import build_objective
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
-from tformer.tasks.base import SILENT_WORK, GivenExample, TrainingData, TrainingStart
+from tformer.tasks.base import GivenExample, TrainingData, TrainingStart, Work
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 8}}"
 ENCODER, DECODER, BOTH = f"encoder: {STACK}", f"decoder: {STACK}", f"encoder: {STACK}, decoder: {STACK}"
@@ -65,7 +65,7 @@ CASES = {
 def prepared(name: str, folder: Path) -> TrainingData:
     kind, settings = CASES[name]
     recipe = recipe_of(write(folder, kind), **settings, token_types=2 if kind == "pair" else 0)
-    return task_of(recipe).training_data(TrainingStart(recipe=recipe), SILENT_WORK)
+    return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
 
 
 def given_of(name: str, number: int) -> GivenExample:
@@ -123,7 +123,7 @@ data: {{train: [{{path: {json.dumps(str(tmp_path / "images"))}}}]}}
 training: {{batch_size: 4, precision: fp32, device: cpu}}
 """  # noqa: E501
     recipe = recipe_from_yaml(text, name="test")
-    data = task_of(recipe).training_data(TrainingStart(recipe=recipe), SILENT_WORK)
+    data = task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
     trained = data.samples.examples(0, np.arange(len(data.samples)))
     given = GivenExample(image=tmp_path / "images" / "a" / "00.png")
     sample, context = task_of(recipe).sample_of(data.recipe, (None, None), given)
@@ -135,11 +135,11 @@ training: {{batch_size: 4, precision: fp32, device: cpu}}
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("causal LM", GivenExample("a", target="b"), "--target is not for a causal language model"),
-        ("masked LM", GivenExample("a", text2="b"), "--text2 is not for a masked language model"),
-        ("classes", GivenExample(image=Path("x.png")), "--image is not for a model of labelled examples"),
+        ("causal LM", GivenExample("a", target="b"), "--target: not read by a causal language model"),
+        ("masked LM", GivenExample("a", text2="b"), "--text2: not read by a masked language model"),
+        ("classes", GivenExample(image=Path("x.png")), "--image: not read by a model of labelled examples"),
         ("pairs", GivenExample("the cat"), "trained on pairs of texts"),
-        ("translation", GivenExample(target="the cat"), "--target: a model of pairs needs --text"),
+        ("translation", GivenExample(target="the cat"), "--target: --text is missing"),
         ("causal LM", GivenExample(""), "--text: found no tokens"),
         ("translation", GivenExample(""), "--text: found no tokens"),
         ("translation", GivenExample("the cat", target=""), "--target: found no tokens"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from tests.conftest import TINY_RECIPE
 from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_recipe
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.errors import Interrupted
+from tformer.tasks.base import no_progress
 from tformer.training.loop import score
 from tformer.training.options import TrainOptions
 from tformer.training.session import run_training
@@ -64,12 +63,6 @@ class Polls:
     def __call__(self) -> bool:
         self.count += 1
         return self.stop_at is not None and self.count >= self.stop_at
-
-
-def no_progress(
-    description: str, total: float | None = None, unit: str = ""
-) -> AbstractContextManager[Callable[..., None]]:
-    return nullcontext(lambda *_, **__: None)
 
 
 def train(recipe: Path, out: Path, *, stop_at: int | None = None, resume: bool = False) -> Polls:

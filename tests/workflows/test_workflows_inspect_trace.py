@@ -11,7 +11,8 @@ from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.nn.classification_heads import POOLING_MEANINGS
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.trace import Step, Trace, check_shape, empty_inputs, trace_shapes, value_of
+from tformer.workflows.inspect.tensors import check_shape, value_of
+from tformer.workflows.inspect.trace import Step, Trace, empty_inputs, trace_shapes
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11
@@ -309,3 +310,17 @@ def test_each_head_says_how_it_pools(pooling: str) -> None:
     found = all_steps(traced(build_model(section(encoder=stack(), heads=[head]), device="meta")))
     assert found["head.classifier.pooled"].meaning == f"pooling {pooling}: {POOLING_MEANINGS[pooling]}"
     assert found["head.classifier.pooled"].inputs == ("encoder.final_norm",)
+
+
+@pytest.mark.parametrize(
+    ("head", "shape"),
+    [
+        ({"kind": "classifier", "num_labels": 3}, (B,)),
+        ({"kind": "classifier", "num_labels": 3, "multi_label": True}, (B, 3)),
+        ({"kind": "regression"}, (B,)),
+        ({"kind": "replaced_token"}, (B, S)),
+    ],
+)
+def test_labels_have_the_shape_that_the_objective_gives_them(head: dict[str, Any], shape: tuple[int, ...]) -> None:
+    found = all_steps(traced(build_model(section(encoder=stack(), heads=[head]), device="meta")))
+    assert found[f"head.{head['kind']}.labels"].shape == shape

@@ -162,3 +162,10 @@ def test_tied_tensors_that_were_stored_apart_and_differ(tmp_path: Path) -> None:
     found = problems(make_run(tmp_path, change=part))
     assert len(found) == 2 and all("heads.lm.weight and embedding.weight are tied, but differ" in one for one in found)
     assert problems(make_run(tmp_path / "copied", change=copy)) == []
+
+
+def test_a_checkpoint_that_a_training_removes_meanwhile_is_no_problem(run: Path) -> None:
+    (steps(run)[0] / "manifest.json").unlink()  # as a training begins to remove it
+    assert any("no manifest.json" in problem for problem in problems(run))
+    with RunDirectory.open(run, lock=True):
+        assert problems(run) == []

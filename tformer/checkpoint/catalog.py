@@ -34,13 +34,18 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the folder holds a checkpoint: the manifest is written last and removed first."""
+    return (checkpoint / files.MANIFEST).is_file()
+
+
 def scan(folder: Path) -> list[Entry]:
     """The complete checkpoints (those with a manifest) in the order of their steps."""
     entries: dict[int, Entry] = {}
     for name in _names(folder):  # `.old-step-…` sorts first and is replaced by `step-…`
         match = _STEP.fullmatch(name)
         path = folder / name
-        if match and (path / files.MANIFEST).is_file():
+        if match and is_complete(path):
             step = int(match[1])
             entries[step] = Entry(step, path, _score(path))
     return [entries[step] for step in sorted(entries)]

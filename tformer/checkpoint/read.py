@@ -25,7 +25,7 @@ from tformer.checkpoint.manifest import (
     plain_name,
     read_manifest,
 )
-from tformer.checkpoint.run import CHECKPOINTS
+from tformer.checkpoint.run import CHECKPOINTS, writer
 from tformer.checkpoint.tensor_files import MAX_HEADER_BYTES, TensorSpec, read_specs, read_tensors
 from tformer.errors import InputError
 from tformer.formatting import listed, short_hash
@@ -252,6 +252,8 @@ def _recovery_hint(folder: Path) -> str | None:
     others = [entry.path.name for entry in entries if entry.path.name != folder.name]
     if folder.parent.name != CHECKPOINTS:
         return f"other checkpoints beside it: {', '.join(others)}" if others else None
+    if writer(folder.parents[1]) not in (None, str(os.getpid())):
+        return "a training writes to this run, and may have removed this checkpoint: run the command again"
     listing = f"other checkpoints of this run: {', '.join(others)}" if others else "the run has no other checkpoint"
     if not entries or entries[-1].path.name != folder.name:
         return listing

@@ -56,19 +56,24 @@ class RunLock:
             self._descriptor = None
 
 
-def is_locked(run: Path) -> bool:
-    """Whether a process writes to the run at this moment."""
+def writer(run: Path) -> str | None:
+    """PID of the process that writes to the run at this moment, as text; None: no process does."""
     try:
         descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
     finally:
         os.close(descriptor)
-    return False
+    return None
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a process writes to the run at this moment."""
+    return writer(run) is not None
 
 
 CHECKPOINTS = "checkpoints"

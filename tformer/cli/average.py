@@ -78,11 +78,18 @@ def average(options: AverageOptions) -> None:
     assert options.out is not None  # `check` requires it
     with StopFlag() as flag:
         from tformer.checkpoint.average import average_checkpoints, require_new
+        from tformer.checkpoint.catalog import is_complete
 
         require_new(options.out)
-        paths = _paths(options)
-        with progress_reporter("averaging", total=len(paths), unit="checkpoints") as progress:
-            made = average_checkpoints(paths, options.out, progress=progress, should_stop=flag.should_stop)
+        while True:
+            paths = _paths(options)
+            try:
+                with progress_reporter("averaging", total=len(paths), unit="checkpoints") as progress:
+                    made = average_checkpoints(paths, options.out, progress=progress, should_stop=flag.should_stop)
+                break
+            except InputError:
+                if options.last is None or all(is_complete(path) for path in paths):
+                    raise  # else a training of this run has removed one of its oldest: now others are the last
     steps = [step for _, step in made.sources]
     summary = f"average of {len(steps)} checkpoint{'s' * (len(steps) != 1)}: step {', '.join(map(str, steps))}"
     document = {

@@ -28,7 +28,6 @@ from tformer.decoding.writers import (
     Searcher,
     candidates_of_a_mask,
     fills_masks,
-    is_encoder_decoder,
     load_models,
     make_writer,
 )
@@ -63,7 +62,7 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         session = SearchSession(writer, options, flag, output)
     if options.input_path is not None:
         session.answer_lines(options.input_path)
-    elif options.prompt is not None or not is_encoder_decoder(first):
+    elif options.prompt is not None or not first.model.is_encoder_decoder:
         session.answer_prompt(options.prompt or "")
     elif sys.stdin.isatty():
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
 from tformer.errors import InputError, visible
-from tformer.formatting import as_cell
+from tformer.formatting import TOKEN_SIGNS, as_cell
 from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
 
 if TYPE_CHECKING:
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from tformer.workflows.tokenizing import Reading, Subject
 
 INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
-MOST_TABLES = 200  # tokens: of more, the plain output shows pieces, but not each token with its offsets
-MOST_POSITIONS = 2**26  # of a padded batch: JSON of more fills the memory
-MARKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+MOST_PADDED = 2**20  # tokens of a text that is padded to a given length
+MOST_DETAILED = 200  # tokens that the plain output shows one by one; of more it shows the pieces only
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
 
@@ -92,6 +91,8 @@ class TokenizeOptions:
             raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
         if self.max_length is not None and self.max_length < 1:
             raise InputError(f"--max-length must be at least 1, found {self.max_length}")
+        if self.pad == "max" and self.max_length is not None and self.max_length > MOST_PADDED:
+            raise InputError(f"--max-length with --pad max must be at most {MOST_PADDED:,}, found {self.max_length:,}")
         of_texts = {
             "--no-template": self.no_template,
             "--special": self.special,
@@ -182,44 +183,50 @@ def parse_ids(text: str) -> list[int]:
 
 
 def _report(options: TokenizeOptions, subjects: Sequence[Subject], texts: Sequence[tuple[str, ...]]) -> None:
-    from tformer.workflows.tokenizing import Reading, described, totals
+    from tformer.workflows.tokenizing import Reading, full_document
 
+    for subject in subjects:
+        subject.reader.encode(
+            *texts[0], cut=True
+        )  # what a subject cannot read is refused before the first line of output
     documents: list[dict[str, Any]] = []
     for subject in subjects:
-        reader = subject.reader
-        readings = [Reading(text, reader.encode(*text, cut=True)) for text in texts]
-        sums = totals(readings, subject.tokenizer)
-        detailed = len(subjects) == 1 and sums["tokens"] <= MOST_TABLES
-        batch = _batch(reader, readings) if detailed or options.as_json else {}
-        documents.append({**described(subject), "totals": sums})
+        readings = (Reading(text, subject.reader.encode(*text, cut=True)) for text in texts)
         if options.as_json:
-            documents[-1]["texts"] = [reading.document(subject.tokenizer) for reading in readings]
-            documents[-1]["batch"] = {name: values.tolist() for name, values in batch.items()}
-            continue
-        _show_facts(documents[-1])
-        for number, reading in enumerate(readings, start=1):
-            _show_reading(subject, reading, number=number if len(readings) > 1 else None, detailed=detailed)
-        if detailed:
-            _show_batch(reader, batch)
-        elif len(subjects) == 1:
-            show_notes([f"more than {MOST_TABLES} tokens: --json has the id and the offsets of each"])
+            documents.append(full_document(subject, list(readings)))
+        else:
+            documents.append(_show_subject(subject, readings, alone=len(subjects) == 1, numbered=len(texts) > 1))
     if options.as_json:
         emit_json({"tokenizers": documents})
     elif len(subjects) > 1 or len(texts) > 1:
         _show_totals(documents)
 
 
-def _batch(reader: TextReader, readings: Sequence[Reading]) -> dict[str, Any]:
-    """The padded batch of all texts. Raises InputError for one too large to be shown."""
-    longest = max(len(reading.encoded.ids) for reading in readings)
-    width = max(longest, reader.max_length or 0) if reader.pad_to == "max" else longest
-    if len(readings) * width > MOST_POSITIONS:
-        raise InputError(
-            f"a batch of {len(readings):,} x {width:,}: found {len(readings) * width:,} positions, "
-            f"expected at most {MOST_POSITIONS:,}",
-            hint="give fewer texts, or a smaller --max-length",
-        )
-    return reader.batch([reading.encoded for reading in readings])
+def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool, numbered: bool) -> dict[str, Any]:
+    """Write the facts of a tokenizer and how it reads each text, and return them with the sums.
+
+    alone: there is one tokenizer, whose tokens are shown with their ids, and its batch, if they are few. numbered: of
+    several texts.
+    """
+    from tformer.workflows.tokenizing import Totals, described
+
+    facts, totals = described(subject), Totals(subject.tokenizer)
+    _show_facts(facts)
+    few: list[Reading] = []  # the texts so far, while their tokens are few
+    for reading in readings:
+        totals.add(reading)
+        few.append(reading)
+        if not alone or totals.tokens > MOST_DETAILED:
+            for one in few:
+                _show_pieces(subject, one.document(subject.tokenizer)["tokens"])
+            few.clear()
+    for number, reading in enumerate(few, start=1):
+        _show_reading(subject, reading, number=number if numbered else None)
+    if few:
+        _show_batch(subject.reader, subject.reader.batch([reading.encoded for reading in few]))
+    elif alone:
+        show_notes([f"more than {MOST_DETAILED} tokens: --json has the id and the offsets of each"])
+    return {**facts, "totals": totals.document()}
 
 
 def _show_facts(document: dict[str, Any]) -> None:
@@ -230,16 +237,14 @@ def _show_facts(document: dict[str, Any]) -> None:
     emit_lines([f"{document['path']}: {facts}", f"special tokens: {special or 'none'}"])
 
 
-def _show_reading(subject: Subject, reading: Reading, *, number: int | None, detailed: bool) -> None:
+def _show_reading(subject: Subject, reading: Reading, *, number: int | None) -> None:
     document = reading.document(subject.tokenizer)
     _show_pieces(subject, document["tokens"])
-    if not detailed:
-        return
     rows = [["piece", "id", "characters", "text", "type", ""]]
     for token in document["tokens"]:
         characters = "" if token["special"] else f"{token['start']}-{token['end']}"
         kind = "special" if token["special"] else ""
-        shown = [as_cell(token["piece"]), str(token["id"]), characters, token["text"].translate(MARKS)]
+        shown = [as_cell(token["piece"]), str(token["id"]), characters, token["text"].translate(TOKEN_SIGNS)]
         rows.append([visible(cell) for cell in [*shown, str(token["type"]), kind]])
     emit_lines(aligned(rows, right=("id", "type")))
     rate = document["bytes_per_token"]
@@ -256,7 +261,7 @@ def _show_pieces(subject: Subject, tokens: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    pieces = [visible(token["text"].translate(MARKS)) for token in tokens]
+    pieces = [visible(token["text"].translate(TOKEN_SIGNS)) for token in tokens]
     if not console.is_terminal or console.no_color:
         emit("|".join(pieces))
         return
@@ -293,5 +298,5 @@ def _show_totals(documents: Sequence[dict[str, Any]]) -> None:
 
 
 def _show_decoded(document: dict[str, Any]) -> None:
-    pieces = "|".join(piece.translate(MARKS) for piece in document["pieces"])
+    pieces = "|".join(piece.translate(TOKEN_SIGNS) for piece in document["pieces"])
     emit_lines([f"{document['path']}: {pieces}", as_cell(document["text"])])

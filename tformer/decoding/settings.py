@@ -127,7 +127,7 @@ class DecodingSettings:
             if name in values and not holds(values[name]):
                 raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
-        has_end = values["stop_tokens"] or not values["eos_id"] is values["forced_eos"] is None
+        has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]
         if values["at_limit"] == "end" and not has_end:
             raise InputError(f"{_shown('at_limit', values, names)} needs an end-of-sequence token, the model has none")
 

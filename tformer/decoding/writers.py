@@ -67,7 +67,7 @@ def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[L
             inference_dtype(options.precision, trained_in=loaded.recipe.training.precision, device=device),
             compile=options.compile,
             quantize=options.quantize,
-            rows=options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=is_encoder_decoder(loaded)),
+            rows=options.rows_of_a_step(loaded.recipe.generation, encoder_decoder=loaded.model.is_encoder_decoder),
             steps=partial(decoding_steps, options, loaded),
         )
         if note is not None:
@@ -95,7 +95,7 @@ def names_of_models(arguments: Sequence[str], ensemble: Sequence[str]) -> list[s
 def decoding_steps(options: GenerateOptions, loaded: Loaded) -> int:
     """About how many decoding steps the command will take: batches of lines times the longest completion."""
     longest = options.max_new_tokens or loaded.recipe.generation.max_new_tokens
-    texts = options.texts_at_once(encoder_decoder=loaded.model.encoder is not None)
+    texts = options.texts_at_once(encoder_decoder=loaded.model.is_encoder_decoder)
     return longest * -(-count_lines(options.input_path) // texts)
 
 
@@ -105,10 +105,6 @@ def count_lines(path: str | None) -> int:
         return 1
     with Path(path).open("rb") as file:
         return max(1, sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b"")))
-
-
-def is_encoder_decoder(loaded: Loaded) -> bool:
-    return loaded.model.is_encoder_decoder
 
 
 def fills_masks(loaded: Loaded) -> bool:
@@ -192,7 +188,7 @@ def make_writer(options: GenerateOptions, models: Sequence[Loaded], *, on_cut: O
     first = models[0]
     if first.model.decoder is None:
         raise InputError(f"{first.path}: generation needs a model with a decoder")
-    translates, generation = is_encoder_decoder(first), first.recipe.generation
+    translates, generation = first.model.is_encoder_decoder, first.recipe.generation
     if not translates:
         options.check_decoder_only(first.path)
     ends = {

@@ -20,7 +20,7 @@ from tformer.data.sources.image_files import read_image
 from tformer.data.sources.images import ImageExample, ImageSet, open_images
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
-from tformer.evaluation.predict import Samples, predict_scores
+from tformer.evaluation.predict import GivenSamples, Samples, predict_scores
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import LabelKind
 from tformer.nn.heads import HeadOptions
@@ -48,11 +48,32 @@ def plain_objective(loaded: Loaded) -> Objective:
         pad_to=recipe.data.pad_to,
         vocab_size=0 if loaded.tokenizer is None else loaded.tokenizer.vocab_size,
         target=None if recipe.model.decoder is None else loaded.decoder_tokens,
-        images=None
-        if recipe.model.patches is None
-        else ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std),
+        images=None if recipe.model.patches is None else image_context(recipe),
     )
     return build_objective([labelled_options(labelled_head(recipe)[1])], context)
+
+
+def image_context(recipe: Recipe) -> ImageContext:
+    """How a run's images are normalised; they are not augmented."""
+    return ImageContext(mean=recipe.data.image_mean, std=recipe.data.image_std)
+
+
+def image_samples(recipe: Recipe, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> Samples:
+    """Image files as samples of a recipe's model, in their order.
+
+    Raises InputError for a file that is no image, with the place that named it (`list.txt:2`) if given.
+    """
+    patches = recipe.model.patches
+    assert patches is not None
+    images = []
+    for index, path in enumerate(paths):
+        try:
+            images.append(ImageExample(read_image(path, size=patches.image_size, channels=patches.channels)))
+        except InputError as error:
+            if named_in is None:
+                raise
+            raise InputError(f"{named_in[index]}: {error.message}", hint=error.hint) from error
+    return GivenSamples(images, recipe.seq_len)
 
 
 class Classifier:
@@ -64,7 +85,7 @@ class Classifier:
         """`batch_size` inputs at a time, None: as many as fit by length; `should_stop` is polled before each batch."""
         self._loaded, self._batch_size = loaded, batch_size
         self._should_stop = should_stop or (lambda: False)
-        self.collate = plain_objective(loaded).collate
+        self._collate = plain_objective(loaded).collate
         self._head, self.kind = labelled_head(loaded.recipe)
         self.path: Path = loaded.path
         self.columns: Columns = loaded.recipe.data.columns
@@ -91,28 +112,8 @@ class Classifier:
         return self.scores(tokens)
 
     def classify_images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> np.ndarray:
-        """fp32 [N, L] scores of image files, in their order; see `images`."""
-        return self.scores(self.images(paths, named_in=named_in))
-
-    def images(self, paths: Sequence[Path], *, named_in: Sequence[str] | None = None) -> Samples:
-        """Image files as samples.
-
-        Raises InputError for a file that is no image, with the place that named it (`list.txt:2`) if given.
-        """
-        images = []
-        for index, path in enumerate(paths):
-            try:
-                images.append(ImageExample(self._read_image(path)))
-            except InputError as error:
-                if named_in is None:
-                    raise
-                raise InputError(f"{named_in[index]}: {error.message}", hint=error.hint) from error
-        return _ImagesInMemory(images, self.seq_len)
-
-    def _read_image(self, path: Path) -> np.ndarray:
-        patches = self._loaded.recipe.model.patches
-        assert patches is not None
-        return read_image(path, size=patches.image_size, channels=patches.channels)
+        """fp32 [N, L] scores of image files, in their order; see `image_samples`."""
+        return self.scores(image_samples(self._loaded.recipe, paths, named_in=named_in))
 
     def open_image_set(self, path: str) -> ImageSet:
         """The images of a folder, zip or IDX file, without their labels. Raises InputError for what is no image."""
@@ -133,7 +134,7 @@ class Classifier:
         return predict_scores(
             self._loaded.model,
             samples,
-            self.collate,
+            self._collate,
             head=self._head,
             batch_size=self._batch_size,
             should_stop=self._should_stop,
@@ -166,18 +167,3 @@ class GivenRows:
 
     def size_bytes(self) -> int | None:
         return None
-
-
-@dataclass(frozen=True)
-class _ImagesInMemory:
-    """Decoded images as samples."""
-
-    images: Sequence[ImageExample]
-    seq_len: int
-    lengths: None = None
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def examples(self, epoch: int, indices: np.ndarray) -> list[ImageExample]:
-        return [self.images[index] for index in indices]

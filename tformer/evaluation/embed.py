@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +21,12 @@ from tformer.data.batching.batch import Batch
 from tformer.data.encoding import EncodedText
 from tformer.decoding.lines import Text
 from tformer.errors import InputError
-from tformer.evaluation.classifier import Classifier
-from tformer.evaluation.predict import Samples, predict
+from tformer.evaluation.classifier import image_context, image_samples
+from tformer.evaluation.predict import GivenSamples, Samples, predict
 from tformer.loading import Loaded
 from tformer.nn.classification_heads import ClassifierHeadOptions, Pooling, RegressionHeadOptions, pool
 from tformer.nn.heads import Output
+from tformer.objectives.labelled import collate_images
 from tformer.options import MACHINE, Precision, Quantize, check_quantize, panel
 
 VECTOR = panel("The vector")
@@ -53,10 +55,17 @@ class EmbedOptions:
         check_quantize(self.quantize, self.precision)
 
 
-def embed_texts(loaded: Loaded, texts: Sequence[Text], options: EmbedOptions) -> np.ndarray:
-    """fp32 [N, D]: a vector for each text, or pair of texts, in order. Longer ones than in training are cut."""
-    reader = loaded.reader
-    samples = _Texts([reader.encode(text, text2, cut=True) for text, text2 in texts], loaded.recipe.seq_len)
+def embed_texts(
+    loaded: Loaded, texts: Sequence[Text], options: EmbedOptions, *, on_cut: Callable[[int, int], None]
+) -> np.ndarray:
+    """fp32 [N, D]: a vector for each text, or pair of texts, in order.
+
+    on_cut: called with (number of texts that are longer than in training, that length in tokens). They are cut.
+    """
+    reader, seq_len = loaded.reader, loaded.recipe.seq_len
+    encoded = [reader.encode(text, text2, cut=True) for text, text2 in texts]
+    on_cut(sum(text.num_cut > 0 for text in encoded), seq_len)
+    samples = GivenSamples(encoded, seq_len, np.array([len(text.ids) for text in encoded]))
     uses_types = loaded.recipe.model.embedding.token_types > 1
     # A decoder beside the encoder reads its start tokens only: its output is not used.
     start = torch.tensor([loaded.decoder_tokens.prefix]) if loaded.model.is_encoder_decoder else None
@@ -76,8 +85,8 @@ def embed_texts(loaded: Loaded, texts: Sequence[Text], options: EmbedOptions) ->
 
 def embed_images(loaded: Loaded, paths: Sequence[Path], options: EmbedOptions) -> np.ndarray:
     """fp32 [N, D]: a vector for each image file, in order."""
-    classifier = Classifier(loaded)
-    return _embed(loaded, classifier.images(paths), classifier.collate, options)
+    collate = partial(collate_images, images=image_context(loaded.recipe))
+    return _embed(loaded, image_samples(loaded.recipe, paths), collate, options)
 
 
 def _embed(loaded: Loaded, samples: Samples, collate: Callable[..., Batch], options: EmbedOptions) -> np.ndarray:
@@ -106,21 +115,3 @@ def _own_pooling(loaded: Loaded) -> Pooling:
     heads = loaded.recipe.model.heads
     own = (head.pooling for head in heads if isinstance(head, ClassifierHeadOptions | RegressionHeadOptions))
     return next(own, "mean")
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """Encoded texts as samples."""
-
-    texts: Sequence[EncodedText]
-    seq_len: int
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(text.ids) for text in self.texts])
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def examples(self, epoch: int, indices: np.ndarray) -> list[EncodedText]:
-        return [self.texts[index] for index in indices]

@@ -44,6 +44,21 @@ class Samples(Protocol):
     def examples(self, epoch: int, indices: Any, /) -> Sequence[Any]: ...
 
 
+@dataclass(frozen=True)
+class GivenSamples:
+    """Samples in memory."""
+
+    given: Sequence[Any]
+    seq_len: int
+    lengths: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def examples(self, epoch: int, indices: np.ndarray) -> list[Any]:
+        return [self.given[index] for index in indices]
+
+
 def predict_scores(
     model: nn.Module, samples: Samples, collate: Callable[..., Batch], *, head: str, **options: Any
 ) -> np.ndarray:

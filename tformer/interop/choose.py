@@ -19,6 +19,7 @@ from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
 from tformer.interop.equivalences import Step, step_for
+from tformer.nn.heads import LmHeadOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model, Stack, layer_sections
 
@@ -59,13 +60,12 @@ def canonical(model: Model) -> dict[str, Any]:
     del data["embedding"]["dropout"]
     if data["embedding"]["size"] == model.d_model:
         data["embedding"]["size"] = None
-    for head in data["heads"]:
+    for options, head in zip(model.heads, data["heads"], strict=True):
         head.pop("dropout", None)
         if head.get("pooler") is False:
             del head["activation"]
-        if "scale" in head:
-            named = {"none": 1.0, "inverse_sqrt_d": model.d_model**-0.5}
-            head["scale"] = named.get(head["scale"], head["scale"])
+        if isinstance(options, LmHeadOptions):
+            head["scale"] = options.factor((data["decoder"] or data["encoder"])["d_model"])
     data["heads"] = {head.pop("kind"): head for head in data["heads"]}
     if not both:
         del data["tie"]["source_target"]

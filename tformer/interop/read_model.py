@@ -145,7 +145,7 @@ def _read_as(
     reader = Config({key: value for key, value in config.items() if key not in ignore}, name=str(folder / CONFIG))
     fit = partial(_fit, class_name, reader, architecture, files)
     model, links, names, skipped = fit(pooler=False)
-    if not architecture.poolers.isdisjoint(skipped):
+    if architecture.has_pooler(skipped):
         model, links, names, skipped = fit(pooler=True)
     return ForeignModel(folder, config, architecture, class_name, model, links, files, names, skipped)
 

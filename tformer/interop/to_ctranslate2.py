@@ -186,9 +186,7 @@ def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -
     spec.register_target_vocabulary(_tokens(target, rows))
     head = model.heads[0]
     assert isinstance(head, LmHeadOptions)
-    scales = {"none": None, "inverse_sqrt_d": model.d_model**-0.5}
-    scale = scales[head.scale] if isinstance(head.scale, str) else head.scale
-    spec.decoder.scale_outputs = OPTIONAL if scale is None else scale
+    spec.decoder.scale_outputs = OPTIONAL if head.scale == "none" else head.factor(model.d_model)
 
 
 def _tokens(tokenizer: Tokenizer, rows: int | None) -> list[str]:

@@ -89,10 +89,18 @@ class PooledHead(nn.Module):
     """One prediction per sequence: pool → (dense → activation) → dropout → project; without labels no projection."""
 
     def __init__(
-        self, d_model: int, num_labels: int | None, *, pooling: Pooling, pooler: bool, activation: str, dropout: float
+        self,
+        d_model: int,
+        num_labels: int | None,
+        *,
+        pooling: Pooling,
+        pooler: bool,
+        activation: str,
+        dropout: float,
+        label_kind: LabelKind = "classes",
     ) -> None:
         super().__init__()
-        self.pooling, self.dropout = pooling, dropout
+        self.pooling, self.dropout, self.label_kind = pooling, dropout, label_kind
         self.pooler = Linear(d_model, d_model, bias=True) if pooler else None
         self.activation = HEAD_ACTIVATIONS[activation]
         self.project = None if num_labels is None else Linear(d_model, num_labels, bias=True)
@@ -136,7 +144,7 @@ class ClassifierHeadOptions:
     multi_label: bool = False  # any number of labels per example
 
     @property
-    def label_kind(self) -> LabelKind | None:
+    def label_kind(self) -> LabelKind:
         return "labels" if self.multi_label else "classes"
 
     def build(self, context: HeadContext) -> nn.Module:
@@ -152,7 +160,7 @@ class RegressionHeadOptions:
 
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = "score"
+    label_kind: ClassVar[LabelKind] = "score"
     kind: Literal["regression"] = "regression"
     pooling: Pooling = "cls"  # which hidden state, or mean or maximum of them, the head reads
     pooler: bool = True  # dense -> activation before the projection
@@ -213,4 +221,5 @@ def _pooled_head(
         pooler=options.pooler,
         activation=options.activation,
         dropout=context.dropout if options.dropout is None else options.dropout,
+        label_kind=options.label_kind,
     )

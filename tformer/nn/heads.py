@@ -119,10 +119,13 @@ class LmHeadOptions:
     def __post_init__(self) -> None:
         require_positive(softcap=self.softcap)
 
+    def factor(self, d_model: int) -> float:
+        """The number that `scale` means for hidden states of this width."""
+        named = {"none": 1.0, "inverse_sqrt_d": 1.0 / math.sqrt(d_model)}
+        return named[self.scale] if isinstance(self.scale, str) else self.scale
+
     def build(self, context: HeadContext) -> nn.Module:
-        named = {"none": 1.0, "inverse_sqrt_d": 1.0 / math.sqrt(context.d_model)}
-        scale = named[self.scale] if isinstance(self.scale, str) else self.scale
-        return VocabularyHead(context, bias=self.bias, scale=scale, softcap=self.softcap)
+        return VocabularyHead(context, bias=self.bias, scale=self.factor(context.d_model), softcap=self.softcap)
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,10 @@ def _follow_width(draft: Draft, below: Snapshot, stack: KeyPath) -> Iterator[str
     old_head_dim, head_dim = (value_at((*stack, "head_dim"), data) for data in (below.data, draft.data))
     old_heads = value_at((*stack, "num_heads"), draft.data)
     change(("feedforward", "d_ff"), lambda d_ff: max(1, round(d_ff * ratio)))
-    if old_head_dim is not None or head_dim is None:
-        change(("num_heads",), lambda heads: fitting_heads(heads * ratio, width, head_dim))
-    else:  # the layer gives the size of a head
+    if old_head_dim is None and _is_size(head_dim):  # the layer gives the size of a head
         change(("num_heads",), lambda heads: fitting_heads(width / head_dim, width, head_dim))
+    else:
+        change(("num_heads",), lambda heads: fitting_heads(heads * ratio, width, head_dim))
     heads = value_at((*stack, "num_heads"), draft.data)
     if _is_size(old_heads) and heads != old_heads:
         change(("num_kv_heads",), lambda shared: nearest_divisor(heads, shared * heads / old_heads))

@@ -132,7 +132,8 @@ class Training(Section):
     batch_size: BatchSize | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
     batch_tokens: BatchSize | None = None  # instead of batch_size; of pairs the tokens of the longer side
     grad_accum: BatchSize = 1  # micro-batches per optimizer step
-    eval_every: Positive | None = 500  # null: once an epoch, but at most 20 times
+    # null: once an epoch, but at most 20 times; without max_epochs at least every 500 steps
+    eval_every: Positive | None = 500
     save_every: Positive | None = 500  # null: with every validation
     save_every_minutes: PositiveFloat | None = None  # also save after this time
     keep_last: Positive = 2  # number of checkpoints kept besides the best

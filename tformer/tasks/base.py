@@ -45,9 +45,19 @@ WriteSample = Callable[[Any, ShouldStop], str | None]
 """(model, should_stop) -> a sample of the model's output as text; None when interrupted."""
 
 
+def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[..., None]]:
+    """Progress of work that shows none."""
+    return nullcontext(lambda *_, **__: None)
+
+
+def never() -> bool:
+    """The `should_stop` of work that is never interrupted."""
+    return False
+
+
 @dataclass(frozen=True)
 class Work:
-    """Callbacks of long work.
+    """Callbacks of long work; by default it shows nothing and is never stopped.
 
     Attributes:
         progress: `with progress(description, total=None, unit="") as report: report(done, total)`; the unit names what
@@ -57,9 +67,9 @@ class Work:
         cache_dir: of token files and translations; None: the default cache directory.
     """
 
-    progress: Progress
-    should_stop: ShouldStop
-    note: Callable[[str], None]
+    progress: Progress = no_progress
+    should_stop: ShouldStop = never
+    note: Callable[[str], None] = lambda text: None
     cache_dir: Path | None = None
 
     def note_all(self, *holders: Any) -> None:
@@ -289,13 +299,9 @@ class GivenExample:
         for part in given:
             if part not in (needs, may):
                 options = f"--{needs}" + (f" and --{may}" if may else "")
-                raise InputError(f"--{part} is not for {reader}", hint=f"its examples are given by {options}")
+                raise InputError(f"--{part}: not read by {reader}", hint=f"its examples are given by {options}")
         if needs not in given:
-            raise InputError(f"--{given[0] if given else needs}: {reader} needs --{needs}")
-
-
-SILENT_WORK = Work(lambda *args, **kwargs: nullcontext(lambda *args: None), lambda: False, lambda note: None)
-"""Work that reports nothing and is never stopped."""
+            raise InputError(f"--{given[0] if given else needs}: --{needs} is missing", hint=f"it is read by {reader}")
 
 
 class Task(ABC):

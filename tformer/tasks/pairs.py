@@ -39,7 +39,6 @@ from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks.base import (
-    SILENT_WORK,
     ChosenData,
     GivenExample,
     HeldOut,
@@ -134,7 +133,7 @@ class Pairs(Task):
         for option, side, text in zip(("--text", "--target"), sides, (given.text, target), strict=True):
             if not side.encode(text):
                 raise InputError(f"{option}: found no tokens in the text")
-        tokens = _tokenise(recipe, rows, sides, SILENT_WORK, keep_all=True, whole=True)
+        tokens = _tokenise(recipe, rows, sides, Work(), keep_all=True, whole=True)
         [sample] = tokens.examples(0, [0])
         return sample, decoder_context(recipe, tokenizer, own_target)
 

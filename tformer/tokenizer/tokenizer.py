@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tformer.errors import InputError, cannot_write
 from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
+from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
 
@@ -76,8 +77,6 @@ class Tokenizer:
         self._rust = rust
         self._text = text
         self._rust.encode_special_tokens = True  # in data they are text
-        self._rust.no_truncation()  # settings of files of other origin that would lose text
-        self._rust.no_padding()
         vocabulary = rust.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self._tokens: list[str | None] = [None] * self.vocab_size
@@ -114,8 +113,13 @@ class Tokenizer:
             raise _not_a_tokenizer(name, f"no valid JSON ({error})") from error
         if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
             raise _not_a_tokenizer(name, "it has no `model` section")
+        read = text
+        if document.get("padding") or document.get("truncation"):  # they would fill memory or lose text
+            read = json.dumps(document | {"padding": None, "truncation": None}, ensure_ascii=False)
         try:
-            rust = RustTokenizer.from_str(text)
+            if problem := growth_problem(document):
+                raise ValueError(problem)
+            rust = RustTokenizer.from_str(read)
             vocabulary = rust.get_vocab(with_added_tokens=True)
             # Encoding shows what is missing: a template's token or the unknown token in the vocabulary.
             rust.encode_batch_fast([("a \U0010ffff", "b"), "a"], add_special_tokens=True)

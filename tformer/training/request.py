@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ class Start(TrainingStart):
     Attributes:
         out: None: a new default directory.
         may_exist: of --resume: the directory may hold a run.
+        run: of --resume: the run, locked since before its checkpoint was read.
     """
 
     notes: tuple[str, ...] = ()
     out: Path | None = None
     may_exist: bool = False
+    run: RunDirectory | None = None
 
     def kept_heads(self, recipe: Recipe) -> frozenset[str]:
         """The heads of `weights` that `recipe` can use: all, except a classifier with other labels."""
@@ -59,12 +62,32 @@ class Start(TrainingStart):
 
 def find_recipe(options: TrainOptions) -> Recipe:
     """The recipe of a training, before its data is opened. Raises InputError for a wrong recipe, run or checkpoint."""
-    return _find_start(options).recipe
+    return _find_start(options, None).recipe
 
 
-def find_start(options: TrainOptions) -> Start:
-    """The start of a training. Raises InputError for anything wrong with recipe, run, checkpoint or teacher."""
-    start = replace(_find_start(options), dry_run=options.dry_run)
+@contextmanager
+def locked_run(options: TrainOptions) -> Iterator[RunDirectory | None]:
+    """The run that `--resume` continues, locked; None for a new run and a dry run.
+
+    The lock comes first: a checkpoint that is read while another process trains may be removed by it.
+    """
+    if not options.resume or options.dry_run or options.init_from is not None:
+        yield None
+        return
+    out = options.out if options.out is not None else _newest_run(options)
+    if out is None or not is_run(out):
+        yield None
+        return
+    with RunDirectory.open(out, lock=True) as run:
+        yield run
+
+
+def find_start(options: TrainOptions, run: RunDirectory | None = None) -> Start:
+    """The start of a training; `run`: that `locked_run` gives.
+
+    Raises InputError for anything wrong with recipe, run, checkpoint or teacher.
+    """
+    start = replace(_find_start(options, run), dry_run=options.dry_run, run=run)
     if start.recipe.has_teacher:
         return _with_teacher(start, options)
     if "teacher.kind" in options.recipe_values():
@@ -92,20 +115,24 @@ def _with_teacher(start: Start, options: TrainOptions) -> Start:
     return replace(start, recipe=recipe.model_copy(update={"teacher": section}), teacher=teacher, notes=notes)
 
 
-def _find_start(options: TrainOptions) -> Start:
+def _find_start(options: TrainOptions, run: RunDirectory | None) -> Start:
     if options.resume:
         if options.init_from is not None:
             raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
-        return _resume(options)
+        return _resume(options, run)
     if options.init_from is not None:
         return _init_from(options)
     resolved = _load(options)
     return Start(recipe=resolved.recipe, notes=tuple(resolved.notes), out=options.out)
 
 
-def _resume(options: TrainOptions) -> Start:
-    out = options.out if options.out is not None else _newest_run(options)
+def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
+    out = run.path if run is not None else options.out if options.out is not None else _newest_run(options)
     recipe_file = None if out is None else out / "recipe.yaml"
+    notes = []
+    if run is not None and not (run.path / "recipe.yaml").exists() and (latest := run.latest()):
+        run.write_recipe(read_checkpoint(latest).recipe_text)
+        notes.append(f"{run.path} had no recipe.yaml: restored from its checkpoint {latest.name}")
     if out is None or recipe_file is None or not recipe_file.is_file():
         resolved = _load(options)
         note = f"nothing to resume in {out}: the run starts" if out else "no run to resume: a new one starts"
@@ -116,7 +143,7 @@ def _resume(options: TrainOptions) -> Start:
     for given, own, name in ((arch, recipe.arch, "--arch"), (preset, recipe.preset, "--preset")):
         if given is not None and given != own:
             raise InputError(f"{name} {given}: the run in {out} is {own}", hint="start another run with another --out")
-    notes = [f"resuming {out} with its own recipe"]
+    notes.append(f"resuming {out} with its own recipe")
     if options.config is not None:
         notes.append(f"{options.config} is not read again")
     latest = RunDirectory.open(out).latest() if is_run(out) else None

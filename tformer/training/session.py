@@ -34,7 +34,7 @@ from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import SingleProcess
 from tformer.training.prepare import Prepared, check_target, describe, measure_peak, prepare
-from tformer.training.request import RUNS, find_start
+from tformer.training.request import RUNS, find_start, locked_run
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 
@@ -57,12 +57,12 @@ def run_training(
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
-    start = find_start(options)
-    for note in start.notes:
-        console.print(note, markup=False)
-    if not options.dry_run:
-        check_target(start)
-    with tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+    with locked_run(options) as run, tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+        start = find_start(options, run)
+        for note in start.notes:
+            console.print(note, markup=False)
+        if not options.dry_run:
+            check_target(start)
         cache_dir = Path(scratch) if options.dry_run else None
         work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
         prepared = prepare(start, work)
@@ -207,7 +207,7 @@ class Session:
         weights, optimizer = dict(self.model.named_parameters()), self.parts.optimizer.state_by_name()
         needed = 2 * checkpoint_bytes(weights, optimizer)  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
-        run = RunDirectory.create(
+        run = start.run or RunDirectory.create(
             start.out, arch=recipe.arch, preset=recipe.preset, resume=start.may_exist, runs_dir=RUNS
         )
         try:

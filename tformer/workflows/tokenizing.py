@@ -129,11 +129,14 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
     """Token and id of every role: pad, bos, eos, unk, cls, sep, mask; of the sentinels their number."""
     roles = {field.name: getattr(tokenizer.special, field.name) for field in fields(SpecialIds)}
     sentinels = roles.pop("sentinels")
+    if sentinels:
+        roles["sentinels"] = sentinels[0]
     found: dict[str, dict[str, Any]] = {
         role: {"token": tokenizer.token(token), "id": token} for role, token in roles.items() if token is not None
     }
-    return found | ({"sentinels": {"token": tokenizer.token(sentinels[0]), "id": sentinels[0], "count": len(sentinels)}}
-                    if sentinels else {})  # fmt: skip
+    if sentinels:
+        found["sentinels"]["count"] = len(sentinels)
+    return found
 
 
 def described(subject: Subject) -> dict[str, Any]:
@@ -203,22 +206,41 @@ def bytes_per_token(num_bytes: int, num_tokens: int) -> float | None:
     return num_bytes / num_tokens if num_tokens else None
 
 
-def totals(readings: Sequence[Reading], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Sums over all texts, template excluded: bytes, tokens, bytes per token, unknown tokens, distinct tokens."""
-    size, count = sum(one.num_bytes() for one in readings), sum(one.num_tokens() for one in readings)
-    ids = [
-        token
-        for one in readings
-        for token, span in zip(one.encoded.ids, one.encoded.spans, strict=True)
-        if span is not None
-    ]
+class Totals:
+    """Sums over texts, template excluded: bytes, tokens, unknown tokens, distinct tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._unk, self._seen = tokenizer.special.unk, set[int]()
+        self.texts = self.bytes = self.tokens = self.unknown = 0
+
+    def add(self, reading: Reading) -> None:
+        """Count a text, or a pair; of tokens that were cut only their number."""
+        encoded = reading.encoded
+        ids = [token for token, span in zip(encoded.ids, encoded.spans, strict=True) if span is not None]
+        self.texts += 1
+        self.bytes += reading.num_bytes()
+        self.tokens += reading.num_tokens()
+        self.unknown += ids.count(-1 if self._unk is None else self._unk)
+        self._seen.update(ids)
+
+    def document(self) -> dict[str, Any]:
+        """The sums as JSON data."""
+        counted = {name: getattr(self, name) for name in ("texts", "bytes", "tokens")}
+        rate = bytes_per_token(self.bytes, self.tokens)
+        return {**counted, "bytes_per_token": rate, "unknown": self.unknown, "distinct": len(self._seen)}
+
+
+def full_document(subject: Subject, readings: Sequence[Reading]) -> dict[str, Any]:
+    """A tokenizer, its sums, every token of every text, and the padded batch, as JSON data."""
+    totals = Totals(subject.tokenizer)
+    for reading in readings:
+        totals.add(reading)
+    batch = subject.reader.batch([reading.encoded for reading in readings])
     return {
-        "texts": len(readings),
-        "bytes": size,
-        "tokens": count,
-        "bytes_per_token": bytes_per_token(size, count),
-        "unknown": 0 if tokenizer.special.unk is None else ids.count(tokenizer.special.unk),
-        "distinct": len(set(ids)),
+        **described(subject),
+        "totals": totals.document(),
+        "texts": [reading.document(subject.tokenizer) for reading in readings],
+        "batch": {name: values.tolist() for name, values in batch.items()},
     }
 
 

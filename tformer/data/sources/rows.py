@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tformer.data.sources.inputs import shown
 from tformer.errors import InputError, TformerError
+from tformer.formatting import shortened
+
+SHOWN_CHARACTERS = 60  # of a row in a message
 
 
 def is_path(data: object) -> bool:
@@ -63,10 +65,9 @@ def rows_in_messages(names: Mapping[Path, str]) -> Iterator[None]:
         yield
     except TformerError as error:
         for path, name in names.items():
-            place = re.compile(re.escape(str(path)) + r"(?::(\d+)\b)?")
-            error.message = place.sub(
-                lambda found, name=name: f"{name}[{int(found[1]) - 1}]" if found[1] else name, error.message
-            )
+            parts = re.split(re.escape(str(path)) + r"(?::(\d+)\b)?", error.message)
+            rows = [name if line is None else f"{name}[{int(line) - 1}]" for line in parts[1::2]]
+            error.message = "".join(map("".join, zip(parts[::2], [*rows, ""], strict=True)))
         error.args = (error.message,)
         raise
 
@@ -113,18 +114,22 @@ def _line(row: Any, keys: Sequence[tuple[str, ...]], *, place: str) -> bytes:
         names = next((names for names in keys if len(names) == len(cells)), None)
         if names is None:
             forms = " or ".join(_form(names) for names in keys) or "the path of a folder, not rows"
-            raise InputError(f"{place}: found {shown(row)}, expected {forms}")
+            raise InputError(f"{place}: found {_shown(row)}, expected {forms}")
         values = dict(zip(names, map(_plain, cells), strict=True))
     else:
         raise InputError(f"{place}: found {type(row).__name__}, expected a dict, a tuple or a string")
     try:
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:  # ValueError: infinity, or half a surrogate pair
-        raise InputError(f"{place}: {shown(row)}: {error}") from error
+        raise InputError(f"{place}: {_shown(row)}: {error}") from error
 
 
 def _form(names: tuple[str, ...]) -> str:
     return f"({', '.join(names)})" if len(names) > 1 else f"a {names[0]}"
+
+
+def _shown(row: Any) -> str:
+    return shortened(repr(row), SHOWN_CHARACTERS)
 
 
 def _plain(value: Any) -> Any:

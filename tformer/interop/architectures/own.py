@@ -15,6 +15,7 @@ from tformer.errors import InputError
 from tformer.interop.architecture import Architecture, Code, kind_in_classes
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
+from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model
 
 MODULE = "modeling_tformer"
@@ -55,10 +56,9 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
         if stack["attention"]["scale"] == "auto":
             stack["attention"]["scale"] = stack["head_dim"] ** -0.5
         stack["feedforward"]["d_ff"] = stack["feedforward"]["d_ff"] or 4 * stack["d_model"]
-    for head in section["heads"]:
-        if "scale" in head:
-            named = {"none": 1.0, "inverse_sqrt_d": model.d_model**-0.5}
-            head["scale"] = named.get(head["scale"], head["scale"])
+    for options, head in zip(model.heads, section["heads"], strict=True):
+        if isinstance(options, LmHeadOptions):
+            head["scale"] = options.factor(section["decoder"]["d_model"])
     return {
         "model": section,
         "tie_word_embeddings": model.tie.output or (model.is_encoder_decoder and model.tie.source_target),

@@ -37,7 +37,7 @@ class ProjectionOptions(ABC):
     scale: Literal["auto"] | float = "auto"  # auto: 1/sqrt(head_dim); T5 uses 1.0
     # RMS-normalise queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
     qk_norm: bool | Literal["learned"] = False
-    qk_norm_eps: float = 1.0e-6
+    qk_norm_eps: float = 1.0e-6  # added to the mean square of a head in qk_norm
 
     def __post_init__(self) -> None:
         if self.scale != "auto":
@@ -87,9 +87,9 @@ class StateBytes(NamedTuple):
 class OwnTap(NamedTuple):
     """A kind's own inner tensor.
 
-    symbols, meaning: shape letters (see `workflows.inspect.trace`) and meaning. inputs: names of the tensors it is made
-    of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place later
-    steps read this one.
+    symbols, meaning: shape letters (see `workflows.inspect.tensors`) and meaning. inputs: names of the tensors it is
+    made of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place
+    later steps read this one.
     """
 
     symbols: tuple[str, ...]

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint.catalog import BEST, LATEST, read_pointer
+from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
 from tformer.checkpoint.files import MANIFEST, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, is_run
+from tformer.checkpoint.run import CHECKPOINTS, is_locked, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash
 from tformer.interop.opening import is_foreign, open_checkpoint
@@ -34,6 +34,9 @@ from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
 
 ShouldStop = Callable[[], bool]
+
+
+POINTER_READINGS = 3  # a training may move a pointer and remove its former checkpoint between two system calls
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,22 @@ def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
         entry for entry in (run / CHECKPOINTS).iterdir() if entry.is_dir() and entry.name.startswith("step-")
     )
     verdicts = [_verify_folder(step, should_stop) for step in steps]
+    if is_locked(run):  # a training removes old checkpoints, the manifest first
+        verdicts = [verdict for verdict in verdicts if not verdict.problems or is_complete(verdict.path)]
     problems = [] if steps else ["the run has no checkpoint yet"]
     for name in (LATEST, BEST):
         pointer = run / CHECKPOINTS / name
-        if pointer.exists() and read_pointer(pointer) not in {step.name for step in steps}:
+        if pointer.exists() and not any(_leads_to_a_checkpoint(pointer) for _ in range(POINTER_READINGS)):
             problems.append(f"{CHECKPOINTS}/{name} points at no checkpoint of the run")
     recipe = run / FILE_NAMES["recipe"]
     if recipe.is_file():
         problems += _problems_of(lambda: recipe_from_yaml(recipe.read_text(encoding="utf-8"), name=recipe.name))
     return [*verdicts, *([Verdict(run, tuple(problems))] if problems else [])]
+
+
+def _leads_to_a_checkpoint(pointer: Path) -> bool:
+    name = read_pointer(pointer)
+    return name is not None and is_complete(pointer.parent / name)
 
 
 def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
