@@ -121,7 +121,7 @@ def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> No
 def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
     assert outcome.code == 0 and "1×2×6×6" in outcome.out, outcome.out + outcome.err
-    assert "input   a b c ▁ f e\nlabels  b c ▁ f e d\n" in outcome.out, "six inputs, each with its label"
+    assert "input   a b c ␣ f e\nlabels  b c ␣ f e d\n" in outcome.out, "six inputs, each with its label"
     outcome = cli("inspect", random_run, "--shapes", "--text", "a" * 40)
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")
