@@ -110,6 +110,12 @@ def test_an_unwritable_file_is_exit_3(cli: Cli, tmp_path: Path) -> None:
     assert outcome.code == 3 and outcome.err.startswith("error: "), outcome.err
 
 
+def test_sizes_that_follow_another_width_are_noted(cli: Cli, random_run: Path) -> None:
+    for model in (("--arch", "gpt", "--preset", "tiny"), (random_run,)):
+        found = json.loads(cli("inspect", *model, "--set", "model.d_model=64", "--json").out)
+        assert any("follows d_model" in note and "feedforward.d_ff" in note for note in found["notes"]), found["notes"]
+
+
 def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--json")
     found = json.loads(outcome.out)
