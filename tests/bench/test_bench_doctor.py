@@ -106,7 +106,8 @@ def test_clean_removes_what_training_left_and_nothing_else(
 def test_clean_never_removes_a_users_files_that_have_the_names_of_folders_of_the_cache(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = ["tokenizers/mine.json", "kernels/conv.c", f"{'a' * 32}/thesis.tex", "rows/0123456789abcdef.jsonl", "tokens"]
+    mine = ["tokenizers/mine.json", "kernels/conv.c", f"{'a' * 32}/thesis.tex", "rows/0123456789abcdef.jsonl", "tokens",
+            "c" * 32]  # fmt: skip
     for name in mine:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")

@@ -77,7 +77,8 @@ def _entries(home: Path, folder: str, names: re.Pattern[str]) -> list[Path]:
     if not place.is_dir() or (folder and place.is_symlink()):
         return []
     named = (path for path in place.iterdir() if names.fullmatch(path.name) and not path.is_symlink())
-    return sorted(path for path in named if path.is_file() or _holds_tokens(path))
+    # Everything but a directory of tokens is a file with a suffix.
+    return sorted(path for path in named if (path.is_file() if path.suffix else _holds_tokens(path)))
 
 
 def _holds_tokens(folder: Path) -> bool:
