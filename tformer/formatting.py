@@ -109,6 +109,11 @@ def minutes_and_seconds(seconds: float) -> str:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
+def plural(count: float, noun: str) -> str:
+    """`1 epoch`, `2 epochs`: a count and a noun whose plural ends in s."""
+    return f"{count:,g} {noun}{'' if count == 1 else 's'}"
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """The first names with commas between them, and how many more there are."""
     more = len(names) - most

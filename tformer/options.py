@@ -180,8 +180,10 @@ Errors = Literal["strict", "replace"]
 Checkpoint = Annotated[
     str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint of the run to load.")
 ]
-Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]")]
-Precision = Annotated[str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16")]
+Device = Annotated[str, MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")]
+Precision = Annotated[
+    str, MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.")
+]
 Quantize = Annotated[
     Literal["none", "int8"],
     MACHINE(

@@ -13,7 +13,7 @@ from tformer.build import build_model
 from tformer.recipe.model import Model
 from tformer.viz.shapes import render
 from tformer.workflows.inspect import empty_inputs, trace_shapes
-from tformer.workflows.inspect.trace import NAMES
+from tformer.workflows.inspect.tensors import NAMES
 
 HOSTILE = "</script><script>window.hacked=1</script>\u202e"
 STACK = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}, "dropout": 0.1}

@@ -131,7 +131,7 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
 def test_a_page_of_shapes_holds_the_example_and_the_trace(cli: Cli, random_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "shapes.html"
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc", "-o", page)
-    assert outcome.code == 0 and outcome.out == "" and f"written: {page}" in outcome.err, outcome.err
+    assert outcome.code == 0 and outcome.out == "" and f"wrote {page}" in outcome.err, outcome.err
     content = page.read_text()
     assert content.startswith("<!doctype html>") and '"id":"decoder.0.self_attention.scores"' in content
     assert '"predicts"' not in content and "the next token at every position" in content

@@ -44,7 +44,7 @@ def test_fine_tuning_lowers_the_loss(name: str, data: str, more: Any, cli: Cli, 
     found = losses(run)
     assert len(found) >= 2 and found[-1] < found[0] - 0.01, found
     if name == "classifier":
-        assert "kept head: classifier" in outcome.err and "labels: 3: zeta, alpha, mid" in outcome.err
+        assert "kept head: classifier" in outcome.err and "labels (3): zeta, alpha, mid" in outcome.err
     alone = cli("evaluate", run, "--data", file, *(["--no-decode"] if data == "pairs" else []))
     assert alone.code == 0, alone.err  # the run needs the folder no more
 

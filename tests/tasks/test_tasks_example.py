@@ -157,6 +157,11 @@ def test_labelled_examples_show_their_label_by_name(
     assert "labels" not in example and list(example["objective"]) == [kind]
 
 
+@pytest.mark.parametrize(("label", "line"), [("pos", "pos"), (["a", "b"], "a, b"), ([], "none"), (0.5, "0.5")])
+def test_the_line_of_a_label_reads_like_text(label: object, line: str) -> None:
+    assert list(example_lines({"objective": {}, "original": {}, "label": label}, width=80)) == [f"label: {line}"]
+
+
 def test_padding_is_visible_in_tokens_and_mask() -> None:
     document = {
         "objective": {"masked_lm": "the masked tokens"},

@@ -16,7 +16,7 @@ from tformer.objectives import build_objective
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
-from tformer.tasks.base import SILENT_WORK, GivenExample, TrainingData, TrainingStart
+from tformer.tasks.base import GivenExample, TrainingData, TrainingStart, Work
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 8}}"
 ENCODER, DECODER, BOTH = f"encoder: {STACK}", f"decoder: {STACK}", f"encoder: {STACK}, decoder: {STACK}"
@@ -65,7 +65,7 @@ CASES = {
 def prepared(name: str, folder: Path) -> TrainingData:
     kind, settings = CASES[name]
     recipe = recipe_of(write(folder, kind), **settings, token_types=2 if kind == "pair" else 0)
-    return task_of(recipe).training_data(TrainingStart(recipe=recipe), SILENT_WORK)
+    return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
 
 
 def given_of(name: str, number: int) -> GivenExample:
@@ -123,7 +123,7 @@ data: {{train: [{{path: {json.dumps(str(tmp_path / "images"))}}}]}}
 training: {{batch_size: 4, precision: fp32, device: cpu}}
 """  # noqa: E501
     recipe = recipe_from_yaml(text, name="test")
-    data = task_of(recipe).training_data(TrainingStart(recipe=recipe), SILENT_WORK)
+    data = task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
     trained = data.samples.examples(0, np.arange(len(data.samples)))
     given = GivenExample(image=tmp_path / "images" / "a" / "00.png")
     sample, context = task_of(recipe).sample_of(data.recipe, (None, None), given)

@@ -11,7 +11,8 @@ from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.nn.classification_heads import POOLING_MEANINGS
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.trace import Step, Trace, check_shape, empty_inputs, trace_shapes, value_of
+from tformer.workflows.inspect.tensors import check_shape, value_of
+from tformer.workflows.inspect.trace import Step, Trace, empty_inputs, trace_shapes
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11

@@ -230,7 +230,7 @@ def diagnosis_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         products = ", ".join(f"{name} {amount(rate, 'FLOP/s')}" for name, rate in rates["flops_per_second"].items())
         yield "speed", f"{rates['device']}: {products}; reads {amount(rates['bytes_per_second'], 'B/s')}"
     if found["environment"]:
-        yield "set", ", ".join(f"{name}={value}" for name, value in found["environment"].items())
+        yield "settings", ", ".join(f"{name}={value}" for name, value in found["environment"].items())
     for text in found["advice"]:
         yield "advice", text
 

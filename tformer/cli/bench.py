@@ -171,7 +171,7 @@ def _measure_speed(options: SpeedOptions) -> None:
         emit("")
         emit_lines(lines(rows))
     if options.out is not None:
-        show_notes([f"written to {options.out}"])
+        show_notes([f"wrote {options.out}"])
     _require_one(rows)
 
 
@@ -230,7 +230,7 @@ def attention(options: AttentionOptions) -> None:
         emit("")
         emit_lines(f"- {text}" for text in lines(bench, rows, ceilings))
     if options.out is not None:
-        show_notes([f"written to {options.out}"])
+        show_notes([f"wrote {options.out}"])
     _require_one(rows)
 
 

@@ -256,7 +256,7 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
 
 def _page(subject: Subject, traces: Mapping[str, Trace], example: Mapping[str, Any] | None) -> str:
     from tformer.viz.shapes import render
-    from tformer.workflows.inspect.trace import NAMES
+    from tformer.workflows.inspect.tensors import NAMES
 
     return render(
         {title: trace.to_json() for title, trace in traces.items()},
@@ -314,7 +314,7 @@ def _write(lines: list[str], document: Any, options: InspectOptions, page: str |
         wants_json = path.suffix == ".json"
         content = json.dumps(document, ensure_ascii=False, indent=1) if wants_json else "\n".join(map(visible, lines))
         write_output(Output("json" if wants_json else "terminal", path), page or content + "\n")
-        show_notes([f"written: {path}"])
+        show_notes([f"wrote {path}"])
     if options.json:
         emit_json(document)
     elif path is None:

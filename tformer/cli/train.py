@@ -43,11 +43,11 @@ def train(options: TrainOptions) -> None:
     elif options.dry_run:
         from tformer.tasks.example import example_lines
 
+        emit(summary["recipe_yaml"].rstrip())  # first: on a terminal it would scroll the rest away
         memory = (f"{name.removesuffix('_bytes')} {mebibytes(size)} MiB" for name, size in summary["memory"].items())
-        console.print(f"memory: {', '.join(memory)}")
+        console.print(f"\nmemory: {', '.join(memory)}")
         batch = ", ".join(f"{name} {value}" for name, value in summary["batch"].items())
         console.print(f"one batch: {batch}", markup=False)
-        show_notes(["", "its first example", *example_lines(summary["example"], width=message_width()), ""])
-        emit(summary["recipe_yaml"].rstrip())
+        show_notes(["", "its first example", *example_lines(summary["example"], width=message_width())])
     else:
         emit(summary["run"])

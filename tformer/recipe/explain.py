@@ -36,7 +36,7 @@ ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 
 @dataclass(frozen=True)
 class Explanation:
-    """One key; several of one path when kinds differ in its type, default or meaning.
+    """What is known of one key. A path has several when kinds differ in its type, default or meaning.
 
     Attributes:
         kinds: the kinds that have the key; empty: it belongs to no kind.

@@ -31,7 +31,7 @@ def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[s
 
 
 def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
-    """`evaluate_model` for a loaded model, which may be prepared for inference and cannot be used otherwise after."""
+    """`evaluate_model` for a loaded model, which may be packed for inference: use it for nothing else afterwards."""
     device = next(loaded.model.parameters()).device
     # As in validation: activations in this format, weights in fp32 and cast on use.
     trained_in = loaded.recipe.training.precision

@@ -103,7 +103,7 @@ class Labelled(Task):
             work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
         work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
         if index is not None:
-            work.note(f"labels: {_listing(index.names)}")
+            work.note(f"labels {_listing(index.names)}")
         assert rows.labels is not None
         counts = (
             np.bincount(rows.labels, minlength=len(index.names))
@@ -286,4 +286,4 @@ def _resolved(recipe: Recipe, index: LabelIndex | None, first: LabelledSource, *
 
 
 def _listing(names: tuple[str, ...]) -> str:
-    return f"{len(names)}: {listed(names, MAX_LISTED_LABELS)}"
+    return f"({len(names)}): {listed(names, MAX_LISTED_LABELS)}"

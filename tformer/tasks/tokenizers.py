@@ -160,7 +160,7 @@ class Origin:
 
 
 def _trained(texts: Texts, options: TokenizerOptions, work: Work) -> Tokenizer:
-    """A tokenizer trained on the texts, or the one that was before, from the cache."""
+    """A tokenizer trained on the texts; the cached one where these texts and options were used before."""
     versions = [__version__, *(metadata.version(package) for package in TRAINERS)]
     parts = [versions, asdict(options), texts.fingerprint]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

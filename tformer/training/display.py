@@ -20,6 +20,9 @@ from tformer.formatting import clock, short_rate
 from tformer.tasks.base import Progress as WorkProgress
 from tformer.tasks.base import no_progress
 
+COLUMNS_OF_A_BAR = 110
+"""Columns of a terminal in which the bar and the figures share one line."""
+
 PLAIN_INTERVAL_SECONDS = 2.0
 """Minimum time between two training lines in a pipe."""
 
@@ -74,7 +77,7 @@ class TrainingDisplay:
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-                *((BarColumn(bar_width=16),) if self.console.width >= 80 else ()),
+                *((BarColumn(bar_width=16),) if self.console.width >= COLUMNS_OF_A_BAR else ()),
                 TextColumn("{task.fields[status]}", table_column=Column(overflow="fold")),  # wraps where it is narrow
                 console=self.console,
             )
@@ -144,7 +147,7 @@ class TrainingDisplay:
         terms = [f"{key.removesuffix('_loss')} {value:.4f}" for key, value in record.items() if key.endswith("_loss")]
         parts = [f"loss {loss}", *terms, f"lr {record['lr']:.2e}", f"{short_rate(rate)} {self.unit}/s"]
         if record.get("peak_share"):
-            parts.append(f"{100 * record['peak_share']:.0f} % of matmul peak")
+            parts.append(f"{100 * record['peak_share']:.0f} % of peak")
         done = record["step"] - self._first_step
         elapsed = time.monotonic() - self._began
         if done > 0 and record["step"] < self.max_steps:

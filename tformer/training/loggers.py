@@ -105,7 +105,7 @@ class TensorBoard(Logger):
 
 
 class WeightsAndBiases(Logger):
-    """A run of Weights & Biases. Its own variables hold (WANDB_MODE, WANDB_PROJECT); without a key it logs offline."""
+    """A run of Weights & Biases, which reads WANDB_MODE and WANDB_PROJECT; without a key it logs offline."""
 
     package = "wandb"
 
@@ -125,7 +125,7 @@ class WeightsAndBiases(Logger):
             config={**run.recipe, "environment": dict(run.environment)},
             settings=wandb.Settings(console="off", silent=True),
         )
-        # An own axis: wandb's may not go back, as a resumed run does to its checkpoint.
+        # An axis of our own: wandb's never goes back, as a resumed run does to its checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self.state = {"id": self._run.id}
@@ -217,7 +217,7 @@ def _is_installed(name: str) -> bool:
 
 
 class Loggers:
-    """The open loggers of a run. A logger that fails is closed to further calls, with one note."""
+    """The open loggers of a run. A logger that fails gets no further calls, and one note says so."""
 
     def __init__(
         self, names: Sequence[str], run: LoggedRun, note: Callable[[str], None], *, enabled: bool = True

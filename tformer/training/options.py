@@ -98,10 +98,17 @@ class TrainOptions:
         str | None, DATA("--target-column", help="Column of the target in a table."), Key("data.columns.target")
     ] = None
     vocabulary: Annotated[
-        str | None, DATA("--vocabulary", help="Pairs: joint (one tokenizer) or separate (one per side).")
+        str | None,
+        DATA("--vocabulary", metavar="joint|separate", help="Pairs: joint (one tokenizer) or separate (one per side)."),
     ] = None
     invalid_utf8: Annotated[
-        str | None, DATA("--invalid-utf8", help="Invalid UTF-8: strict (default) or replace."), Key("data.errors")
+        str | None,
+        DATA(
+            "--invalid-utf8",
+            metavar="strict|replace",
+            help="Invalid UTF-8: an error (strict, the default), or U+FFFD in its place.",
+        ),
+        Key("data.errors"),
     ] = None
     tokenizer: Annotated[
         Path | None, DATA("--tokenizer", help="A tokenizer.json; default: one is trained on the data.")
@@ -125,6 +132,7 @@ class TrainOptions:
         str | None,
         OPTIMIZATION(
             "--pooling",
+            metavar="cls|mean|max|eos",
             help="Classifiers: one vector per text from the first position (cls), the last (eos), or the mean or "
             "maximum of all (mean, max); padding never counts.",
         ),
@@ -134,12 +142,12 @@ class TrainOptions:
     resume: Annotated[bool, RUN("--resume", help="Continue the run in --out, or the newest one.")] = False
     max_steps: Annotated[
         int | None,
-        RUN("--max-steps", help="Total number of optimizer steps, in place of the preset's epochs."),
+        RUN("--max-steps", help="Total number of optimizer steps; replaces the preset's limits."),
         Key("training.max_steps"),
     ] = None
     max_epochs: Annotated[
         float | None,
-        RUN("--max-epochs", help="Passes over the training data, in place of the preset's steps."),
+        RUN("--max-epochs", help="Passes over the training data; replaces the preset's limits."),
         Key("training.max_epochs"),
     ] = None
     max_minutes: Annotated[
@@ -158,7 +166,12 @@ class TrainOptions:
         ),
     ] = ()
     dry_run: Annotated[
-        bool, RUN("--dry-run", help="Show recipe, parameters, estimated memory and one batch; do not train.")
+        bool,
+        RUN(
+            "--dry-run",
+            help="Show recipe, parameters, estimated memory, one batch and what the objective "
+            "does to its first example; do not train.",
+        ),
     ] = False
     as_json: Annotated[bool, RUN("--json", help="One JSON document on stdout.")] = False
     batch_size: Annotated[
@@ -192,6 +205,7 @@ class TrainOptions:
         str | None,
         OPTIMIZATION(
             "--distil",
+            metavar="soft|sequence",
             help="soft (default): learn the teacher's probabilities. sequence (encoder-decoders): learn the "
             "teacher's translations.",
         ),
@@ -199,11 +213,23 @@ class TrainOptions:
     ] = None
     precision: Annotated[
         str | None,
-        MACHINE("--precision", metavar="auto|fp32|bf16|fp16", help="Number format of the computation."),
+        MACHINE(
+            "--precision",
+            metavar="auto|fp32|bf16|fp16",
+            help="Number format of the computation; auto: the fastest here.",
+        ),
         Key("training.precision"),
     ] = None
-    device: Annotated[str | None, MACHINE("--device", metavar="auto|cpu|cuda[:i]"), Key("training.device")] = None
-    compile: Annotated[str | None, MACHINE("--compile", metavar="auto|on|off"), Key("training.compile")] = None
+    device: Annotated[
+        str | None,
+        MACHINE("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one."),
+        Key("training.device"),
+    ] = None
+    compile: Annotated[
+        str | None,
+        MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: on a GPU, for 200 steps or more."),
+        Key("training.compile"),
+    ] = None
 
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.

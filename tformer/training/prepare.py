@@ -16,6 +16,7 @@ from tformer.cost.memory import training_memory
 from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
+from tformer.formatting import plural
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of
@@ -86,9 +87,9 @@ def prepare(start: Start, work: Work) -> Prepared:
     if data.tokenizer is not None:
         work.note(f"tokenizer: {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
     if recipe.training.max_epochs is not None:
-        work.note(f"{recipe.training.max_epochs:g} epochs: {recipe.training.max_steps:,} steps at most")
+        work.note(f"{plural(recipe.training.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
     work.note(f"model: {num_parameters:,} parameters{_generator_note(recipe)}")
-    work.note(f"{precision.name} on {device}, {torch.get_num_threads()} threads: {precision.reason}")
+    work.note(f"{precision.name} on {device}, {plural(torch.get_num_threads(), 'thread')}: {precision.reason}")
     return Prepared(recipe, start, data, device, precision, num_parameters, minutes)
 
 

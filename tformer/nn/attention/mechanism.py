@@ -87,9 +87,9 @@ class StateBytes(NamedTuple):
 class OwnTap(NamedTuple):
     """A kind's own inner tensor.
 
-    symbols, meaning: shape letters (see `workflows.inspect.trace`) and meaning. inputs: names of the tensors it is made
-    of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place later
-    steps read this one.
+    symbols, meaning: shape letters (see `workflows.inspect.tensors`) and meaning. inputs: names of the tensors it is
+    made of. parameters: names of the kind's parameters in it; None: all. replaces: name of the tensor in whose place
+    later steps read this one.
     """
 
     symbols: tuple[str, ...]

@@ -196,7 +196,7 @@ def _read_texts(loaded: Loaded, given: Inputs) -> Reading:
 
 
 def _encoded(loaded: Loaded, given: Inputs, text2: str | None = None) -> tuple[EncodedText, tuple[str, ...]]:
-    """(the text or pair inside its template, notes); of what is too long, --max-tokens shows the beginning."""
+    """(the text or pair inside its template, notes); a text that is too long is cut to its beginning."""
     reader, text = TextReader.of_encoder(loaded.text_tokenizer), given.text or ""
     found = reader.encode(text, text2)
     if not found.ids:

@@ -5,7 +5,8 @@ Each function describes the taps of one module by name, and the rates at which t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -18,6 +19,29 @@ from tformer.nn.feedforward import FeedForward
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.positions.base import Positions
 from tformer.nn.positions.fixed import TabledPositions
+
+NAMES = {
+    "B": "examples",
+    "T": "positions",
+    "S": "source positions",
+    "D": "d_model",
+    "E": "embedding size",
+    "H": "heads",
+    "K": "key/value heads",
+    "h": "head size",
+    "v": "value size",
+    "F": "feed-forward size",
+    "V": "vocabulary",
+    "L": "labels",
+    "r": "projected keys",
+    "G": "global tokens",
+    "C": "channels",
+    "Y": "image height",
+    "X": "image width",
+    "P": "patch size",
+    "N": "patches",
+}
+"""Meanings of the letters of shapes. Letters side by side are a product, `+` a sum: `Hh+Kh+Kv`."""
 
 
 class Described(NamedTuple):
@@ -48,7 +72,7 @@ class Tensors(NamedTuple):
 
 
 def embedding_tensors(embedding: TokenEmbedding | PatchEmbedding, positions: Positions, at: str) -> Tensors:
-    """Those of an embedding; dropout comes before the projection, or else at the end."""
+    """The tensors of an embedding; dropout comes before the projection, or else at the end."""
     is_table = isinstance(embedding, TokenEmbedding)
     width = embedding.weight.shape[1] if is_table else embedding.weight.shape[0]
     e = "D" if embedding.project is None else "E"
@@ -95,7 +119,7 @@ def around(at: str, *, is_pre_norm: bool) -> dict[str, Described]:
 def attention_tensors(
     attention: MultiHeadAttention, positions: Positions | None, queries: str, keys: str, num_keys: int
 ) -> Tensors:
-    """Those of an attention. queries, keys: the letters of their positions."""
+    """The tensors of an attention. queries, keys: the letters of their positions."""
     sizes, mechanism = attention.sizes, attention.mechanism
     own = mechanism.shape_letters(num_keys)
     k = "H" if sizes.num_kv_heads == sizes.num_heads else "K"
@@ -182,7 +206,7 @@ def _scale(attention: MultiHeadAttention) -> str:
 
 
 def feedforward_tensors(module: FeedForward, at: str) -> Tensors:
-    """Those of a feed-forward network."""
+    """The tensors of a feed-forward network."""
     active = "activation of the gate, times the value" if module.gated else "after the activation"
     up = ("2F", "gate and value") if module.gated else ("F", "widened")
     described = {
@@ -202,7 +226,7 @@ LABELS: dict[LabelKind, tuple[tuple[str, ...], str]] = {
 
 
 def head_tensors(head: nn.Module) -> Tensors:
-    """Those of a head: its own, then labels and loss where it has a projection."""
+    """The tensors of a head: its own, then labels and loss where it has a projection."""
     own: dict[str, int] = {}
     dropout: dict[str, float] = {}
     loss = Described("loss", (), "one number, the mean over what has a label", ("logits", "labels"))
@@ -250,3 +274,22 @@ def head_tensors(head: nn.Module) -> Tensors:
             "labels": Described("labels", ("B", "T"), "1 where the token was replaced", ()),
         }
     return Tensors({**described, "loss": loss}, own, dropout)
+
+
+# --- letters ---------------------------------------------------------------------------------------------------------
+
+
+def value_of(symbol: str, sizes: Mapping[str, int]) -> int:
+    """The number of a symbol, such as `Hh+Kh+Kv`."""
+    return sum(math.prod(sizes[c] if c in sizes else int(c) for c in term) for term in symbol.split("+"))
+
+
+def check_shape(shape: Sequence[int], symbols: Sequence[str], sizes: Mapping[str, int], *, what: str) -> None:
+    """Fail if a tensor does not have the shape of its symbols."""
+    expected = [value_of(symbol, sizes) for symbol in symbols]
+    assert list(shape) == expected, f"{what}: found {list(shape)}, expected {list(symbols)} = {expected}"
+
+
+def shown(symbol: str) -> str:
+    """A symbol with dots between factors: `CPP` is C·P·P."""
+    return "+".join("·".join(term) for term in symbol.split("+"))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from tformer.formatting import amount
 from tformer.workflows.inspect import Node, Report, Trace, Verdict
-from tformer.workflows.inspect.trace import NAMES, ParameterUse, shown
+from tformer.workflows.inspect.tensors import NAMES, shown
+from tformer.workflows.inspect.trace import ParameterUse
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it

@@ -4,20 +4,15 @@ The model runs on the meta device, which gives every tensor's shape and no numbe
 second. Shapes are those of real tensors; a description that does not fit a tensor is a failed assertion. Scores and
 weights are those of the explicit path of attention; training never stores them.
 
-    B examples   T positions (of the decoder beside an encoder: of the target)   S positions of the source
-    D d_model    H heads    K key/value heads    h head size    v value size    F feed-forward size
-    V vocabulary    E embedding size    L labels    r projected keys (Linformer)    G global tokens (Longformer)
-    C channels   Y image height   X image width   P patch size   N patches
-
-Letters side by side are a product, `+` a sum: `Hh+Kh+Kv`. A tensor is named by its tap; the steps that training adds to
-a forward pass (dropout) change no shape and have the name of the tensor before them.
+The letters are those of `tensors.NAMES`; beside an encoder T counts the positions of the target. A tensor is named by
+its tap; the steps that training adds to a forward pass (dropout) change no shape and have the name of the tensor before
+them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -37,32 +32,12 @@ from tformer.workflows.inspect.tensors import (
     Tensors,
     around,
     attention_tensors,
+    check_shape,
     embedding_tensors,
     feedforward_tensors,
     head_tensors,
 )
 
-NAMES = {
-    "B": "examples",
-    "T": "positions",
-    "S": "source positions",
-    "D": "d_model",
-    "E": "embedding size",
-    "H": "heads",
-    "K": "key/value heads",
-    "h": "head size",
-    "v": "value size",
-    "F": "feed-forward size",
-    "V": "vocabulary",
-    "L": "labels",
-    "r": "projected keys",
-    "G": "global tokens",
-    "C": "channels",
-    "Y": "image height",
-    "X": "image width",
-    "P": "patch size",
-    "N": "patches",
-}
 PARTS = {"self_attention": "self-attention", "cross_attention": "cross-attention", "feedforward": "feed-forward"}
 
 
@@ -73,9 +48,6 @@ class ParameterUse:
     name: str
     shape: tuple[int, ...]
     tied: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "shape": list(self.shape), "tied": list(self.tied)}
 
 
 @dataclass(frozen=True)
@@ -94,18 +66,6 @@ class Step:
     inputs: tuple[str, ...] = ()
     parameters: tuple[ParameterUse, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "part": self.part,
-            "name": self.name,
-            "symbols": list(self.symbols),
-            "shape": list(self.shape),
-            "meaning": self.meaning,
-            "id": self.id,
-            "inputs": list(self.inputs),
-            "parameters": [parameter.to_json() for parameter in self.parameters],
-        }
-
     def looks(self) -> tuple[Any, ...]:
         """Everything but names of the layer; equal for steps of layers that can be folded."""
         parameters = [(parameter.shape, bool(parameter.tied)) for parameter in self.parameters]
@@ -120,9 +80,6 @@ class Section:
     layers: tuple[int, ...]
     steps: tuple[Step, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"title": self.title, "layers": list(self.layers), "steps": [step.to_json() for step in self.steps]}
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -132,7 +89,7 @@ class Trace:
     sections: tuple[Section, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"sizes": dict(self.sizes), "sections": [section.to_json() for section in self.sections]}
+        return asdict(self)
 
 
 def trace_shapes(
@@ -432,22 +389,3 @@ def _sections(seen: Sequence[Seen]) -> Iterator[Section]:
             inputs.setdefault(owner.id, {}).update({shown[each]: None for each in step.inputs})
     for section in found:
         yield replace(section, steps=tuple(replace(step, inputs=tuple(inputs[step.id])) for step in section.steps))
-
-
-# --- letters ---------------------------------------------------------------------------------------------------------
-
-
-def value_of(symbol: str, sizes: Mapping[str, int]) -> int:
-    """The number of a symbol, such as `Hh+Kh+Kv`."""
-    return sum(math.prod(sizes[c] if c in sizes else int(c) for c in term) for term in symbol.split("+"))
-
-
-def check_shape(shape: Sequence[int], symbols: Sequence[str], sizes: Mapping[str, int], *, what: str) -> None:
-    """Fail if a tensor does not have the shape of its symbols."""
-    expected = [value_of(symbol, sizes) for symbol in symbols]
-    assert list(shape) == expected, f"{what}: found {list(shape)}, expected {list(symbols)} = {expected}"
-
-
-def shown(symbol: str) -> str:
-    """A symbol with dots between factors: `CPP` is C·P·P."""
-    return "+".join("·".join(term) for term in symbol.split("+"))

@@ -131,7 +131,10 @@ SERVER = "from tformer.workflows.sweep.children import serve; serve()"
 
 @contextmanager
 def warm_process() -> Iterator[Start]:
-    """Start children by forking a warm process, which the first of them starts; by other means than on Linux."""
+    """A function that starts children: forked from a warm process, which begins with the first of them.
+
+    On other systems than Linux every child is started from scratch.
+    """
     if sys.platform != "linux":  # elsewhere system libraries do not survive a fork
         yield Process
         return
