@@ -135,11 +135,19 @@ def test_fill_masks_gives_the_candidates_of_the_command(masked: tformer.Run, cli
     assert [each.probability for each in candidates] == pytest.approx(
         [each["probability"] for each in document["masks"][0]], abs=1e-6
     )
+    assert masked.fill_masks(["the c[MASK]t"] * 2, top_k=3) == [[candidates]] * 2
 
 
 def test_a_cut_prompt_is_a_warning(lm: tformer.Run) -> None:
     with pytest.warns(UserWarning, match="context holds 32: only its end is read"):
         lm.generate("the cat " * 6, max_new_tokens=2)
+
+
+def test_a_cut_text_is_a_warning(classifier: tformer.Run) -> None:
+    for method in (classifier.classify, classifier.embed):
+        with pytest.warns(UserWarning, match="^2 texts are longer than 32 tokens and were cut$") as caught:
+            method(["the cat", "the cat " * 50, "a mat " * 50])
+        assert caught[0].filename == __file__
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------

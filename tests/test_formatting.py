@@ -49,3 +49,7 @@ def test_texts_are_cut_at_their_end_or_in_their_middle() -> None:
 
 def test_a_cell_has_no_tabs_and_no_line_breaks() -> None:
     assert formatting.as_cell("a\tb\nc\rd") == r"a\tb\nc\rd" and formatting.as_one_line("a\tb\nc") == "a\tb\\nc"
+
+
+def test_letters_of_east_asian_scripts_take_two_columns_and_combining_marks_none() -> None:
+    assert [formatting.columns_of(text) for text in ("", "ab", "東a", "e\u0301", "한글")] == [0, 2, 3, 1, 4]

@@ -278,9 +278,3 @@ def test_nothing_to_load_says_what_to_do(run: RunDirectory, tmp_path: Path) -> N
     with pytest.raises(InputError, match="there is no run") as caught:
         load(runs_dir=tmp_path / "none")
     assert "tformer train" in (caught.value.hint or "")
-
-
-def test_the_package_knows_only_its_names() -> None:
-    assert tformer.load.__module__ == "tformer.api" and tformer.__all__ == sorted(tformer.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'lod'"):
-        _ = tformer.lod

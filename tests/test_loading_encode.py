@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,31 @@ def test_a_classifier_gives_the_probabilities_of_the_command(cli: Callable[..., 
     assert max(document["probabilities"].values()) == pytest.approx(probability, abs=1e-4)
     with pytest.raises(InputError, match="only an encoder-decoder has a target side"):
         run.encode_target("a")
+
+
+@pytest.mark.parametrize(("heads", "ends"), [("{kind: classifier, num_labels: 2, pooling: eos}", True), ("", False)])
+def test_a_decoder_reads_the_end_of_a_text_only_where_training_adds_it(
+    cli: Callable[..., Any], tmp_path: Path, heads: str, ends: bool
+) -> None:
+    """A classifier reads the end of text, a body without a head a text that may go on; in pictures of attention too."""
+    from tformer.viz.attention.reading import Inputs, read
+
+    recipe = TAGGER.replace("encoder:", "decoder:").replace("[{kind: classifier, num_labels: 2}]", f"[{heads}]")
+    path = written(tmp_path, recipe, "gpt")
+    run = tformer.load(path)
+    ids, tokenizer = run.encode("a bad cab"), run.text_tokenizer
+    assert ids == [*tokenizer.encode("a bad cab"), *([tokenizer.special.eos] if ends else [])]
+    assert read(run, Inputs(text="a bad cab")).inputs["input_ids"].tolist() == [ids]
+    np.testing.assert_allclose(
+        run.embed("a bad cab", pooling="eos"), run.model(torch.tensor([ids])).hidden[0, -1].detach(), atol=1e-5
+    )
+    if ends:
+        document = json.loads(cli("classify", path, "--text", "a bad cab", "--json").out)
+        expected = run.model(torch.tensor([ids])).logits.softmax(-1).max().item()
+        assert max(document["probabilities"].values()) == pytest.approx(expected, abs=1e-4)
+    else:
+        with pytest.raises(InputError, match="reads one text, not pairs"):
+            read(run, Inputs(text="a", text2="b"))
 
 
 def test_decode_reverses_encode(tmp_path: Path) -> None:

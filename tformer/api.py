@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, overload
@@ -188,17 +189,22 @@ class Run(Loaded):
             )
         return self._answers("translate", text, options)
 
-    def fill_masks(self, text: str, **options: Any) -> list[list[Candidate]]:
+    @overload
+    def fill_masks(self, text: str, **options: Any) -> list[list[Candidate]]: ...
+    @overload
+    def fill_masks(self, text: Sequence[str], **options: Any) -> list[list[list[Candidate]]]: ...
+    def fill_masks(self, text: str | Sequence[str], **options: Any) -> Any:
         """For each [MASK] of the text the most probable tokens (`tformer generate` with a masked language model)."""
+        texts, is_one = _as_list(text)
         if not fills_masks(self):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
         with flags_as_keywords(), _kernels_restored():
             chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
             top = candidates_of_a_mask(chosen)
-            chosen = replace(chosen, prompt=text)
             chosen.check()
             [loaded] = self._decoders(chosen)
-            return fill_mask(loaded.model, loaded.text_tokenizer, text, top=top)
+            filled = [fill_mask(loaded.model, loaded.text_tokenizer, each, top=top) for each in texts]
+        return filled[0] if is_one else filled
 
     def _answers(self, caller: str, texts: str | Sequence[str], keywords: dict[str, Any]) -> Answer | list[Answer]:
         with flags_as_keywords(), _kernels_restored():
@@ -259,6 +265,7 @@ class Run(Loaded):
                 scores_NL = classifier.classify_images([Path(place) for place in each])
             else:
                 scores_NL = classifier.classify(_pairs(each))
+                _warn_of_long(classifier.truncated, classifier.seq_len)
             form = AnswerFormat.of(classifier, chosen)
             answers = [Classification(**form.document(row_L)) for row_L in classifier.probabilities(scores_NL)]
         return answers[0] if is_one else answers
@@ -275,7 +282,7 @@ class Run(Loaded):
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
             if self.recipe.model.patches is None:
-                vectors_ND = embed_texts(loaded, _pairs(each), chosen)
+                vectors_ND = embed_texts(loaded, _pairs(each), chosen, on_cut=partial(_warn_of_long, stacklevel=4))
             else:
                 vectors_ND = embed_images(loaded, [Path(place) for place in each], chosen)
         return vectors_ND[0] if is_one else vectors_ND
@@ -458,6 +465,11 @@ def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, An
     one_of_each = {second is None: (first, second) for first, second in _pairs(inputs)}
     for text, text2 in one_of_each.values():
         yield {"text": text, "text2": text2}
+
+
+def _warn_of_long(count: int, length: int, *, stacklevel: int = 3) -> None:
+    if count:
+        warnings.warn(f"{count:,} texts are longer than {length} tokens and were cut", stacklevel=stacklevel)
 
 
 def _warn_of_cut(number: int, length: int, limit: int) -> None:

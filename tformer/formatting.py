@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+TOKEN_SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
+"""Signs for the white space of a token, where tokens are shown one by one."""
 
 
 def finite_or_none(value: Any) -> Any:
@@ -128,6 +131,12 @@ def shortened(text: str, limit: int, ending: str = "...") -> str:
 def fitted(text: str, width: int, ending: str = "...") -> str:
     """The text in at most `width` characters: where it is longer, its end is replaced by the ending."""
     return text if len(text) <= width else text[: width - len(ending)] + ending
+
+
+def columns_of(text: str) -> int:
+    """Columns of a terminal that the text takes: letters of East Asian scripts take two, combining marks none."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" and not unicodedata.combining(letter) for letter in text)
+    return len(text) + wide - sum(unicodedata.combining(letter) > 0 for letter in text)
 
 
 def without_middle(text: str, width: int) -> str:

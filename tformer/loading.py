@@ -94,10 +94,14 @@ class Loaded:
 
 def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
     """How a recipe's model reads a text, or a source; `tokenizer` has the recipe's special ids."""
-    writes = "lm" in _heads(recipe)
-    reads = TextReader.of_prompts if writes and recipe.model.encoder is None else TextReader.of_encoder
-    lengths: dict[str, Any] = {**_lengths(recipe, recipe.data.seq_len), **({"pair": None} if writes else {})}
-    return replace(reads(tokenizer), **lengths, truncation=recipe.data.truncation)
+    reader = TextReader.of_prompts(tokenizer) if reads_prompts(recipe) else TextReader.of_encoder(tokenizer)
+    reader = replace(reader, **_padding(recipe), max_length=recipe.seq_len, truncation=recipe.data.truncation)
+    return replace(reader, pair=None) if "lm" in _heads(recipe) else reader
+
+
+def reads_prompts(recipe: Recipe) -> bool:
+    """Whether a recipe's model reads texts that may go on: a decoder alone, without a head over labels."""
+    return recipe.model.encoder is None and all(head.label_kind is None for head in recipe.model.heads)
 
 
 def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
@@ -109,16 +113,12 @@ def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
         raise InputError("only an encoder-decoder has a target side, this model has one stack")
     ends = decoder_tokens_of(recipe, tokenizer)
     reader = TextReader.of_target(tokenizer, ends.prefix, ends.eos)
-    return replace(reader, **_lengths(recipe, recipe.data.target_seq_len or recipe.data.seq_len))
+    return replace(reader, **_padding(recipe), max_length=recipe.target_seq_len)
 
 
-def _lengths(recipe: Recipe, seq_len: int | None) -> dict[str, Any]:
-    side = "left" if recipe.data.padding == "left" else "right"
-    return {
-        "max_length": seq_len or recipe.model.max_seq_len,
-        "padding_side": side,
-        "pad_to": recipe.data.pad_to,
-    }
+def _padding(recipe: Recipe) -> dict[str, Any]:
+    """As in training; on the right where training pads at random."""
+    return {"padding_side": "left" if recipe.data.padding == "left" else "right", "pad_to": recipe.data.pad_to}
 
 
 def load(

@@ -40,6 +40,15 @@ def test_only_the_called_command_is_imported() -> None:
     assert modules & set(found) == {"tformer.cli.plot"}
 
 
+def test_help_shows_no_type_beside_a_flag_without_a_value(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = cli("doctor", "--help").out
+    assert "--clean" in shown and "<bool>" not in shown
+    assert "<float>" in cli("train", "--help").out, "a flag with a value has its type"
+
+
 @pytest.mark.parametrize("words", [(), ("bench",), ("runs",), ("config",)])
 def test_help_without_a_command_ends_with_words(cli: Callable[..., Any], words: tuple[str, ...]) -> None:
     done = cli(*words)

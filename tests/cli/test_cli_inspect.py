@@ -110,6 +110,12 @@ def test_an_unwritable_file_is_exit_3(cli: Cli, tmp_path: Path) -> None:
     assert outcome.code == 3 and outcome.err.startswith("error: "), outcome.err
 
 
+def test_sizes_that_follow_another_width_are_noted(cli: Cli, random_run: Path) -> None:
+    for model in (("--arch", "gpt", "--preset", "tiny"), (random_run,)):
+        found = json.loads(cli("inspect", *model, "--set", "model.d_model=64", "--json").out)
+        assert any("follows d_model" in note and "feedforward.d_ff" in note for note in found["notes"]), found["notes"]
+
+
 def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--json")
     found = json.loads(outcome.out)
@@ -121,7 +127,7 @@ def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> No
 def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
     assert outcome.code == 0 and "1×2×6×6" in outcome.out, outcome.out + outcome.err
-    assert "input   a b c ▁ f e\nlabels  b c ▁ f e d\n" in outcome.out, "six inputs, each with its label"
+    assert "input   a b c ␣ f e\nlabels  b c ␣ f e d\n" in outcome.out, "six inputs, each with its label"
     outcome = cli("inspect", random_run, "--shapes", "--text", "a" * 40)
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")

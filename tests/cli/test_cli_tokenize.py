@@ -170,7 +170,7 @@ def test_the_template_can_be_left_out_and_special_tokens_read(cli: Cli, bert: Pa
 
 def test_plain_output_has_pieces_table_batch_and_decoded_text(cli: Cli, gpt: Path) -> None:
     found = lines(cli, gpt, "--text", "the cat\n")
-    assert found[2].replace("|", "") == "the␣cat\\n"
+    assert found[2].replace("|", "") == "the␣cat↵"
     assert any(line.startswith("decoded: the cat\\n") for line in found)
     assert any(line.startswith("attention_mask") for line in found)
 

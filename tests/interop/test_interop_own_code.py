@@ -155,6 +155,21 @@ def test_every_part_around_the_stack_is_computed_alike(
     assert_same_logits(report.path, tmp_path / "run", recipe["model"], report)
 
 
+def test_token_types_of_a_decoder_are_read_and_what_is_not_computed_is_an_error(tmp_path: Path) -> None:
+    recipe = gpt()
+    recipe["model"]["embedding"] = {"token_types": 2}
+    model, run = opened(exported(tmp_path, recipe)), load(tmp_path / "run")
+    given = {"input_ids": tokens(2, 9, vocabulary=12), "token_type_ids": (torch.arange(9) > 4).long().expand(2, 9)}
+    with torch.no_grad():
+        ours, theirs = run.model(**given).logits, model(**given).logits
+    assert (ours - theirs).abs().max() <= TOLERANCE * ours.abs().max()
+    found = [model.generate(**given, max_new_tokens=5, do_sample=False, use_cache=cached) for cached in (True, False)]
+    assert torch.equal(*found)
+    for name in ("labels", "inputs_embeds", "position_ids", "output_hidden_states"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            model(**given, **{name: given["input_ids"]})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tie", [(True, True), (True, False), (False, True), (False, False)], ids=str)
 def test_tables_are_shared_as_in_the_recipe(tie: tuple[bool, bool], tmp_path: Path) -> None:

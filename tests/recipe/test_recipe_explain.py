@@ -56,6 +56,11 @@ def test_every_value_is_described_beside_its_own_field() -> None:
             assert is_section or name in described or name == "kind", f"{section.__name__}.{name}"
 
 
+def test_the_meaning_of_a_section_is_one_sentence_with_that_of_its_key() -> None:
+    [one] = explain("data.train")
+    assert one.meaning.endswith("`builtin:NAME`; empty: the built-in source of the objective")
+
+
 def test_a_default_is_that_of_the_recipe() -> None:
     written = recipe_to_data(load_recipe(arch="gpt", preset="tiny").recipe)
     [seed], [frozen] = explain("seed"), explain("optimizer.groups.0.frozen")

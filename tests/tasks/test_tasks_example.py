@@ -174,7 +174,7 @@ def test_padding_is_visible_in_tokens_and_mask() -> None:
         "masked_lm: predicts the masked tokens",
         "original: [CLS]a\\nb[SEP]",
         "",
-        "input   [CLS] ▁a [MASK] [SEP] [PAD] [PAD]",
+        "input   [CLS] ␣a [MASK] [SEP] [PAD] [PAD]",
         "labels  ·     ·  b      ·     ·     ·",
         "mask    positions 0-3 real, 4-5 padding",
     ]
@@ -189,7 +189,7 @@ def test_columns_stay_aligned_and_fit_the_width(width: int) -> None:
     lines = list(example_lines(document, width=width))
     assert max(len(line) for line in lines) <= width
     shown = [line.removeprefix("input").split() for line in lines if line.startswith("input")]
-    assert [cell for row in shown for cell in row] == [token.replace(" ", "▁") for token in tokens[:SHOWN_POSITIONS]]
+    assert [cell for row in shown for cell in row] == [token.replace(" ", "␣") for token in tokens[:SHOWN_POSITIONS]]
     assert lines[-2].startswith("... 5 more positions")
 
 

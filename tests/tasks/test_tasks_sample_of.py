@@ -135,11 +135,11 @@ training: {{batch_size: 4, precision: fp32, device: cpu}}
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("causal LM", GivenExample("a", target="b"), "--target: a causal language model does not read it"),
-        ("masked LM", GivenExample("a", text2="b"), "--text2: a masked language model"),
-        ("classes", GivenExample(image=Path("x.png")), "--image: a model of labelled examples does not read it"),
+        ("causal LM", GivenExample("a", target="b"), "--target: not read by a causal language model"),
+        ("masked LM", GivenExample("a", text2="b"), "--text2: not read by a masked language model"),
+        ("classes", GivenExample(image=Path("x.png")), "--image: not read by a model of labelled examples"),
         ("pairs", GivenExample("the cat"), "trained on pairs of texts"),
-        ("translation", GivenExample(target="the cat"), "--target: a model of pairs needs --text"),
+        ("translation", GivenExample(target="the cat"), "--target: --text is missing"),
         ("causal LM", GivenExample(""), "--text: found no tokens"),
         ("translation", GivenExample(""), "--text: found no tokens"),
         ("translation", GivenExample("the cat", target=""), "--target: found no tokens"),

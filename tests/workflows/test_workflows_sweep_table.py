@@ -92,6 +92,8 @@ def test_variants_within_noise_of_the_best_are_marked_with_it() -> None:
     close, worse = [*seeds("0.1", 6.31, 6.33), *seeds("0.2", 6.32, 6.34)], seeds("0.3", 7.0, 7.02)
     assert ["*" in row["loss"] for row in table_of([*close, *worse])] == [True, True, False]
     assert ["*" in row["loss"] for row in table_of(close)] == [False, False]  # all tie
+    [remark] = make_table(Plan(tasks=(LM,)), close).remarks()
+    assert remark.startswith("no variant is marked as the best: they differ by less than twice the standard error")
 
 
 def test_one_seed_marks_no_variant_and_the_table_says_why() -> None:

@@ -22,7 +22,7 @@ MAX_LENGTH = 2**24
 Threads = Annotated[
     int | None, HOW("--threads", help="CPU threads for tformer and its peers; default: PyTorch's choice.")
 ]
-Device = Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]")]
+Device = Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")]
 Compile = Annotated[bool, HOW("--compile", help="Run tformer through torch.compile.")]
 Repeats = Annotated[
     int, HOW("--repeats", help="Minimum number of timed rounds; short rounds are repeated for half a second.")

@@ -111,7 +111,10 @@ def newest_checkpoint(
         if usable(checkpoint):
             return checkpoint
     if saved:
-        raise InputError(f"no run under {runs_dir}/ suits this command ({len(saved)} have a checkpoint)")
+        raise InputError(
+            f"no run under {runs_dir}/ suits this command ({len(saved)} have a checkpoint)",
+            hint="tformer runs list shows what they are; name a run or a Hugging Face folder, or train one",
+        )
     if runs:
         raise InputError(
             f"no run under {runs_dir}/ has a checkpoint yet ({', '.join(run.name for run, _ in runs[:3])})",

@@ -1,10 +1,13 @@
-"""Help on a terminal that is too narrow for columns: each option on a line of its own, its meaning below it."""
+"""Help that fits: no type beside a flag without a value; a list in place of tables on a narrow terminal.
+
+In the list each option has a line of its own, and its meaning stands below it.
+"""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,15 +21,23 @@ INDENT = "  "
 
 def fit_help(command: Any, width: int) -> None:
     """Give a command of Typer, and its own commands, help for a terminal of this width."""
-    if width < COLUMNS_NEED:
-        for one in _with_subcommands(command):
-            one.format_help = partial(_print_help, one, width)
+    for one in _with_subcommands(command):
+        printing = partial(_print_help, one, width) if width < COLUMNS_NEED else one.format_help
+        one.format_help = partial(_hide_types_of_flags, one, printing)
 
 
 def _with_subcommands(command: Any) -> Iterator[Any]:
     yield command
     for inner in getattr(command, "commands", {}).values():
         yield from _with_subcommands(inner)
+
+
+def _hide_types_of_flags(command: Any, printing: Callable[..., None], context: Any, formatter: Any) -> None:
+    """Print the help without typer's `<bool>`, which looks like a value that a flag takes."""
+    for parameter in command.get_params(context):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    printing(context, formatter)
 
 
 def _print_help(command: Any, width: int, context: Any, formatter: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
 from tformer.errors import InputError, visible
-from tformer.formatting import as_cell
+from tformer.formatting import TOKEN_SIGNS, as_cell
 from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
 MOST_DETAILED = 200  # tokens that the plain output shows one by one; of more it shows the pieces only
-MARKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
 
@@ -232,7 +231,7 @@ def _show_reading(subject: Subject, reading: Reading, *, number: int | None) -> 
     for token in document["tokens"]:
         characters = "" if token["special"] else f"{token['start']}-{token['end']}"
         kind = "special" if token["special"] else ""
-        shown = [as_cell(token["piece"]), str(token["id"]), characters, token["text"].translate(MARKS)]
+        shown = [as_cell(token["piece"]), str(token["id"]), characters, token["text"].translate(TOKEN_SIGNS)]
         rows.append([visible(cell) for cell in [*shown, str(token["type"]), kind]])
     emit_lines(aligned(rows, right=("id", "type")))
     rate = document["bytes_per_token"]
@@ -249,7 +248,7 @@ def _show_pieces(subject: Subject, tokens: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    pieces = [visible(token["text"].translate(MARKS)) for token in tokens]
+    pieces = [visible(token["text"].translate(TOKEN_SIGNS)) for token in tokens]
     if not console.is_terminal or console.no_color:
         emit("|".join(pieces))
         return
@@ -286,5 +285,5 @@ def _show_totals(documents: Sequence[dict[str, Any]]) -> None:
 
 
 def _show_decoded(document: dict[str, Any]) -> None:
-    pieces = "|".join(piece.translate(MARKS) for piece in document["pieces"])
+    pieces = "|".join(piece.translate(TOKEN_SIGNS) for piece in document["pieces"])
     emit_lines([f"{document['path']}: {pieces}", as_cell(document["text"])])

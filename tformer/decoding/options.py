@@ -184,7 +184,9 @@ class GenerateOptions:
         Use.SEARCH,
     ] = ()
 
-    temperature: Annotated[float | None, SAMPLING("--temperature", help="0: greedy."), Use.SAMPLE, Neutral(0)] = None
+    temperature: Annotated[
+        float | None, SAMPLING("--temperature", help="Divisor of the logits; 0: greedy."), Use.SAMPLE, Neutral(0)
+    ] = None
     top_k: Annotated[
         int | None,
         SAMPLING("--top-k", help="Keep the K most probable tokens; 0: all. For a [MASK]: how many to show (5)."),

@@ -55,11 +55,17 @@ class EmbedOptions:
         check_quantize(self.quantize, self.precision)
 
 
-def embed_texts(loaded: Loaded, texts: Sequence[Text], options: EmbedOptions) -> np.ndarray:
-    """fp32 [N, D]: a vector for each text, or pair of texts, in order. Longer ones than in training are cut."""
-    reader = loaded.reader
+def embed_texts(
+    loaded: Loaded, texts: Sequence[Text], options: EmbedOptions, *, on_cut: Callable[[int, int], None]
+) -> np.ndarray:
+    """fp32 [N, D]: a vector for each text, or pair of texts, in order.
+
+    on_cut: called with (number of texts that are longer than in training, that length in tokens). They are cut.
+    """
+    reader, seq_len = loaded.reader, loaded.recipe.seq_len
     encoded = [reader.encode(text, text2, cut=True) for text, text2 in texts]
-    samples = GivenSamples(encoded, loaded.recipe.seq_len, np.array([len(text.ids) for text in encoded]))
+    on_cut(sum(text.num_cut > 0 for text in encoded), seq_len)
+    samples = GivenSamples(encoded, seq_len, np.array([len(text.ids) for text in encoded]))
     uses_types = loaded.recipe.model.embedding.token_types > 1
     # A decoder beside the encoder reads its start tokens only: its output is not used.
     start = torch.tensor([loaded.decoder_tokens.prefix]) if loaded.model.is_encoder_decoder else None

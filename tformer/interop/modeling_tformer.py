@@ -310,7 +310,7 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
         cache: Cache | None = None,
-        **unused: Any,
+        **of_generate: Any,
     ) -> BaseModelOutput:
         """attention_mask: 1 on real tokens of the cache and of `input_ids` [B, S]; None: everywhere."""
         length, past = input_ids.shape[1], 0 if cache is None else cache.get_seq_length()
@@ -324,11 +324,11 @@ class Stack(nn.Module):
         pos_BT = pos_BS[:, past:]
         visible = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
         if self.causal:
-            slots = torch.arange(keys, device=input_ids.device)
-            earlier = slots[None, :] <= slots[past:, None]
+            earlier = torch.ones(length, keys, dtype=torch.bool, device=input_ids.device).tril(past)
             visible = earlier if visible is None else visible & earlier
         memory_visible = None if memory_mask is None else memory_mask.bool()[:, None, None, :]
-        x = self.embedding(input_ids, token_type_ids, self.positions, pos_BT)
+        types_BT = None if token_type_ids is None else token_type_ids[:, -length:]
+        x = self.embedding(input_ids, types_BT, self.positions, pos_BT)
         shared = {"positions": self.positions, "pos": (pos_BT, pos_BS), "cache": cache}
         for layer, block in enumerate(self.blocks):
             x = block(x, visible, memory, memory_visible, layer=layer, **shared)
@@ -343,9 +343,8 @@ class VocabularyHead(nn.Module):
         stack, options = model[side], model["heads"][0]
         d_model = stack["d_model"]
         size = (model["embedding"]["size"] or d_model) if model["tie"]["output"] else d_model
-        vocab_size = (model["target_vocab_size"] if model["encoder"] and model["decoder"] else None) or model[
-            "vocab_size"
-        ]
+        both = model["encoder"] and model["decoder"]
+        vocab_size = (model["target_vocab_size"] if both else None) or model["vocab_size"]
         transform = options.get("transform", False)
         self.scale, self.softcap = options.get("scale", 1.0), options.get("softcap")
         self.fixnorm = model["embedding"]["fixnorm"] and model["tie"]["output"]
@@ -433,13 +432,15 @@ class TformerForCausalLM(TformerPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        **unused: Any,
+        return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast:
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        logits = self.head(self.decoder(input_ids, attention_mask, cache=past_key_values).last_hidden_state)
+        hidden = self.decoder(input_ids, attention_mask, token_type_ids, cache=past_key_values).last_hidden_state
+        logits = self.head(hidden)
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
@@ -455,7 +456,8 @@ class TformerForConditionalGeneration(TformerPreTrainedModel, GenerationMixin):
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        **unused: Any,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
     ) -> Seq2SeqLMOutput:
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, token_type_ids)
@@ -476,7 +478,7 @@ class TformerForMaskedLM(TformerPreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        **unused: Any,
+        return_dict: bool | None = None,
     ) -> MaskedLMOutput:
         logits = self.head(self.encoder(input_ids, attention_mask, token_type_ids).last_hidden_state)
         return MaskedLMOutput(logits=logits)
@@ -492,7 +494,7 @@ class TformerForSequenceClassification(TformerPreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        **unused: Any,
+        return_dict: bool | None = None,
     ) -> SequenceClassifierOutput:
         hidden = (self.encoder or self.decoder)(input_ids, attention_mask, token_type_ids).last_hidden_state
         return SequenceClassifierOutput(logits=self.head(hidden, attention_mask))

@@ -158,7 +158,8 @@ def _explain(path: str, section: type, name: str, field: SchemaField, kinds: tup
     inner = _sections_of(field)
     described = dict(field_descriptions(section)).get(name)
     about = _summary(inner[0] if inner else section) if len(inner) < 2 else ""
-    meaning = " ".join(filter(None, (about, described))) if inner else described or about
+    parts = (about.removesuffix("."), described) if inner and described else (described or about,)
+    meaning = "; ".join(filter(None, parts))
     sources = (described, about) if inner or described is None else (described, inspect.getdoc(section))
     papers = next((ids for text in sources if (ids := tuple(dict.fromkeys(ARXIV.findall(text or ""))))), ())
     return Explanation(

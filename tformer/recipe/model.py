@@ -25,7 +25,8 @@ from tformer.recipe.sections import Layers, NonNegative, Positive, Probability, 
 class Embedding(Section):
     """Token embeddings: `size` below d_model factorises them (ELECTRA), `scale` multiplies by sqrt(d_model)."""
 
-    size: Size | None = None  # null: d_model; smaller: factorised, with a projection to d_model
+    # width of the embeddings; null: d_model; smaller: factorised, with a projection to d_model
+    size: Size | None = None
     norm: bool = False  # normalise the sum of the embeddings
     dropout: Probability = 0.0  # dropout of the sum of the embeddings
     scale: bool = False  # multiply by sqrt(d_model), as in arXiv 1706.03762
@@ -48,12 +49,12 @@ def _full_unless_named(value: Any) -> Any:
 class Stack(Section):
     """An encoder or a decoder: `num_layers` blocks of attention and feed-forward."""
 
-    num_layers: Layers = 6  # blocks
-    num_heads: Size = 8  # attention heads
-    num_kv_heads: Size | None = None  # null: num_heads
-    head_dim: Size | None = None  # null: d_model / num_heads
-    value_dim: Size | None = None  # null: head_dim
-    d_model: Size | None = None  # null: model.d_model
+    num_layers: Layers = 6  # number of blocks
+    num_heads: Size = 8  # number of attention heads
+    num_kv_heads: Size | None = None  # heads of keys and values, each shared by several of queries; null: num_heads
+    head_dim: Size | None = None  # width of a head's queries and keys; null: d_model / num_heads
+    value_dim: Size | None = None  # width of a head's values; null: head_dim
+    d_model: Size | None = None  # width of this stack; null: model.d_model
     # positional encoding
     positions: Annotated[PositionOptions, Field(discriminator="kind")] = LearnedOptions()
     # who attends to whom, and how
@@ -63,7 +64,7 @@ class Stack(Section):
     feedforward: FeedForwardOptions = FeedForwardOptions()
     norm: NormOptions = NormOptions()
     final_norm: bool = True  # a norm after the last block
-    dropout: Probability = 0.0  # residual
+    dropout: Probability = 0.0  # dropout of each sublayer's output
     attention_dropout: Probability = 0.0  # dropout of attention weights
     activation_dropout: Probability = 0.0  # dropout after the activation of the feed-forward layer
     layerdrop: Probability | LayerDropOptions = 0.0  # probability of skipping a layer in training (arXiv 1909.11556)
@@ -87,7 +88,7 @@ class Patches(Section):
 
     image_size: Size = 224  # pixels per side
     size: Size = 16  # pixels per side of a patch
-    channels: Size = 3  # 1: grey, 3: colours
+    channels: Size = 3  # values per pixel; 1: grey, 3: colours
     cls: bool = True  # a learned first token, which the head may read
     stem: Literal["linear", "conv"] = "conv"  # shape of the stored weight: the product is the same
 
@@ -97,8 +98,8 @@ class Model(Section):
 
     d_model: Size = 512  # width of the residual stream
     max_seq_len: Positive = 512  # maximum number of tokens of a sequence
-    vocab_size: Positive | None = None  # null: the tokenizer's
-    target_vocab_size: Positive | None = None  # separate vocabularies only
+    vocab_size: Positive | None = None  # number of token ids; null: the tokenizer's
+    target_vocab_size: Positive | None = None  # number of the target's token ids, with separate vocabularies
     embedding: Embedding = Embedding()
     tie: Tie = Tie()
     encoder: Stack | None = None  # null: a decoder-only model

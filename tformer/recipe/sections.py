@@ -47,7 +47,7 @@ class SourceSpec(Section):
     target_path: str | None = None  # the other side of aligned files
     # share of a mixture; null everywhere: in proportion to the tokens, of pairs to their number
     weight: PositiveFloat | None = None
-    prefix: str = ""  # text-to-text tasks
+    prefix: str = ""  # text before every source
     task: str | None = None  # name in reports
 
 
@@ -58,22 +58,24 @@ class Data(Section):
     valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
     valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1  # share held out for validation
     columns: Columns = Columns()
-    errors: Literal["strict", "replace"] = "strict"  # invalid UTF-8
-    packing: Literal["concat", "documents", "none"] = "concat"  # none: one document per example, padded
+    # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place
+    errors: Literal["strict", "replace"] = "strict"
+    # how texts fill windows; none: one document per example, padded
+    packing: Literal["concat", "documents", "none"] = "concat"
     document_mask: bool = False  # packed documents do not see each other
     padding: Literal["right", "left", "random"] = "right"  # side of the padding; random: drawn for each text
-    pad_to: Literal["longest", "max"] = "longest"  # the longest of the batch, or always seq_len
-    seq_len: Positive | None = None  # null: model.max_seq_len
-    sort_window: NonNegative = 0  # examples sorted by length inside windows of this many; 0: not sorted
-    target_seq_len: Positive | None = None  # pairs: of the target; null: seq_len
-    overlong: Literal["drop", "truncate"] = "drop"  # of pairs longer than that
+    pad_to: Literal["longest", "max"] = "longest"  # width of a batch: its longest example, or always seq_len
+    seq_len: Positive | None = None  # maximum number of tokens of an example; null: model.max_seq_len
+    sort_window: NonNegative = 0  # examples are sorted by length inside windows of this many; 0: not sorted
+    target_seq_len: Positive | None = None  # pairs: maximum number of tokens of the target; null: seq_len
+    overlong: Literal["drop", "truncate"] = "drop"  # pairs longer than that: leave them out, or cut them
     max_length_ratio: PositiveFloat | None = None  # leave out pairs with a longer side of more times the tokens
     labels: tuple[str, ...] = ()  # names of the labels in order; empty: found in the data
-    label_separator: str = "|"  # between the labels of one example (multi_label)
+    label_separator: str = "|"  # what stands between the labels of one example (multi_label)
     truncation: Literal["head", "tail", "head_tail"] = "head"  # the part of a text longer than seq_len that is used
     # labelled examples without data.valid: hold out a fixed sample with every label's share, or the last ones
     valid_split: Literal["stratified", "last"] = "stratified"
-    image_mean: tuple[float, ...] = ()  # per channel, of values in [0, 1]; empty: the training images'
+    image_mean: tuple[float, ...] = ()  # mean per channel, of values in [0, 1]; empty: the training images'
     image_std: tuple[float, ...] = ()  # standard deviation per channel; empty: the training images'
     augment: tuple[Literal["shift", "flip", "crop"], ...] = ()  # random changes of training images
 
@@ -92,11 +94,11 @@ class Optimizer(Section):
 
     kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4  # maximum learning rate
-    adam_lr: PositiveFloat | None = None  # muon only; null: lr
+    adam_lr: PositiveFloat | None = None  # muon: the rate of all other parameters; null: lr
     betas: tuple[Probability, Probability] = (0.9, 0.95)  # decay of the moving averages
     eps: PositiveFloat = 1.0e-8  # added to the root of the second moment
     weight_decay: NonNegativeFloat = 0.1  # matrices only: never biases, gains and tables of one dimension
-    momentum: Probability = 0.95  # muon only
+    momentum: Probability = 0.95  # muon: momentum of the gradient
     clip_grad_norm: PositiveFloat | None = 1.0  # maximum norm of the gradient (arXiv 1211.5063); null: off
     groups: tuple[ParameterGroup, ...] = ()  # exceptions by name of the parameter
     # factor of the learning rate per layer, counted from the top (arXiv 1801.06146)
@@ -108,12 +110,13 @@ class Schedule(Section):
 
     kind: ScheduleName = "cosine"
     warmup_steps: NonNegative = 0  # steps in which the rate grows from 0 to lr
-    warmup_ratio: Probability = 0.0  # of the steps, where warmup_steps is 0
-    decay_steps: Positive | None = None  # null: training.max_steps
-    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd; of plateau too
+    warmup_ratio: Probability = 0.0  # share of the steps that warm up, where warmup_steps is 0
+    decay_steps: Positive | None = None  # step at which the rate reaches its floor; null: training.max_steps
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1  # floor of cosine, linear, wsd and plateau, as a share of lr
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd: the share of the steps in which it decays
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.8  # plateau
-    patience: NonNegative = 3  # plateau: validations without a better loss
+    # plateau: factor of the rate after too many validations without a better loss
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    patience: NonNegative = 3  # plateau: more validations than this without a better loss lower the rate
 
 
 class EarlyStopping(Section):
@@ -127,30 +130,31 @@ class Training(Section):
     """Length, batches, validation, checkpoints and precision of the training."""
 
     max_steps: Positive = 10000  # optimizer steps
-    max_epochs: PositiveFloat | None = None  # instead of max_steps, which then follows from the data
-    max_minutes: PositiveFloat | None = None  # save and stop after this time
-    batch_size: BatchSize | None = 32  # examples (or windows) per optimizer step and all processes, before grad_accum
-    batch_tokens: BatchSize | None = None  # instead of batch_size; of pairs the tokens of the longer side
+    max_epochs: PositiveFloat | None = None  # passes over the data, instead of max_steps, which then follows from them
+    max_minutes: PositiveFloat | None = None  # save and stop after so many minutes
+    batch_size: BatchSize | None = 32  # examples or windows in one micro-batch
+    # tokens in one micro-batch, instead of batch_size; of pairs those of the longer side
+    batch_tokens: BatchSize | None = None
     grad_accum: BatchSize = 1  # micro-batches per optimizer step
-    # null: once an epoch, but at most 20 times; without max_epochs at least every 500 steps
+    # steps between validations; null: once an epoch, but at most 20 times; without max_epochs at least every 500 steps
     eval_every: Positive | None = 500
-    save_every: Positive | None = 500  # null: with every validation
-    save_every_minutes: PositiveFloat | None = None  # also save after this time
+    save_every: Positive | None = 500  # steps between checkpoints; null: with every validation
+    save_every_minutes: PositiveFloat | None = None  # also save after so many minutes
     keep_last: Positive = 2  # number of checkpoints kept besides the best
     log_every: Positive = 10  # steps between log lines
-    sample_every: NonNegative | None = None  # null: with every validation; 0: never
+    sample_every: NonNegative | None = None  # steps between sample texts; null: with every validation; 0: never
     sample_prompt: str = ""  # beginning of the sample texts
     early_stopping: EarlyStopping | None = None  # null: off
     best_metric: Literal[
         "loss", "accuracy", "f1", "mcc", "pearson", "spearman", "bleu", "chrf", "sequence_accuracy"
     ] = "loss"  # decides which checkpoint is the best
     valid_beam_size: NonNegative = 1  # pairs: beam size of validation; 1: greedy, 0: no decoding
-    valid_sentences: Positive | None = None  # pairs: number of decoded ones; null: all
+    valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile
-    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None  # CPU threads; null: PyTorch's choice
 
     @model_validator(mode="after")
@@ -165,23 +169,25 @@ class Generation(Section):
     """Defaults of `tformer generate` for this model; flags override them."""
 
     max_new_tokens: BatchSize = 200  # maximum length of an output
-    temperature: NonNegativeFloat = 1.0  # 0: greedy
-    top_k: NonNegative = 0  # 0: off
+    temperature: NonNegativeFloat = 1.0  # divides the logits before sampling; 0: greedy
+    top_k: NonNegative = 0  # sample from this many most probable tokens; 0: off
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
     min_p: Probability = 0.0  # least probability, as a share of the highest (arXiv 2407.01082); 0: off
     repetition_penalty: PositiveFloat = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
     no_repeat_ngram: NonNegative = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
     min_new_tokens: NonNegative = 0  # minimum length of an output
-    at_limit: Literal["cut", "end"] = "cut"  # end: a text at its maximum length ends with eos, whose probability counts
+    # at the maximum length: cut the text, or end it with eos, whose probability counts
+    at_limit: Literal["cut", "end"] = "cut"
     length_margin: NonNegative | None = None  # encoder-decoders: maximum tokens beyond the source's
-    beam_size: Size = 1  # 1: no beam search
-    length_penalty: float = 1.0  # exponent A of the divisor
-    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"  # gnmt: arXiv 1609.08144; avg: length^A
+    beam_size: Size = 1  # hypotheses kept at every step; 1: no beam search
+    length_penalty: float = 1.0  # exponent A of the divisor of a log-probability; higher: longer texts
+    # divisor: gnmt ((5 + length)/6)^A (arXiv 1609.08144); avg length^A; none 1
+    length_penalty_type: Literal["gnmt", "avg", "none"] = "avg"
     coverage_penalty: NonNegativeFloat = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
     # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
     # than the worst finished one; exhaustive: none can score higher any more
     stopping: Literal["beam", "heuristic", "exhaustive"] = "beam"
-    beam_groups: Size = 1  # diverse beam search (arXiv 1610.02424); 1: off
+    beam_groups: Size = 1  # groups of diverse beam search (arXiv 1610.02424); 1: off
     diversity_penalty: NonNegativeFloat = 0.0  # subtracted from the score of tokens that an earlier group chose
     suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start
     stop: tuple[str, ...] = ()  # texts that end an output

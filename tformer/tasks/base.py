@@ -299,9 +299,9 @@ class GivenExample:
         for part in given:
             if part not in (needs, may):
                 options = f"--{needs}" + (f" and --{may}" if may else "")
-                raise InputError(f"--{part}: {reader} does not read it", hint=f"its examples are given by {options}")
+                raise InputError(f"--{part}: not read by {reader}", hint=f"its examples are given by {options}")
         if needs not in given:
-            raise InputError(f"--{given[0] if given else needs}: {reader} needs --{needs}")
+            raise InputError(f"--{given[0] if given else needs}: --{needs} is missing", hint=f"it is read by {reader}")
 
 
 class Task(ABC):

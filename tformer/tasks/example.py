@@ -7,7 +7,6 @@ of a sequence stand below each other, in columns.
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.encoding import token_text
 from tformer.errors import visible
-from tformer.formatting import as_cell, as_one_line, shortened
+from tformer.formatting import TOKEN_SIGNS, as_one_line, columns_of, shortened
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import Objective
 from tformer.tasks.base import Tokenizers
@@ -27,7 +26,6 @@ from tformer.tokenizer import Tokenizer
 SHOWN_POSITIONS = 48  # of a sequence, as lines of text
 SHOWN_CHARACTERS = 300  # of the original text
 NO_LABEL = "·"
-SPACE = "▁"  # the space before a word, as SentencePiece writes it
 HEADINGS = {
     "input_ids": "input",
     "decoder_input_ids": "decoder input",
@@ -134,7 +132,7 @@ def _side_lines(rows: Mapping[str, Any], width: int) -> Iterator[str]:
     left = max(map(len, cells)) + 2
     count = len(next(iter(cells.values())))
     shown = min(count, SHOWN_POSITIONS)
-    widths = [max(_columns(row[place]) for row in cells.values()) for place in range(shown)]
+    widths = [max(columns_of(row[place]) for row in cells.values()) for place in range(shown)]
     start = 0
     while start < shown:
         stop, used = start, left
@@ -142,7 +140,7 @@ def _side_lines(rows: Mapping[str, Any], width: int) -> Iterator[str]:
             used, stop = used + widths[stop] + 1, stop + 1
         yield ""
         for heading, row in cells.items():
-            padded = (row[place] + " " * (widths[place] - _columns(row[place])) for place in range(start, stop))
+            padded = (row[place] + " " * (widths[place] - columns_of(row[place])) for place in range(start, stop))
             yield f"{heading:<{left}}{' '.join(padded)}".rstrip()
         start = stop
     if shown < count:
@@ -168,10 +166,4 @@ def _cells(row: Any) -> list[str]:
 
 
 def _spelled(token: str) -> str:
-    return visible(as_cell(token.replace(" ", SPACE)))
-
-
-def _columns(text: str) -> int:
-    """Columns of a terminal that the text takes."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+    return visible(token.translate(TOKEN_SIGNS))

@@ -11,7 +11,7 @@ _SPEECH = "an encoder of audio"
 _STATE_SPACE = "state-space layers in place of attention"
 _GEMMA = "RMSNorm with gains 1 + w, embeddings scaled in the weights' number format"
 _IMAGES_AND_TEXT = "two towers, of images and of text, in one model"
-_TABLE = "a table of its tensors (tformer has its parts)"
+_TABLE = "a table of the names of its tensors (tformer has every part of the model)"
 
 LACKING: Mapping[str, str] = {
     "albert": "one layer shared by all (the weights of a layer used several times)",

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tformer.errors import InputError, visible
-from tformer.formatting import fitted
+from tformer.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind, Layer
@@ -37,7 +37,6 @@ SMALL = 160  # cells along a side of a small matrix; larger ones show the larges
 LABELLED = 64  # axes of at most so many tokens name each
 NAME_LENGTH = 18
 SMALLEST_LOG = 1e-4
-GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
 def paint_matrix(
@@ -125,7 +124,7 @@ def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -
 
 
 def _token_name(side: Side, place: int) -> str:
-    text = visible(side.tokens[place].translate(GLYPHS))
+    text = visible(side.tokens[place].translate(TOKEN_SIGNS))
     return fitted(text, NAME_LENGTH, "…")
 
 

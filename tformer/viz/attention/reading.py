@@ -27,7 +27,7 @@ from tformer.decoding.loaded import translator_of
 from tformer.decoding.prompts import suppressed_tokens
 from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
 from tformer.errors import InputError
-from tformer.loading import Loaded
+from tformer.loading import Loaded, reads_prompts
 from tformer.nn.embedding import PatchEmbedding
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.decoding import word_starts
@@ -145,9 +145,9 @@ def read(loaded: Loaded, given: Inputs) -> Reading:
         assert given.image is not None
         return _read_image(loaded, given.image)
     model = loaded.model
-    if model.encoder is None:
-        found = _read_prompt(loaded, given) if given.text2 is None else _read_texts(loaded, given)
-    elif model.decoder is None:
+    if reads_prompts(loaded.recipe):
+        found = _read_prompt(loaded, given)
+    elif not model.is_encoder_decoder:
         found = _read_texts(loaded, given)
     elif "lm" in model.heads:
         found = _read_translation(loaded, given)
@@ -172,7 +172,7 @@ def _check(loaded: Loaded, given: Inputs) -> None:
     if given.target is not None and (model.encoder is None or model.decoder is None or not writes):
         what = "a decoder-only model" if model.encoder is None else "a model that generates no text"
         raise InputError(f"--target: {path} is {what}", hint="give the whole text with --text")
-    if given.text2 is not None and writes:
+    if given.text2 is not None and (writes or reads_prompts(loaded.recipe)):
         hint = "give the whole text with --text" if model.encoder is None else "give the decoder's text with --target"
         raise InputError(f"--text2: {path} reads one text, not pairs", hint=hint)
     if given.max_new_tokens is not None and not writes:

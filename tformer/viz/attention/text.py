@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tformer.errors import visible
+from tformer.formatting import TOKEN_SIGNS, columns_of
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarise
 from tformer.viz.attention.weights import Attention, Kind
@@ -134,7 +134,6 @@ def _plain(value: object) -> object:
 # Shapes: T queries, S keys.
 
 
-GLYPHS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 LABEL_WIDTH = 14
 LINES = 48  # of a matrix; with more rows, they are drawn in blocks too
 LINKED = 24  # number of tokens with listed links
@@ -243,25 +242,19 @@ def _number(value: object) -> str:
 
 
 def _label(side: Side, place: int) -> str:
-    return visible(side.tokens[place].translate(GLYPHS))
+    return visible(side.tokens[place].translate(TOKEN_SIGNS))
 
 
 def _padded(text: str) -> str:
     """The text in exactly LABEL_WIDTH columns; letters of East Asian scripts take two."""
     kept, used = "", 0
     for letter in text:
-        size = _columns(letter)
+        size = columns_of(letter)
         if used + size > LABEL_WIDTH:
             kept, used = kept[:-1] + "…", LABEL_WIDTH
             break
         kept, used = kept + letter, used + size
     return " " * max(0, LABEL_WIDTH - used) + kept
-
-
-def _columns(letter: str) -> int:
-    if unicodedata.combining(letter):
-        return 0
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
 def _upright(names: Sequence[str], wide: int) -> list[str]:
@@ -270,7 +263,9 @@ def _upright(names: Sequence[str], wide: int) -> list[str]:
     lines = []
     for depth in range(height):
         letters = [name[depth] if depth < len(name) else " " for name in names]
-        lines.append(" " * (LABEL_WIDTH + 2) + "".join(letter + " " * (wide - _columns(letter)) for letter in letters))
+        lines.append(
+            " " * (LABEL_WIDTH + 2) + "".join(letter + " " * (wide - columns_of(letter)) for letter in letters)
+        )
     return lines
 
 

@@ -16,6 +16,7 @@ import torch
 
 from tformer.decoding.inference import inference
 from tformer.errors import InputError
+from tformer.formatting import plural
 from tformer.loading import Loaded
 from tformer.nn.attention import AttentionContext, Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
@@ -103,10 +104,10 @@ def check(loaded: Loaded, chosen: Chosen) -> tuple[Kind, ...]:
     kinds = chosen.kinds or has
     for kind in kinds:
         modules = modules_of(loaded, kind)
-        _check_range("--layers", chosen.layers, len(modules), f"the {NAMES[kind]} has {len(modules)} layers")
+        _check_range("--layers", chosen.layers, len(modules), f"the {NAMES[kind]} has {plural(len(modules), 'layer')}")
         shown = modules if chosen.layers is None else [modules[layer] for layer in chosen.layers]
         most = max(module.num_heads for module in shown)
-        _check_range("--heads", chosen.heads, most, f"the {NAMES[kind]} has {most} heads a layer")
+        _check_range("--heads", chosen.heads, most, f"the {NAMES[kind]} has {plural(most, 'head')} a layer")
     return kinds
 
 

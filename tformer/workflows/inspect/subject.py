@@ -155,10 +155,11 @@ def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recip
             sets=question.sets,
             device=question.device,
         )
-        return resolved.recipe, [note for note in resolved.notes if note.startswith("preset ")]
+        return resolved.recipe, resolved.choices
     name = str(checkpoint.path / "recipe.yaml")
     if question.sets:
-        return load_recipe(base_yaml=checkpoint.recipe_text, base_name=name, sets=question.sets).recipe, []
+        resolved = load_recipe(base_yaml=checkpoint.recipe_text, base_name=name, sets=question.sets)
+        return resolved.recipe, resolved.choices
     return recipe_from_yaml(checkpoint.recipe_text, name=name), []
 
 

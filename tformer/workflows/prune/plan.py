@@ -10,7 +10,7 @@ from tformer.errors import InputError
 from tformer.options import panel, require_at_most_one
 
 LAYERS, HEADS = panel("Layers"), panel("Heads")
-WAYS = "--keep-layers, --drop-layers, --keep or --rate, and --drop-heads"
+WAYS = "--keep-layers, --drop-layers, --keep, --rate or --drop-heads"
 
 Strategy = Literal["every-other", "search", "learned"]
 Stacks = Literal["encoder", "decoder", "both"]

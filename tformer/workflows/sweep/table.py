@@ -86,10 +86,10 @@ class Table:
             return []
         if all(stat.count == 1 for stats in rivals for stat in stats):
             return ["one seed: no variant is marked as the best, as a difference may be chance (--seeds 3 measures it)"]
-        return [
-            "bold: the best variant of a task, and those that tie with it, which means that they differ by less than "
-            "twice the standard error of the difference over the seeds; none, where all tie"
-        ]
+        noise = "by less than twice the standard error of the difference over the seeds"
+        if any(self._is_best(row, column) for row in self.rows for column in judged):
+            return [f"bold: the best variant of a task, and those that tie with it: they differ {noise}"]
+        return [f"no variant is marked as the best: they differ {noise}"]
 
     def _is_best(self, row: Row, column: Column) -> bool:
         """Whether the row ties with the best of its task; none does where all tie."""
