@@ -110,6 +110,12 @@ def test_an_unwritable_file_is_exit_3(cli: Cli, tmp_path: Path) -> None:
     assert outcome.code == 3 and outcome.err.startswith("error: "), outcome.err
 
 
+def test_sizes_that_follow_another_width_are_noted(cli: Cli, random_run: Path) -> None:
+    for model in (("--arch", "gpt", "--preset", "tiny"), (random_run,)):
+        found = json.loads(cli("inspect", *model, "--set", "model.d_model=64", "--json").out)
+        assert any("follows d_model" in note and "feedforward.d_ff" in note for note in found["notes"]), found["notes"]
+
+
 def test_a_run_is_read_with_its_own_vocabulary(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--json")
     found = json.loads(outcome.out)
@@ -126,6 +132,12 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     assert outcome.code == 2 and "--text has 40 tokens, the model reads 16" in outcome.err
     outcome = cli("inspect", random_run, "--shapes", "--text", "")
     assert outcome.code == 2 and "no tokens" in outcome.err
+
+
+def test_a_batch_of_an_example_takes_no_memory(cli: Cli, random_run: Path) -> None:
+    done = cli("inspect", random_run, "--shapes", "--text", "fed", "--batch-size", 10**9, "--json")
+    steps = {step["id"]: step for part in json.loads(done.out)["sections"] for step in part["steps"]}
+    assert done.code == 0 and steps["decoder.embedding.tokens"]["shape"] == [10**9, 2, 8]
 
 
 def test_a_page_of_shapes_holds_the_example_and_the_trace(cli: Cli, random_run: Path, tmp_path: Path) -> None:

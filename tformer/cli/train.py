@@ -6,7 +6,6 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
 from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
 from tformer.formatting import mebibytes
-from tformer.training.loggers import logger_names
 from tformer.training.options import TrainOptions
 
 EPILOG = examples(
@@ -21,6 +20,8 @@ EPILOG = examples(
 def train(options: TrainOptions) -> None:
     """Train a Transformer from scratch, fine-tune another run's weights, or resume a run."""
     options.recipe_values()  # raises what can be refused before torch is imported
+    from tformer.training.loggers import logger_names
+
     logger_names(options.log_to)
     with StopFlag() as stop:
 

@@ -39,11 +39,16 @@ POOLING = "model.heads.*.pooling"
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe with every value decided, the origin of each value by its dotted path, and notes for the user."""
+    """A recipe with every value decided, the origin of each value by its dotted path, and notes for the user.
+
+    Attributes:
+        choices: those of the notes that name values which no layer gives: the default preset, and what `followers` set.
+    """
 
     recipe: Recipe
     origins: dict[str, str]
     notes: list[str]
+    choices: list[str]
 
 
 def load_recipe(
@@ -107,8 +112,8 @@ def load_recipe(
     recipe = _validate(draft)
     raise_problems(list(contradictions(recipe)), lambda path: draft.origin_of(path).where)
     origins = {".".join(leaf): draft.origins.get(leaf, DEFAULT).label for leaf in leaves(recipe_to_data(recipe))}
-    chosen = [base.note] if base is not None and base.note is not None else []
-    return Resolved(recipe, origins, [*chosen, *followed, *notes(recipe)])
+    choices = [*([base.note] if base is not None and base.note is not None else []), *followed]
+    return Resolved(recipe, origins, [*choices, *notes(recipe)], choices)
 
 
 def recipe_from_yaml(text: str, *, name: str) -> Recipe:

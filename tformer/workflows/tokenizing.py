@@ -40,7 +40,7 @@ def open_subject(path: Path, *, checkpoint: str = "best", side: Side | None = No
 
     Raises InputError: nothing there, no tokenizer, a damaged file, or `side` for what has no sides.
     """
-    if path.is_file() and path.suffix == ".json":
+    if path.is_file():
         _require_no_side(path, side)
         return Subject(str(path), TextReader.of_tokenizer(Tokenizer.load(path)))
     # Reading runs needs torch, which takes a second to load.
