@@ -79,7 +79,7 @@ else:
 class FeedForwardOptions:
     """Two products with an activation between them, at each position (arXiv 1706.03762)."""
 
-    d_ff: int | None = None  # null: 4 * d_model
+    d_ff: int | None = None  # width of the hidden layer; null: 4 * d_model
     activation: ActivationName = "gelu"  # function between the two products
     gated: bool = False  # multiply by a second projection: GLU variants such as SwiGLU (arXiv 2002.05202)
     bias: bool = True  # biases of the projections

@@ -103,7 +103,7 @@ class InitOptions:
     std: float = 0.02  # standard deviation
     residual_scale: bool = True  # projections into the residual stream: std / sqrt(2 * num_layers), GPT-2
     zero_out: bool = False  # those projections start at zero instead
-    embedding_std: float | None = None  # null: std
+    embedding_std: float | None = None  # standard deviation of embeddings; null: std
     output_std: float | None = None  # an untied output projection; null: std; 0 allowed
 
     def __post_init__(self) -> None:

@@ -96,7 +96,7 @@ class DropHeadSchedule:
 
     rate: float  # rate at the last step
     start: float  # rate at the first step
-    warmup_steps: int | None = None  # null: those of the learning rate
+    warmup_steps: int | None = None  # steps from `start` down to 0; null: those of the learning rate
 
     def __post_init__(self) -> None:
         require_probability(rate=self.rate, start=self.start)

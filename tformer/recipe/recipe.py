@@ -61,7 +61,7 @@ class Teacher(Section):
 
     path: str | None = None  # a run, a checkpoint or a Hugging Face folder; null: no teacher
     kind: Literal["soft", "sequence"] = "soft"
-    temperature: PositiveFloat = 2.0  # of both models' predictions, where they are compared
+    temperature: PositiveFloat = 2.0  # divides both models' logits where they are compared
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels; 1 - alpha is that of the soft targets
     hidden: NonNegativeFloat = 0.0  # weight of the distance between hidden states; needs the teacher's width
     attention: NonNegativeFloat = 0.0  # weight of the divergence of attention weights; needs the teacher's heads

@@ -37,7 +37,7 @@ class Columns(Section):
     text2: str | int | None = None  # the second text of a pair
     label: str | int | None = None  # the label or score
     source: str | int | None = None  # the source of a translation
-    target: str | int | None = None  # its reference
+    target: str | int | None = None  # its reference: the right translation
 
 
 class SourceSpec(Section):
@@ -153,7 +153,7 @@ class Training(Section):
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
-    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile
+    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 200 steps or more
     device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None  # CPU threads; null: PyTorch's choice
 

@@ -381,7 +381,7 @@ class BigBirdOptions(ProjectionOptions):
     window_blocks: int = 3  # visible blocks around and with a query's own; odd
     global_blocks: int = 1  # number of first and of last blocks that see all and are seen by all (causal: first only)
     random_blocks: int = 3  # further blocks per block of queries, drawn once for every layer
-    seed: int = 0  # of the random blocks
+    seed: int = 0  # random seed of the random blocks
     # blocks: also where dense is faster; flex: FlexAttention on CUDA, elsewhere blocks
     implementation: Literal["auto", "blocks", "flex"] = "auto"
 

@@ -34,7 +34,7 @@ class ProjectionOptions(ABC):
     kind: str = ""
     qkv_bias: bool = True  # biases of the query, key and value projections
     out_bias: bool = True  # bias of the output projection
-    scale: Literal["auto"] | float = "auto"  # auto: 1/sqrt(head_dim); T5 uses 1.0
+    scale: Literal["auto"] | float = "auto"  # factor of the scores; auto: 1/sqrt(head_dim); T5 uses 1.0
     # RMS-normalise queries and keys per head. true: without gains; learned: with a gain for each coordinate (Qwen3)
     qk_norm: bool | Literal["learned"] = False
     qk_norm_eps: float = 1.0e-6  # added to the mean square of a head in qk_norm

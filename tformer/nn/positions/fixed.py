@@ -164,7 +164,7 @@ class Patch2dOptions:
 
     module: ClassVar = Patch2dPositions
     kind: Literal["patch2d"] = "patch2d"
-    base: float = 10000.0  # of the wavelengths
+    base: float = 10000.0  # base of the wavelengths
 
     def __post_init__(self) -> None:
         require_positive(base=self.base)
