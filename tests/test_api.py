@@ -436,7 +436,20 @@ MISTAKES = [
     ("lm", "evaluate", [], {"strid": 3}, "evaluate has no option 'strid'", "did you mean 'stride'"),
     ("lm", "evaluate", [["a", 3]], {}, "data[1]: found int, expected a dict, a tuple or a string", None),
     ("classifier", "evaluate", [["a text"]], {}, "data[0]: found 'a text', expected (text, label) or", None),
-    ("classifier", "evaluate", [[("a", "unknown")]], {}, "unknown label 'unknown'", None),
+    ("classifier", "evaluate", [[("a", "unknown")]], {}, "data[0]: unknown label 'unknown'", None),
+    ("lm", "generate", [None], {}, "the input: found None, expected a text", None),
+    ("lm", "generate", [b"a"], {}, "the input: found b'a', expected a text", None),
+    ("lm", "generate", [["a", 3]], {}, "input 1: found 3, expected a text", None),
+    ("lm", "generate", [{"a": 1}], {}, "the input: found {'a': 1}, expected a text", None),
+    ("masked", "fill_masks", [None], {}, "the input: found None, expected a text", None),
+    ("classifier", "classify", [None], {}, "the input: found None, expected a text, a pair", None),
+    ("classifier", "classify", [("a", "b", "c")], {}, "the input: found ('a', 'b', 'c'), expected", None),
+    ("classifier", "classify", [{"text": "a"}], {}, "the input: found {'text': 'a'}, expected a text", None),
+    ("lm", "embed", [["a", ("b", 3)]], {}, "input 1: found ('b', 3), expected a text", None),
+    ("lm", "score", ["a", None], {}, "the input: found None, expected a text", None),
+    ("lm", "encode", [None], {}, "text: found NoneType, expected a text", None),
+    ("lm", "decode", [[1.5]], {}, "ids: 'float' object cannot be interpreted as an integer", "whole numbers"),
+    ("lm", "decode", [[10**6]], {}, "ids: found 1000000, expected 0 to", None),
 ]
 
 
@@ -455,6 +468,24 @@ def test_a_mistake_is_one_clear_error(
         getattr(run, method)(*arguments, **options)
     assert message in caught.value.message and "--" not in caught.value.message and str(caught.value)
     assert "\n" not in caught.value.message and (hint is None or hint in (caught.value.hint or ""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ([3], {}, "path: found 3, expected a path"),
+        ([b"runs/x"], {}, "path: found b'runs/x'"),
+        (["x"], {"device": "tpu"}, "unknown device 'tpu'"),
+        (["x"], {"device": 0}, "device: found 0, expected auto, cpu, cuda"),
+        (["x"], {"dtype": "fp32"}, "dtype: found 'fp32', expected a torch.dtype"),
+        (["x"], {"which": 3}, "which: found 3, expected best, latest or step-N"),
+        (["nowhere"], {}, "nowhere does not exist"),
+    ],
+)
+def test_a_mistake_in_loading_is_one_clear_error(arguments: list[Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tformer.load(*arguments, **options)
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ import torch
 
 from tformer import loading
 from tformer.data.shards.caches import ROWS
-from tformer.data.sources.rows import is_path, keep_rows
+from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
 from tformer.decoding.fill_mask import Candidate, fill_mask
 from tformer.decoding.inference import inference_dtype, prepare_inference
 from tformer.decoding.lines import WINDOW_BATCHES, text_windows
@@ -311,18 +311,15 @@ class Run(Loaded):
         with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
-            work, are_rows = Work(), data is not None and not is_path(data)
+            work, names, are_rows = Work(), {}, data is not None and not is_path(data)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
                 data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), Work(cache_dir=Path(scratch))
+                names = {data: "data"}
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
-            try:
+            with rows_in_messages(names):
                 _, report = evaluate_loaded(self._copy(), chosen, work)
-            except InputError as error:
-                if are_rows:  # `data:3` for its third row
-                    error.message = error.message.replace(os.fspath(data), "data")
-                raise
         return report | {"data": "rows"} if are_rows else report
 
     # --- copies for inference -----------------------------------------------------------------------------------------
@@ -373,7 +370,17 @@ def load(
     kinds: Collection[str] | None = None,
 ) -> Run:
     """A run, a checkpoint or a Hugging Face folder as a `Run`. The arguments are those of `tformer.loading.load`."""
-    return _as_run(loading.load(path, device=device, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
+    for name, value, is_right, expected in (
+        ("path", path, path is None or is_path(path), "a path"),
+        ("device", device, isinstance(device, str | torch.device), "auto, cpu, cuda or a torch.device"),
+        ("dtype", dtype, dtype is None or isinstance(dtype, torch.dtype), "a torch.dtype"),
+        ("which", which, isinstance(which, str), "best, latest or step-N"),
+    ):
+        if not is_right:
+            raise InputError(f"{name}: found {value!r}, expected {expected}")
+    with flags_as_keywords():
+        place = resolve_device(device) if isinstance(device, str) else device
+        return _as_run(loading.load(path, device=place, dtype=dtype, which=which, runs_dir=runs_dir, kinds=kinds))
 
 
 def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options: Any) -> Run:
@@ -392,25 +399,27 @@ def train(data: Any = None, *, valid: Any = None, quiet: bool = False, **options
     """
     began = time.monotonic()
     if isinstance(options.get("set"), Mapping):
-        options["set"] = [f"{key}={json.dumps(value)}" for key, value in options["set"].items()]
+        options["set"] = [f"{key}={json.dumps(value, default=str)}" for key, value in options["set"].items()]
     with flags_as_keywords():
         given = {"data": data, "valid": valid}
-        paths = {name: _paths(value) for name, value in given.items()}
+        paths, names = {name: _paths(value) for name, value in given.items()}, {}
         if None in paths.values():
             known = {name: "-" if path is None else path for name, path in paths.items()}
             keys = task_of(find_recipe(_train_options(options | known))).row_keys
             folder = default_cache_dir() / ROWS
             for name in [name for name, path in paths.items() if path is None]:
-                paths[name] = [keep_rows(given[name], folder, keys=keys, name=name)]
+                kept = keep_rows(given[name], folder, keys=keys, name=name)
+                paths[name], names[kept] = [kept], name
         chosen = _train_options(options | paths)
         chosen.recipe_values()
-        summary = run_training(
-            chosen,
-            console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
-            progress=no_progress,
-            should_stop=never,
-            began=began,
-        )
+        with rows_in_messages(names):
+            summary = run_training(
+                chosen,
+                console=Console(stderr=True, soft_wrap=True, highlight=False, quiet=quiet),
+                progress=no_progress,
+                should_stop=never,
+                began=began,
+            )
         run = _as_run(loading.load(summary["run"], device=resolve_device(chosen.device or "auto")))
     return replace(run, summary=summary)
 
@@ -438,13 +447,15 @@ def _as_list(inputs: Any, one: tuple[type, ...] = (str,)) -> tuple[list[Any], bo
 
     Raises InputError for an input of another type.
     """
-    is_one = isinstance(inputs, one) or not isinstance(inputs, Iterable)
+    # Iterating over bytes gives numbers, over a dict or a data frame the names of columns.
+    is_no_list = isinstance(inputs, bytes | Mapping) or hasattr(inputs, "columns") or not isinstance(inputs, Iterable)
+    is_one = isinstance(inputs, one) or is_no_list
     each = [inputs] if is_one else list(inputs)
     for number, item in enumerate(each):
         is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
         if not isinstance(item, one) or (isinstance(item, tuple) and not is_pair):
             expected = "a text" if one == (str,) else "a text, a pair of texts or the path of an image"
-            found = shortened(repr(item), SHOWN_CHARACTERS)
+            found = shortened(" ".join(repr(item).split()), SHOWN_CHARACTERS)
             raise InputError(f"{'the input' if is_one else f'input {number}'}: found {found}, expected {expected}")
     return each, is_one
 

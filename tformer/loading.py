@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,25 @@ class Loaded:
         The special tokens of the model's template are among them; nothing is cut. Raises InputError for a pair where
         the model reads one text.
         """
+        _require_texts(text=text, text2="" if text2 is None else text2)
         return list(self.reader.encode(text, text2).ids)
 
     def encode_target(self, text: str) -> tuple[list[int], list[int]]:
         """(decoder_input_ids, labels) of a target text: the decoder reads the first and predicts the second."""
+        _require_texts(text=text)
         ids = target_reader(self.recipe, self.target_tokenizer).encode(text).ids
         return list(ids[:-1]), list(ids[1:])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids that the model wrote, without special tokens."""
-        return self.target_tokenizer.decode(ids)
+        """The text of ids that the model wrote, without special tokens. Raises InputError for what is no id."""
+        tokenizer = self.target_tokenizer
+        try:
+            numbers = [index(token) for token in ids]
+        except TypeError as error:
+            raise InputError(f"ids: {error}", hint="decode takes a list of whole numbers") from error
+        if wrong := [number for number in numbers if not 0 <= number < tokenizer.vocab_size]:
+            raise InputError(f"ids: found {wrong[0]}, expected 0 to {tokenizer.vocab_size - 1}")
+        return tokenizer.decode(numbers)
 
     @property
     def text_tokenizer(self) -> Tokenizer:
@@ -90,6 +100,12 @@ class Loaded:
         if self.tokenizer is None:
             raise InputError(f"{self.path} is a model of images: it reads no text")
         return self.tokenizer
+
+
+def _require_texts(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise InputError(f"{name}: found {type(value).__name__}, expected a text")
 
 
 def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:

@@ -85,10 +85,8 @@ def test_clean_removes_what_training_left_and_nothing_else(
     words = ("--data", text, "--set", "tokenizer.train.vocab_size=280", "--max-steps", 1, "--device", "cpu")
     small = ("--set", "model.d_model=8", "--set", "model.decoder.num_heads=1", "--set", "training.batch_size=2")
     assert cli("train", "--arch", "gpt", *words, *small, "--out", tmp_path / "run").code == 0
-    made = {path.name for path in home.iterdir() if not path.name.startswith(".")}
-    assert made and all(any(kind.fullmatch(name) for kind in KINDS.values()) for name in made), made
     (home / "rows").mkdir()
-    (home / "rows" / "given.jsonl").write_text("{}\n")  # of tformer.train: its run reads it again
+    (home / "rows" / "0123456789abcdef.jsonl").write_text("{}\n")  # of tformer.train: its run reads it again
     (home / "mine.txt").write_text("mine")
     (home / ("0" * 32)).symlink_to(tmp_path / "run")
     before = cache_sizes(home)
@@ -98,11 +96,25 @@ def test_clean_removes_what_training_left_and_nothing_else(
     assert {kind: size["bytes"] for kind, size in document["removed"].items()} == {
         kind: before[kind].bytes for kind in KINDS
     }
-    assert before["rows"].bytes == 3 and (home / "rows" / "given.jsonl").is_file()
+    assert before["rows"].bytes == 3 and (home / "rows" / "0123456789abcdef.jsonl").is_file()
     assert {path.name for path in home.iterdir()} == {"rows", "mine.txt", "0" * 32, ".lock"} and any(
         (tmp_path / "run").iterdir()
     )
     assert "nothing" in cli("doctor", "--clean").out
+
+
+def test_clean_never_removes_a_users_files_that_have_the_names_of_folders_of_the_cache(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = ["tokenizers/mine.json", "kernels/conv.c", f"{'a' * 32}/thesis.tex", "rows/0123456789abcdef.jsonl", "tokens"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "tokenizers" / f"{'b' * 32}.json").write_text("{}")
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path))
+    removed = json.loads(cli("doctor", "--clean", "--json").out)["removed"]
+    assert {kind: size["entries"] for kind, size in removed.items() if size["entries"]} == {"tokenizers": 1}
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == {*mine, ".lock"}
 
 
 def test_clean_leaves_translations_that_another_process_writes(tmp_path: Path) -> None:
@@ -117,6 +129,13 @@ def test_clean_leaves_translations_that_another_process_writes(tmp_path: Path) -
     assert left == [busy.name] and busy.exists() and not idle.exists() and removed["translations"].bytes == 2
     with busy.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".lock").mkdir()
+    monkeypatch.setenv("TFORMER_CACHE", str(tmp_path))
+    done = cli("doctor", "--clean")
+    assert done.code == 3 and done.err.startswith("error: cannot write") and "internal" not in done.err
 
 
 def test_no_cache_is_no_error(tmp_path: Path) -> None:

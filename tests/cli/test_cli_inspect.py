@@ -134,6 +134,12 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     assert outcome.code == 2 and "no tokens" in outcome.err
 
 
+def test_a_batch_of_an_example_takes_no_memory(cli: Cli, random_run: Path) -> None:
+    done = cli("inspect", random_run, "--shapes", "--text", "fed", "--batch-size", 10**9, "--json")
+    steps = {step["id"]: step for part in json.loads(done.out)["sections"] for step in part["steps"]}
+    assert done.code == 0 and steps["decoder.embedding.tokens"]["shape"] == [10**9, 2, 8]
+
+
 def test_a_page_of_shapes_holds_the_example_and_the_trace(cli: Cli, random_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "shapes.html"
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc", "-o", page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.data.sources.rows import is_path, keep_rows
+from tformer.data.sources.rows import is_path, keep_rows, rows_in_messages
 from tformer.errors import InputError
 
 KEYS = (("text", "label"), ("text", "text2", "label"))
@@ -41,6 +42,25 @@ class Frame:
 )
 def test_rows_become_lines_of_jsonl(data: Any, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     assert kept(data, tmp_path / "new" / "folder") == rows
+
+
+def test_dates_are_text(tmp_path: Path) -> None:
+    days = [{"day": datetime.date(2026, 11, 22), "at": datetime.datetime(2026, 11, 22, 10, 30)}]
+    assert kept(days, tmp_path) == [{"day": "2026-11-22", "at": "2026-11-22 10:30:00"}]
+
+
+def test_messages_name_the_row_in_place_of_the_line_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "0123.jsonl"
+    with pytest.raises(InputError) as caught, rows_in_messages({path: "valid"}):
+        raise InputError(f"{path}:12: the label is empty ({path})")
+    assert caught.value.message == str(caught.value) == "valid[11]: the label is empty (valid)"
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    frame = Frame()
+    frame.columns = ("text", "label", "text")  # type: ignore[assignment]
+    with pytest.raises(InputError, match="data: two columns have the name 'text'"):
+        keep_rows(frame, tmp_path, keys=KEYS, name="data")
 
 
 def test_a_string_is_a_tuple_of_one_value(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_the_list_has_every_key_outside_lists_once() -> None:
         ("lr", "did you mean 'optimizer.lr'?"),
         ("model.encodr", "did you mean 'encoder'?"),
         ("model.encoder.norm.plce", "did you mean 'place'?"),
-        ("seed.more", "known: "),
+        ("seed.more", "it is a value and has no keys: tformer config explain seed"),
         ("0", "a dotted path"),
     ],
 )

@@ -225,9 +225,11 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
     document: dict[str, Any] = {"name": subject.name}
     lines: list[str] = []
     if example is not None:
-        batch, document["example"] = given_batch(subject, example, batch_size)
+        batch, document["example"] = given_batch(subject, example)
         lines = [*example_lines(document["example"], width=width), ""]
-        inputs = batch.to("meta").model_inputs()
+        given = batch.to("meta").model_inputs()
+        _refuse_many_scores(batch_size, max(one.shape[1] for one in given.values()))
+        inputs = {name: one.new_empty((batch_size, *one.shape[1:])) for name, one in given.items()}
     else:
         sizes = _lengths(question, subject)
         _refuse_many_scores(batch_size, max(sizes.values()))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tformer.workflows.tokenizing import Reading, Subject
 
 INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
+MOST_PADDED = 2**20  # tokens of a text that is padded to a given length
 MOST_DETAILED = 200  # tokens that the plain output shows one by one; of more it shows the pieces only
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
@@ -90,6 +91,18 @@ class TokenizeOptions:
             raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
         if self.max_length is not None and self.max_length < 1:
             raise InputError(f"--max-length must be at least 1, found {self.max_length}")
+        if self.pad == "max" and self.max_length is not None and self.max_length > MOST_PADDED:
+            raise InputError(f"--max-length with --pad max must be at most {MOST_PADDED:,}, found {self.max_length:,}")
+        of_texts = {
+            "--no-template": self.no_template,
+            "--special": self.special,
+            "--max-length": self.max_length,
+            "--truncation": self.truncation,
+            "--pad": self.pad,
+            "--padding-side": self.padding_side,
+        }
+        if self.ids is not None and (given := [flag for flag, value in of_texts.items() if value]):
+            raise InputError(f"{given[0]} is for texts, and --ids decodes ids")
         if not self.text and self.input_path is None and self.ids is None and sys.stdin.isatty():
             raise InputError("there is no text", hint="give --text TEXT, --input FILE or --ids IDS, or pipe text in")
 

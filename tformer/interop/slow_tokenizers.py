@@ -38,7 +38,7 @@ BYTE_BPE_CLASSES = {
 }
 JSON_HINT = (
     "in an environment with transformers: "
-    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; or name one with --tokenizer FILE"
+    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; import takes --tokenizer FILE"
 )
 
 

@@ -29,7 +29,7 @@ SENTENCEPIECE_SUFFIXES = (".model", ".spm")
 MARIAN_FILES = ("source.spm", "target.spm")
 SENTENCEPIECE_HINT = (
     "in an environment with transformers and sentencepiece: "
-    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; or name one with --tokenizer FILE"
+    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json; import takes --tokenizer FILE"
 )
 MARIAN_HINT = (
     "transformers cannot write one for Marian: take the tokenizer.json of a copy of this model that has one "

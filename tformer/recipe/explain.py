@@ -144,6 +144,8 @@ def _places(path: str) -> list[_Place]:
 def _unknown(holder: KeyPath | Sequence[str], name: str, sections: Sequence[type]) -> InputError:
     place = f"{'.'.join(holder)} has no key '{name}'" if holder else f"a recipe has no section '{name}'"
     keys = [key for section in sections for key in fields_of(section)]
+    if not keys:
+        return InputError(place, hint=f"it is a value and has no keys: tformer config explain {'.'.join(holder)}")
     elsewhere = [".".join(path) for path in known_paths() if path[-1] == name]
     return InputError(place, hint=f"did you mean '{elsewhere[0]}'?" if elsewhere else did_you_mean(name, set(keys)))
 

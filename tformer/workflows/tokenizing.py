@@ -40,7 +40,7 @@ def open_subject(path: Path, *, checkpoint: str = "best", side: Side | None = No
 
     Raises InputError: nothing there, no tokenizer, a damaged file, or `side` for what has no sides.
     """
-    if path.is_file() and path.suffix == ".json":
+    if path.is_file():
         _require_no_side(path, side)
         return Subject(str(path), TextReader.of_tokenizer(Tokenizer.load(path)))
     # Reading runs needs torch, which takes a second to load.
@@ -65,7 +65,7 @@ def newest_run() -> Path:
 def _require_no_side(path: Path, side: Side | None) -> None:
     if side is not None:
         raise InputError(
-            f"--side {side}: {path} is not a run, so that it has no sides", hint="name the side's own tokenizer.json"
+            f"--side {side}: {path} is not a run and has no sides", hint="name the side's own tokenizer.json"
         )
 
 

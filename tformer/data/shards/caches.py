@@ -10,18 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tformer.data.shards.corpus import locked, sweep
+from tformer.errors import cannot_write
 
 KINDS = {
-    "tokens": re.compile(r"[0-9a-f]{32}"),
-    "tokenizers": re.compile(r"tokenizers"),
-    "translations": re.compile(r"translations-[0-9a-f]{32}\.jsonl"),
-    "kernels": re.compile(r"kernels"),
+    "tokens": ("", re.compile(r"[0-9a-f]{32}")),
+    "tokenizers": ("tokenizers", re.compile(r"[0-9a-f]{32}\.json")),
+    "translations": ("", re.compile(r"translations-[0-9a-f]{32}\.jsonl")),
+    "kernels": ("kernels", re.compile(r"[0-9a-f]{16}\.so")),
 }
-"""What the cache holds, by the names of its entries: token files of a text, tokenizers trained on a run's data,
-translations of a teacher, compiled C kernels. All of it is made anew when it is needed."""
+"""What the cache holds, as (folder, pattern of names): directories of token files of a text, tokenizers trained on a
+run's data, translations of a teacher, compiled C kernels. All of it is made anew when it is needed."""
+
+TOKEN_FILES = re.compile(r"(documents|marks|tokens-\d{5,})\.bin")
+"""Names of the files in a directory of tokens."""
 
 ROWS = "rows"
-KEPT = {ROWS: re.compile(ROWS)}
+KEPT = {ROWS: (ROWS, re.compile(r"[0-9a-f]{16}\.jsonl"))}
 """What lies there too and is never removed: rows that a program gave to `tformer.train`, which runs read again."""
 
 
@@ -36,36 +40,49 @@ class CacheSize:
 def cache_sizes(home: Path) -> dict[str, CacheSize]:
     """The sizes of each kind of entry; empty where there is no cache."""
     kinds = {**KINDS, **KEPT}
-    found = {kind: [(path, _bytes_of(path)) for path in _entries(home, names)] for kind, names in kinds.items()}
+    found = {kind: [(path, _bytes_of(path)) for path in _entries(home, *names)] for kind, names in kinds.items()}
     return {kind: CacheSize(len(entries), sum(size for _, size in entries)) for kind, entries in found.items()}
 
 
 def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
     """Remove what `KINDS` names; (what was removed, names of what was left because another process writes it).
 
-    Other files stay, and so do links. Processes that have opened an entry
-    keep it: its files are mapped.
+    Other files and folders stay, and so do links: the cache may have been set to a folder that holds more. Processes
+    that have opened an entry keep it: its files are mapped. Raises StorageError where nothing can be written.
     """
     removed = dict.fromkeys(KINDS, CacheSize(0, 0))
     left: list[str] = []
     if not home.is_dir():
         return removed, left
-    with locked(home):
-        sweep(home)
-        for kind, names in KINDS.items():
-            for path in _entries(home, names):
-                size = _bytes_of(path)
-                if _remove(path):
-                    removed[kind] = CacheSize(removed[kind].entries + 1, removed[kind].bytes + size)
-                else:
-                    left.append(path.name)
+    try:
+        with locked(home):
+            sweep(home)
+            for kind, (folder, names) in KINDS.items():
+                for path in _entries(home, folder, names):
+                    size = _bytes_of(path)
+                    if _remove(path):
+                        removed[kind] = CacheSize(removed[kind].entries + 1, removed[kind].bytes + size)
+                    else:
+                        left.append(path.name)
+                if folder and removed[kind].entries:
+                    with suppress(OSError):  # it holds something else
+                        (home / folder).rmdir()
+    except OSError as error:
+        raise cannot_write(home, error) from error
     return removed, left
 
 
-def _entries(home: Path, names: re.Pattern[str]) -> list[Path]:
-    if not home.is_dir():
+def _entries(home: Path, folder: str, names: re.Pattern[str]) -> list[Path]:
+    place = home / folder
+    if not place.is_dir() or (folder and place.is_symlink()):
         return []
-    return sorted(path for path in home.iterdir() if names.fullmatch(path.name) and not path.is_symlink())
+    named = (path for path in place.iterdir() if names.fullmatch(path.name) and not path.is_symlink())
+    return sorted(path for path in named if path.is_file() or _holds_tokens(path))
+
+
+def _holds_tokens(folder: Path) -> bool:
+    """Whether a directory holds files of tokens and nothing else."""
+    return folder.is_dir() and all(TOKEN_FILES.fullmatch(file.name) for file in folder.iterdir())
 
 
 def _remove(path: Path) -> bool:

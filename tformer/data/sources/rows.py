@@ -5,14 +5,17 @@ The name of the file is the hash of its content: the same rows give the same fil
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tformer.errors import InputError
+from tformer.errors import InputError, TformerError
 from tformer.formatting import shortened
 
 SHOWN_CHARACTERS = 60  # of a row in a message
@@ -52,12 +55,31 @@ def keep_rows(data: Iterable[Any], folder: Path, *, keys: Sequence[tuple[str, ..
     return path
 
 
+@contextmanager
+def rows_in_messages(names: Mapping[Path, str]) -> Iterator[None]:
+    """Messages of user errors name the row `data[0]` in place of line 1 of the file that keeps it.
+
+    names: of the data, by file.
+    """
+    try:
+        yield
+    except TformerError as error:
+        for path, name in names.items():
+            parts = re.split(re.escape(str(path)) + r"(?::(\d+)\b)?", error.message)
+            rows = [name if line is None else f"{name}[{int(line) - 1}]" for line in parts[1::2]]
+            error.message = "".join(map("".join, zip(parts[::2], [*rows, ""], strict=True)))
+        error.args = (error.message,)
+        raise
+
+
 def _rows(data: Any) -> Iterator[Any]:
     """The rows, those of a data frame as dicts."""
     if isinstance(data, Mapping):
         raise _wrong_rows("a dict", hint="a list of dicts has a row in each; a dict of columns is no list of rows")
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):
         names = [str(column) for column in data.columns]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"data: two columns have the name '{twice[0]}'")
         columns = [data[column] for column in data.columns]
         return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
     if not isinstance(data, Iterable):
@@ -111,10 +133,10 @@ def _shown(row: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: numbers of numpy become Python's, a missing one (NaN, NA, NaT) null."""
+    """A value that JSON has: numbers of numpy become Python's, dates text, a missing one (NaN, NA, NaT) null."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     missing = (
         value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
     )
-    return None if missing else value
+    return None if missing else str(value) if isinstance(value, datetime.date) else value

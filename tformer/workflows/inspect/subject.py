@@ -122,8 +122,8 @@ def read_subject(question: Question) -> Subject:
     )
 
 
-def given_batch(subject: Subject, given: GivenExample, batch_size: int) -> tuple[Batch, dict[str, Any]]:
-    """A batch of copies of one example, as training gives it to the model, and the example in readable form.
+def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str, Any]]:
+    """A batch of one example, as training gives it to the model, and the example in readable form.
 
     Raises InputError for a model without a checkpoint's tokenizer, and for an example of another kind.
     """
@@ -136,7 +136,7 @@ def given_batch(subject: Subject, given: GivenExample, batch_size: int) -> tuple
     assert checkpoint is not None, "an example is given to a model with a tokenizer"
     tokenizers = load_tokenizers(checkpoint)
     sample, context = task_of(recipe).sample_of(recipe, tokenizers, given)
-    objective, samples = build_objective(recipe.objectives, context), [sample] * batch_size
+    objective, samples = build_objective(recipe.objectives, context), [sample]
     batch = objective.collate(samples, rng=np.random.default_rng(recipe.seed))
     return batch, example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels)
 
