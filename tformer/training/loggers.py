@@ -227,7 +227,7 @@ class Loggers:
         self._open: dict[str, Logger] = {}
         if not enabled:
             return
-        states = _stored(run.path) if run.first_step else {}
+        states = self._stored(run.path / LOGGERS_FILE) if run.first_step else {}
         for name in dict.fromkeys([*names, *(name for name in states if name in LOGGERS)]):
             if not _is_installed(name):
                 note(f"{name} is not installed: this run's log there ends (pip install 'tformer[{name}]')")
@@ -269,20 +269,17 @@ class Loggers:
                 del self._open[name]
                 self._give_up(name, error)
 
+    def _stored(self, file: Path) -> dict[str, dict[str, str]]:
+        """The states of the run's loggers; {} where the file is missing, or damaged, which a note says."""
+        try:
+            return parse_object(read_bounded(file, max_bytes=MAX_FILE_BYTES), name=str(file)) if file.is_file() else {}
+        except InputError as error:
+            self._note(f"{error.message}: the run's logs are not continued")
+            return {}
+
     def _give_up(self, name: str, error: Exception) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         self._note(f"{name} failed and logs no more, the training goes on: {shortened(reason, 300)}")
-
-
-def _stored(run: Path) -> dict[str, dict[str, str]]:
-    """The states of a run's loggers; {} where the file is missing or damaged."""
-    file = run / LOGGERS_FILE
-    if not file.is_file():
-        return {}
-    try:
-        return parse_object(read_bounded(file, max_bytes=MAX_FILE_BYTES), name=str(file))
-    except InputError:
-        return {}
 
 
 def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

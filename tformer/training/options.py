@@ -53,13 +53,15 @@ class TrainOptions:
         tuple[str, ...],
         DATA(
             "--data",
+            metavar="PATH",
             help="Text, a csv/tsv/jsonl/parquet table, images (folder, zip or IDX), a glob, `-` or builtin:NAME; may "
             "be repeated. Default: built-in data.",
             show_default=False,
         ),
     ] = ()
     valid: Annotated[
-        tuple[str, ...], DATA("--valid", help="Validation data; default: a tenth of the data.", show_default=False)
+        tuple[str, ...],
+        DATA("--valid", metavar="PATH", help="Validation data; default: a tenth of the data.", show_default=False),
     ] = ()
     text_column: Annotated[
         str | None,
@@ -74,16 +76,24 @@ class TrainOptions:
     ] = None
     source: Annotated[
         tuple[str, ...],
-        DATA("--source", help="Source side of aligned text, one sentence per line; repeatable.", show_default=False),
+        DATA(
+            "--source",
+            metavar="PATH",
+            help="Source side of aligned text, one sentence per line; repeatable.",
+            show_default=False,
+        ),
     ] = ()
     target: Annotated[
-        tuple[str, ...], DATA("--target", help="Target side, with as many lines as --source.", show_default=False)
+        tuple[str, ...],
+        DATA("--target", metavar="PATH", help="Target side, with as many lines as --source.", show_default=False),
     ] = ()
     valid_source: Annotated[
-        tuple[str, ...], DATA("--valid-source", help="Source side of validation data.", show_default=False)
+        tuple[str, ...],
+        DATA("--valid-source", metavar="PATH", help="Source side of validation data.", show_default=False),
     ] = ()
     valid_target: Annotated[
-        tuple[str, ...], DATA("--valid-target", help="Target side of validation data.", show_default=False)
+        tuple[str, ...],
+        DATA("--valid-target", metavar="PATH", help="Target side of validation data.", show_default=False),
     ] = ()
     prefix: Annotated[
         str | None,

@@ -299,7 +299,8 @@ class Session:
         elif state.finished:
             self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
         elif state.step < training.max_steps:
-            self.console.print(f"out of time at step {state.step} of {training.max_steps}: saved", markup=False)
+            saved = "saved" if state.step else "before the first step; no checkpoint was saved"
+            self.console.print(f"out of time at step {state.step} of {training.max_steps}: {saved}", markup=False)
         latest, best = self.run.latest(), self.run.best()
         return {
             "run": str(self.run.path),

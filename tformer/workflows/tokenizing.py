@@ -65,7 +65,7 @@ def newest_run() -> Path:
 def _require_no_side(path: Path, side: Side | None) -> None:
     if side is not None:
         raise InputError(
-            f"--side {side}: {path} is not a run, so that it has no sides", hint="name the side's own tokenizer.json"
+            f"--side {side}: {path} is not a run and has no sides", hint="name the side's own tokenizer.json"
         )
 
 

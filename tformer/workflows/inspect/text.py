@@ -12,7 +12,6 @@ from tformer.workflows.inspect.trace import ParameterUse
 
 PARAMETERS, FLOPS = "parameters", "FLOPs/token"
 LEAST_MEANING = 18  # columns; with fewer, the meaning of a tensor goes below it
-SCALE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[str]:
