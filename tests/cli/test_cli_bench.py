@@ -137,7 +137,7 @@ def test_peers_are_rows_beside_the_kinds(cli: Cli, asked: list[dict[str, Any]]) 
 def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     out = tmp_path / "report"
     done = cli(*SMALL, "--out", out)
-    assert done.code == 0 and done.err.splitlines()[-1] == f"written to {out}"
+    assert done.code == 0 and done.err.splitlines()[-1] == f"wrote {out}"
     names = {"table.md", "table.csv", "table.json", "time.svg", "memory.svg"}
     assert {path.name for path in out.iterdir()} == names
     assert done.out.strip() in (out / "table.md").read_text()

@@ -102,7 +102,7 @@ def test_text_to_ids_tells_milliseconds_a_batch_and_no_format(cli: Cli, asked: l
 def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     out = tmp_path / "deep" / "report.md"
     done = cli("bench", "train", *SMALL, "--out", out)
-    assert done.code == 0 and done.err.splitlines()[-1] == f"written to {out}"
+    assert done.code == 0 and done.err.splitlines()[-1] == f"wrote {out}"
     text = out.read_text()
     assert (
         "tformer" in text.splitlines()[0] and "| tformer fp32 |" in text and "All libraries have the same sizes" in text

@@ -302,7 +302,7 @@ def test_the_json_schema_describes_every_key() -> None:
 
 def test_comments_in_the_source_become_descriptions() -> None:
     definitions = json_schema()["$defs"]
-    assert definitions["Stack"]["properties"]["num_kv_heads"]["description"] == "null: num_heads"
+    assert definitions["Stack"]["properties"]["num_kv_heads"]["description"].endswith("; null: num_heads")
     assert definitions["Stack"]["description"].startswith("An encoder or a decoder")
 
 
