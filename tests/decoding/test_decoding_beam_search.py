@@ -84,6 +84,8 @@ histories = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_si
         ({"n_best": 5}, "--n-best 5 is larger than --beam-size 4"),
         ({"beam_size": 0}, "beam_size must be at least 1, found 0"),
         ({"n_best": 0}, "n_best must be at least 1, found 0"),
+        ({"beam_size": 10**11}, "beam_size must be at most 65,536, found 100,000,000,000"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens must be at most 1,073,741,824, found 1,000,000,000,000"),
         ({"beam_groups": 3}, "--beam-size 4 cannot be divided into 3 groups of one size"),
         ({"diversity_penalty": 0.5}, "--diversity-penalty 0.5 has no effect with one group of beams"),
         ({"length_penalty_type": "wu"}, "length_penalty_type must be gnmt, avg or none, found wu"),

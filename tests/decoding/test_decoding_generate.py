@@ -321,6 +321,7 @@ def test_logits_that_are_not_numbers_are_an_error(scripted):
         {"stop_texts": ("",)},
         {"seed": -1},
         {"num_samples": 0},
+        {"num_samples": 10**11},
         {"context": "wrap"},
     ],
 )

@@ -74,6 +74,13 @@ BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """The condition of each setting, in code and in words."""
 
+MAX_ROWS = 2**16
+CEILINGS = {
+    **dict.fromkeys(("num_samples", "beam_size", "n_best", "beam_groups"), MAX_ROWS),
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens"), 2**30),
+}
+"""Ceilings above any use, so that no setting allocates without end."""
+
 
 @dataclass(frozen=True)
 class DecodingSettings:
@@ -126,6 +133,9 @@ class DecodingSettings:
         for name, (holds, expected) in BOUNDS.items():
             if name in values and not holds(values[name]):
                 raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
+        for name, most in CEILINGS.items():
+            if values.get(name) is not None and values[name] > most:
+                raise InputError(f"{names.get(name, name)} must be at most {most:,}, found {values[name]:,}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
         has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]
         if values["at_limit"] == "end" and not has_end:
