@@ -135,7 +135,7 @@ class DecodingSettings:
                 raise InputError(f"{names.get(name, name)} must be {expected}, found {values[name]}")
         for name, most in CEILINGS.items():
             if values.get(name) is not None and values[name] > most:
-                raise InputError(f"{names.get(name, name)} must be at most {most:,}, found {values[name]:,}")
+                raise InputError(f"{names.get(name, name)} must be at most {most}, found {values[name]}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
         has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]
         if values["at_limit"] == "end" and not has_end:
