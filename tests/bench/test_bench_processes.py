@@ -334,6 +334,7 @@ worker.main()
 """
 
 
+@pytest.mark.slow
 def test_real_processes_keep_their_settings_to_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_speed_bench: Callable[..., SpeedBench]
 ) -> None:

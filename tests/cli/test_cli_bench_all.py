@@ -27,6 +27,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "run_speed", run)
 
 
+@pytest.mark.slow
 def test_progress_on_stderr_a_report_of_what_failed_and_one_document(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "missing" / "dir" / "report.md"
     done = cli("bench", "all", "--quick", "--device", "cpu", "--out", out, "--json")

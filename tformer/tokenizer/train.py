@@ -228,7 +228,10 @@ def train_with_facts(
     feed = read(readings - 1)
     match options.model:
         case "char":
-            rust = from_characters(_count_characters(feed, options), options)
+            characters: set[str] = set()
+            for text in _normalized(feed, options):
+                characters.update(text)
+            rust = from_characters(characters, options)
         case "unigram":
             rust = _train_unigram(feed, options, check_stop)
         case "wordpiece":
@@ -277,12 +280,18 @@ def _measure(documents: Documents, check_stop: Callable[[], None]) -> int:
     return total
 
 
+def _normalized(feed: Feed, options: TokenizerOptions) -> Iterator[str]:
+    """The chunks of text as the model sees them."""
+    normalizer = build_normalizer(options)
+    for chunk in feed:
+        yield chunk if normalizer is None else normalizer.normalize_str(chunk)
+
+
 def _count_characters(feed: Feed, options: TokenizerOptions) -> Counter[str]:
     """Counts of the characters that the model sees."""
-    normalizer = build_normalizer(options)
     counts: Counter[str] = Counter()
-    for chunk in feed:
-        counts.update(chunk if normalizer is None else normalizer.normalize_str(chunk))
+    for text in _normalized(feed, options):
+        counts.update(text)
     if options.model == "bpe" and " " in counts:
         counts[SPACE] += counts.pop(" ")
     return counts
@@ -310,10 +319,9 @@ def _has_merges(rust: RustTokenizer) -> bool:
 
 
 def _train_unigram(feed: Feed, options: TokenizerOptions, check_stop: Callable[[], None]) -> RustTokenizer:
-    normalizer, pre_tokenizer = build_normalizer(options), training_pre_tokenizer(options)
+    pre_tokenizer = training_pre_tokenizer(options)
     words: Counter[str] = Counter()
-    for chunk in feed:
-        text = chunk if normalizer is None else normalizer.normalize_str(chunk)
+    for text in _normalized(feed, options):
         words.update(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
     pieces: list[tuple[str, float]] = []
     _in_thread(lambda: pieces.extend(train_pieces(words, text_room(options))), feed, options, check_stop)
