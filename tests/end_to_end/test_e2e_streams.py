@@ -74,4 +74,6 @@ def test_ctrl_c_while_the_program_is_imported_is_one_line(tmp_path: Path) -> Non
             break
     process.send_signal(signal.SIGINT)
     _, messages = process.communicate(timeout=60)
-    assert (process.returncode, messages) == (130, "error: interrupted\n")
+    assert messages == "error: interrupted\n"
+    # A shell calls both 130: Python ends itself by the signal if that came within an `exec`, as dataclasses use it.
+    assert process.returncode in (130, -signal.SIGINT)
