@@ -1,4 +1,4 @@
-"""Files opened for reading without a wait that has no end: a named pipe without a writer blocks nobody."""
+"""Open files for reading. A named pipe without a writer is refused after a time limit."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ print(counted.bytes())
 
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="only Linux lets a process set its peak back")
 def test_a_peak_counts_from_when_counting_began() -> None:
-    """In a process of its own: another test may have told malloc to keep freed memory."""
+    """A separate process measures: another test may have set malloc to keep freed memory."""
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert before < 8 * MEBI and 30 * MEBI < after < 44 * MEBI

@@ -25,7 +25,7 @@ Cli = Callable[..., Any]
         (["run", "--text", "a"], "--text is for --shapes"),
         (["run", "--text2", "a"], "--text2 is for --shapes"),
         (["run", "--image", "a.png"], "--image is for --shapes"),
-        (["run", "--shapes", "--text", "a", "--seq-len", "8"], "--text has a length of its own: omit --seq-len"),
+        (["run", "--shapes", "--text", "a", "--seq-len", "8"], "--text sets the length: omit --seq-len"),
         (["--arch", "vit", "--shapes", "--image", "a.png"], "--image needs a run: omit --arch"),
         (["run", "-o", "a.html"], "a.html: a page is for --shapes, which is missing"),
         (["--arch", "gpt", "--shapes", "--text", "a"], "--text needs a run: omit --arch"),

@@ -61,7 +61,7 @@ def kept(logits: Tensor) -> list[int]:
 
 
 def ends_are_ruled_out(least: int, written: int, ends: Sequence[int] = (0,)) -> bool:
-    """Whether any of 4 rows may end after so many new tokens, where an end is the most probable token by far."""
+    """Whether the minimum length removes the ends from 4 rows with `written` new tokens whose logits favour an end."""
     found = set()
     for end in ends:
         settings = GenerationSettings(

@@ -26,7 +26,7 @@ HEAVY = {"torch._dynamo", "torch._inductor", "matplotlib", "PIL", "sacrebleu", "
 
 
 def imported(run: Path, cwd: Path, *words: str) -> set[str]:
-    """The modules that a command imports after torch, in a process of its own."""
+    """The modules that a command imports after torch, measured in a separate process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", MEASURE, words[0], str(run), *words[1:]]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)

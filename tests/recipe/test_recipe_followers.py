@@ -196,7 +196,7 @@ def test_a_newly_tied_output_says_what_changed() -> None:
 def test_a_stated_deviation_stays_with_a_warning() -> None:
     resolved = load_recipe(preset="gpt/tiny", sets=["model.init.embedding_std=0.5", "model.tie.output=true"])
     assert resolved.recipe.model.init.embedding_std == 0.5
-    assert any("model.init.embedding_std (0.5) suits an output of its own" in note for note in resolved.notes)
+    assert any("model.init.embedding_std (0.5) suits a separate output" in note for note in resolved.notes)
 
 
 def test_no_shipped_preset_is_warned_about() -> None:

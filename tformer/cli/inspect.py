@@ -120,7 +120,7 @@ class InspectOptions:
             if part is not None and named:
                 raise InputError(f"{option} needs a run: omit {named[0]}", hint="or use --seq-len T")
             if part is not None and self.seq_len is not None:
-                raise InputError(f"{option} has a length of its own: omit --seq-len")
+                raise InputError(f"{option} sets the length: omit --seq-len")
         if self.depth is not None and (self.depth < 0 or chosen):
             raise InputError(f"--depth {self.depth}: it must be at least 0, and is for the tree of modules")
         for option, count in (("--batch-size", self.batch_size), ("--seq-len", self.seq_len),

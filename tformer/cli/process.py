@@ -20,7 +20,7 @@ STARTED = time.monotonic()
 class DroppableStream:
     """A text stream whose reader may go away: output is dropped once the pipe is closed, the disk full, the tty gone.
 
-    A training must not end because nobody reads its progress any more.
+    A training must not end because its messages are no longer read.
     """
 
     def __init__(self, stream: TextIO) -> None:

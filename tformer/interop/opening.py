@@ -1,4 +1,4 @@
-"""The checkpoint at a path, of tformer or in a Hugging Face folder; what reads the latter is imported only for one."""
+"""Open the checkpoint at a path: of tformer, or a Hugging Face folder, whose reader is imported only then."""
 
 from __future__ import annotations
 

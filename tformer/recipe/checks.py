@@ -231,7 +231,7 @@ def _wide_output(recipe: Recipe) -> Iterator[str]:
     spread = std * sqrt(model.embedding.size or model.d_model)
     if spread > WIDE_LOGITS:
         yield (
-            f"model.init.embedding_std ({std:g}) suits an output of its own, but the output is tied: the first logits "
+            f"model.init.embedding_std ({std:g}) suits a separate output, but the output is tied: the first logits "
             f"have a standard deviation of about {spread:.1f}; null starts with model.init.std ({model.init.std:g})"
         )
 

@@ -4,7 +4,7 @@
              layers below; of two that it gives, the first one reached ends the training
     sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
              recipe state the ratio of d_ff to d_model and the size of a head
-    init     model.init.embedding_std that a layer below stated for an output of its own does not suit a tied one, which
+    init     model.init.embedding_std that a layer below stated for a separate output does not suit a tied one, which
              starts with init.std
 
 A value that the layer itself gives is never changed.
