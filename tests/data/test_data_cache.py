@@ -136,7 +136,11 @@ def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenised:
     assert header.item_bytes == 2 and header.count == len(corpus)
     assert header.tokenizer.hex() == ByteTokenizer().sha256
     assert np.frombuffer(data, dtype="<u2", offset=HEADER_BYTES).tolist() == ids_of(corpus)
-    assert len(corpus.files) == len(FILES), "nothing is kept in memory"
+    assert corpus.files == (), "a small corpus is kept in memory, a large one read from its files"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tformer.data.shards.corpus.MEMORY_BYTES", 0)
+        large = tokenised(rows)
+    assert [file.path for file in large.files] == [entry / "tokens-00000.bin"] and ids_of(large) == ids_of(corpus)
 
 
 def test_token_dtype_fits_the_vocabulary() -> None:

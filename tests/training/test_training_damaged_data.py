@@ -1,4 +1,7 @@
-"""Token files and images that are cut or changed under a running training: one line, exit 2, a checkpoint saved."""
+"""Token files that are cut or changed under a running training: one line, exit 2, a checkpoint saved.
+
+A small corpus is read into memory, so nothing can happen to it; `MEMORY_BYTES = 0` makes one large.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import pytest
 from tests.conftest import TINY_RECIPE
 from tests.data.fakes import ByteTokenizer, ids_of, open_one
 from tformer.data.shards import array_files, corpus
-from tformer.data.shards.array_files import BackgroundCheck
+from tformer.data.shards.array_files import ArrayFile, BackgroundCheck
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError
 from tformer.training.loop import Trainer
 
@@ -93,6 +96,7 @@ def flip(path: Path) -> None:
 def test_a_shard_that_is_cut_ends_the_training_with_one_line_and_a_checkpoint_that_resumes(
     task: str, train: Callable[..., Any], cli: Cli, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(corpus, "MEMORY_BYTES", 0)
     with monkeypatch.context() as patch:
         at_step(4, lambda: [os.truncate(path, HEADER_BYTES) for path in shards(cache)], patch)
         ended = train(TASKS[task])
@@ -108,8 +112,8 @@ def test_a_shard_that_is_cut_ends_the_training_with_one_line_and_a_checkpoint_th
 def test_a_changed_byte_of_a_large_corpus_is_found_while_it_trains(
     train: Callable[..., Any], cli: Cli, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above VERIFY_BYTES nothing is hashed at the start; the changed id is a valid one."""
-    monkeypatch.setattr(corpus, "VERIFY_BYTES", 0)
+    """The ids of a large corpus are not hashed at the start; the changed id is a valid one."""
+    monkeypatch.setattr(corpus, "MEMORY_BYTES", 0)
     assert train(TINY_RECIPE, "--max-steps", 1).code == 0
     flip(shards(cache)[0])
     with monkeypatch.context() as patch:
@@ -124,27 +128,31 @@ def test_a_changed_byte_of_a_large_corpus_is_found_while_it_trains(
     assert not [thread for thread in threading.enumerate() if thread.name == "check of token files"]
 
 
-def test_a_small_corpus_that_changes_after_it_was_verified_is_found(
-    rows_corpus: corpus.TokenCorpus, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 0), Path.unlink])
+def test_a_small_corpus_is_in_memory_and_trains_on_whatever_happens_to_its_file(
+    damage: Callable[[Path], object], train: Callable[..., Any], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(array_files, "WATCH_SECONDS", 0.01)
+    at_step(4, lambda: [damage(path) for path in shards(cache)], monkeypatch)
+    assert train(TINY_RECIPE).code == 0
+
+
+def test_the_check_reads_every_file_once(rows_corpus: corpus.TokenCorpus) -> None:
     with BackgroundCheck(rows_corpus.files) as check:
+        check._thread.join(20)
         check.raise_if_damaged()
         flip(rows_corpus.files[0].path)
-        deadline = time.monotonic() + 20
+    with BackgroundCheck(rows_corpus.files) as check:
+        check._thread.join(20)
         with pytest.raises(DamagedShardError, match=r"tokens-00000.bin are damaged: its checksum is [0-9a-f]{8}"):
-            while time.monotonic() < deadline:
-                check.raise_if_damaged()
-                time.sleep(0.01)
-    assert not rows_corpus.files[0].path.exists()
+            check.raise_if_damaged()
+    assert not rows_corpus.files[0].path.exists(), "the text is tokenised again by the next command"
 
 
 def test_the_check_of_a_large_corpus_stops_at_once(
     rows_corpus: corpus.TokenCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(array_files, "VERIFY_CHUNK", 1)
-    monkeypatch.setattr(array_files, "VERIFY_PAUSE", 3600.0)
-    os.utime(rows_corpus.files[0].path)  # it is read again: a byte an hour
+    monkeypatch.setattr(array_files, "VERIFY_PAUSE", 3600.0)  # a byte an hour
     began = time.monotonic()
     with BackgroundCheck(rows_corpus.files):
         time.sleep(0.05)
@@ -167,7 +175,8 @@ def test_a_corpus_replaced_by_a_rename_or_removed_is_read_on_as_it_was(rows_corp
 def test_each_file_of_a_corpus_that_is_cut_while_it_is_read_is_an_error(
     rows_corpus: corpus.TokenCorpus, name: str
 ) -> None:
-    [file] = [file for file in rows_corpus.files if file.path.name == name]
+    files = (*rows_corpus.shards, rows_corpus.all_documents, rows_corpus.marks)
+    [file] = [file for file in files if isinstance(file, ArrayFile) and file.path.name == name]
     os.truncate(file.path, HEADER_BYTES + 1)
     with pytest.raises(DamagedShardError, match=f"{name} are damaged: it was cut to 129 bytes, expected [0-9,]+"):
         file[:]
@@ -183,7 +192,7 @@ def test_an_id_outside_the_vocabulary_is_an_error_where_it_is_read(rows_corpus: 
 
 
 def test_gather_equals_slices_for_any_starts(rows_corpus: corpus.TokenCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "GATHERED_TOGETHER", 7)
+    monkeypatch.setattr(array_files, "GATHERED_TOGETHER", 7)
     draw = np.random.default_rng(0)
     for length in (1, 5):
         starts = draw.integers(0, len(rows_corpus) - length + 1, 100)
@@ -195,7 +204,9 @@ def test_gather_equals_slices_for_any_starts(rows_corpus: corpus.TokenCorpus, mo
 
 
 @pytest.fixture
-def rows_corpus(tmp_path: Path, rows: Path) -> corpus.TokenCorpus:
+def rows_corpus(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> corpus.TokenCorpus:
+    """A corpus that is read from its files."""
+    monkeypatch.setattr(corpus, "MEMORY_BYTES", 0)
     return corpus.token_corpus(open_one(rows), ByteTokenizer(), cache_dir=tmp_path / "cache")
 
 

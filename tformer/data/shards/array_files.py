@@ -14,6 +14,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,10 +23,10 @@ import numpy as np
 
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, damaged
 
-VERIFY_BYTES = 64 << 20  # ids up to this size are verified when they are opened, more of them in the background
+MEMORY_BYTES = 64 << 20  # shards up to this size are verified and kept in memory, larger ones read when needed
 VERIFY_CHUNK = 4 << 20  # bytes read at once
 VERIFY_PAUSE = 0.02  # seconds between two chunks of a check in the background: at most 200 MB/s
-WATCH_SECONDS = 10.0  # how often a checked file is looked at for changes
+GATHERED_TOGETHER = 1 << 14  # items: ranges that begin so near each other are read at once
 LOWEST_PRIORITY = 19
 
 
@@ -59,7 +60,6 @@ class ArrayFile:
             raise damaged(path, "it was written for another tokenizer")
         if count < 1 or count % columns or size != HEADER_BYTES + count * dtype.itemsize:
             raise damaged(path, f"{size:,} bytes, expected {count:,} items")
-        self._verified: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return self.header.count // self._columns
@@ -74,30 +74,57 @@ class ArrayFile:
             return self[place : place + 1][0]
         start, stop, step = index.indices(len(self))
         assert step == 1, f"items are read in order, found the step {step}"
-        array = np.empty(max(0, stop - start) * self._columns, dtype=self.dtype)
-        self._fill(array.view(np.uint8).data, HEADER_BYTES + start * self._columns * self.dtype.itemsize)
-        if self._limit is not None and len(array) and array.max() >= self._limit:
-            raise self._damaged(f"it holds the id {array.max()}, expected ids below {self._limit}")
-        return array if self._columns == 1 else array.reshape(-1, self._columns)
+        return self._within_limit(self._read(start, max(start, stop)))
+
+    def gather(self, places: np.ndarray, length: int, *, out: np.ndarray, rows: np.ndarray) -> None:
+        """Write the `length` items from each of `places` on to the rows of `out` with the numbers `rows`."""
+        order = np.argsort(places, kind="stable")
+        places, rows = places[order], rows[order]
+        cuts = 1 + np.flatnonzero(np.diff(places // GATHERED_TOGETHER))
+        starts, numbers = places.tolist(), rows.tolist()
+        for begin, end in pairwise((0, *cuts.tolist(), len(starts))):
+            first, last = starts[begin], starts[end - 1]
+            items = self._read(first, last + length)
+            if end - begin == 1:
+                out[numbers[begin]] = items
+            else:
+                windows = np.lib.stride_tricks.sliding_window_view(items, length)
+                out[rows[begin:end]] = windows[places[begin:end] - first]
+        self._within_limit(out[rows])
+
+    def load(self) -> np.ndarray:
+        """The whole array in memory, verified."""
+        array: np.ndarray = self[:]
+        self._check(zlib.crc32(array.data))
+        return array
 
     def verify(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Read the whole file, once for each state that it has; it does nothing more once `should_stop` is true.
+        """Read the whole file, or as much of it as is done before `should_stop` is true.
 
         Raises DamagedShardError if the checksum differs from the header's.
         """
-        state = self._state()
-        if state == self._verified:
-            return
         buffer, checksum = memoryview(bytearray(min(VERIFY_CHUNK, self.num_bytes))), 0
         for start in range(0, self.num_bytes, VERIFY_CHUNK):
+            if should_stop():
+                return
             chunk = buffer[: self.num_bytes - start]
             self._fill(chunk, HEADER_BYTES + start)
             checksum = zlib.crc32(chunk, checksum)
-            if should_stop():
-                return
+        self._check(checksum)
+
+    def _check(self, checksum: int) -> None:
         if checksum != self.header.checksum:
             raise self._damaged(f"its checksum is {checksum:08x}, expected {self.header.checksum:08x}")
-        self._verified = state
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        array = np.empty((stop - start) * self._columns, dtype=self.dtype)
+        self._fill(array.view(np.uint8).data, HEADER_BYTES + start * self._columns * self.dtype.itemsize)
+        return array if self._columns == 1 else array.reshape(-1, self._columns)
+
+    def _within_limit(self, array: np.ndarray) -> np.ndarray:
+        if self._limit is not None and array.size and array.max() >= self._limit:
+            raise self._damaged(f"it holds the id {array.max()}, expected ids below {self._limit}")
+        return array
 
     def _fill(self, view: memoryview, offset: int) -> None:
         while view:
@@ -106,13 +133,9 @@ class ArrayFile:
             except OSError as error:
                 raise self._damaged(f"cannot read it: {error.strerror}") from error
             if not count:
-                size, whole = self._state()[0], HEADER_BYTES + self.num_bytes
+                size, whole = os.fstat(self._descriptor).st_size, HEADER_BYTES + self.num_bytes
                 raise self._damaged(f"it was cut to {size:,} bytes, expected {whole:,}")
             view, offset = view[count:], offset + count
-
-    def _state(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
 
     def _damaged(self, found: str) -> DamagedShardError:
         """The error; the file is removed, unless it is another by now, so that the text is tokenised again."""
@@ -123,11 +146,7 @@ class ArrayFile:
 
 
 class BackgroundCheck:
-    """Verifies token files in a thread of low priority; a context manager.
-
-    Files that were not verified when they were opened are read once; a file whose size or time of change differs later
-    is read again.
-    """
+    """Verifies token files, each once, in a thread of low priority that stops at the end of this context manager."""
 
     def __init__(self, files: Sequence[ArrayFile]) -> None:
         self._files = files
@@ -157,9 +176,7 @@ class BackgroundCheck:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         try:
-            while not self._stopped.is_set():
-                for file in self._files:
-                    file.verify(lambda: self._stopped.wait(VERIFY_PAUSE))
-                self._stopped.wait(WATCH_SECONDS)
+            for file in self._files:
+                file.verify(lambda: self._stopped.wait(VERIFY_PAUSE))
         except DamagedShardError as error:
             self._error = error

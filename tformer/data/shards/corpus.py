@@ -32,7 +32,7 @@ from typing import IO
 import numpy as np
 
 from tformer.data.shards import token_files
-from tformer.data.shards.array_files import VERIFY_BYTES, ArrayFile
+from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
 from tformer.data.shards.token_files import (
     DamagedShardError,
     damaged,
@@ -47,7 +47,6 @@ from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
 TEMPORARY = ".tmp-"  # begins the names of temporary directories
-GATHERED_TOGETHER = 1 << 14  # tokens: ranges that begin so near each other are read at once
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
@@ -118,22 +117,21 @@ class TokenCorpus:
         """int64 [n, length]: the tokens from each of `starts` on; all must lie inside the corpus."""
         rows = np.empty((len(starts), length), dtype=np.int64)
         index, places = np.divmod(np.asarray(starts) + self.start, self.shard_tokens)
-        whole = np.flatnonzero(places + length <= self.shard_tokens)
-        order = whole[np.lexsort((places[whole], index[whole]))]
-        groups = index[order], places[order] // GATHERED_TOGETHER
-        cuts = 1 + np.flatnonzero(np.diff(groups[0]).astype(bool) | np.diff(groups[1]).astype(bool))
-        for here in np.split(order, cuts) if len(order) else ():
-            first, last = int(places[here[0]]), int(places[here[-1]])
-            tokens = self.shards[index[here[0]]][first : last + length]
-            rows[here] = np.lib.stride_tricks.sliding_window_view(tokens, length)[places[here] - first]
-        for row in np.flatnonzero(places + length > self.shard_tokens):
+        whole = places + length <= self.shard_tokens
+        for number in np.unique(index[whole]):
+            here, shard = np.flatnonzero(whole & (index == number)), self.shards[number]
+            if isinstance(shard, ArrayFile):
+                shard.gather(places[here], length, out=rows, rows=here)
+            else:
+                rows[here] = np.lib.stride_tricks.sliding_window_view(shard, length)[places[here]]
+        for row in np.flatnonzero(~whole):
             rows[row] = self.slice(int(starts[row]), int(starts[row]) + length)
         return rows
 
     @property
     def files(self) -> tuple[ArrayFile, ...]:
-        """The files that the tokens are read from; none of a corpus in memory."""
-        return tuple(file for file in (*self.shards, self.all_documents, self.marks) if isinstance(file, ArrayFile))
+        """The files that the ids are read from, none of which is verified yet; empty for a corpus in memory."""
+        return tuple(shard for shard in self.shards if isinstance(shard, ArrayFile))
 
     @cached_property
     def document_offsets(self) -> np.ndarray:
@@ -324,12 +322,12 @@ def _open_entry(
         if shard.header.number != number or len(shard) != expected:
             raise damaged(shard.path, f"{len(shard):,} ids, expected {expected:,}")
         shards.append(shard)
-    few = sum(shard.num_bytes for shard in shards) <= VERIFY_BYTES
-    for file in (documents, marks, *(shards if few else ())):
-        file.verify()
+    documents.verify()
+    marks.verify()
+    few = sum(shard.num_bytes for shard in shards) <= MEMORY_BYTES
     return TokenCorpus(
         name=name,
-        shards=tuple(shards),
+        shards=tuple(shard.load() if few else shard for shard in shards),
         shard_tokens=facts.shard_tokens,
         all_documents=documents,
         marks=marks,
