@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint.files import require_room, write_text
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
 from tformer.errors import InputError, Interrupted
+from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective

@@ -29,6 +29,7 @@ from typing import IO
 
 import numpy as np
 
+from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.token_files import (
     DamagedShardError,
@@ -44,7 +45,6 @@ from tformer.data.sources.text import TextSource
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
 
-TEMPORARY = ".tmp-"  # begins the names of temporary directories
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
@@ -214,21 +214,21 @@ def token_corpus(
 def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
     """(folder, notes, owner): the cache, or a temporary folder that is deleted with its owner."""
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        files.make_folders(home)
         with locked(home):
             sweep(home)
             _new_folder(home).rmdir()
         return home, (), None
-    except OSError as error:
+    except (OSError, InputError) as error:
         folder = tempfile.TemporaryDirectory(prefix="tformer-")
-        reason = (error.strerror or str(error)).lower()
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.name} for this run only"
         return Path(folder.name), (note,), folder
 
 
 def _new_folder(home: Path) -> Path:
-    folder = home / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir()  # not mkdtemp: an entry gets the mode of the umask
+    folder = home / f"{files.TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    files.mkdir(folder)  # not mkdtemp: an entry gets the mode of the umask
     return folder
 
 
@@ -263,7 +263,7 @@ def _lock_of(folder: Path) -> IO[str]:
 
 def sweep(home: Path) -> None:
     """Removes temporary directories of ended processes, which no longer hold their locks."""
-    for folder in home.glob(f"{TEMPORARY}*"):
+    for folder in home.glob(f"{files.TEMPORARY}*"):
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -273,21 +273,18 @@ def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None
     """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
     try:
         with locked(entry.parent):
-            (folder / "lock").unlink()  # under the cache's lock no process sweeps
+            files.unlink(folder / "lock")  # under the cache's lock no process sweeps
             if entry.is_dir():
                 try:
                     _open_entry(entry, name, tokenizer)
                     return
                 except DamagedShardError:
                     damaged = _new_folder(entry.parent)
-                    os.rename(entry, damaged)  # readers that mapped its files keep them
+                    files.rename(entry, damaged)  # readers that mapped its files keep them
                     shutil.rmtree(damaged)
-            os.rename(folder, entry)
-            descriptor = os.open(entry.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            files.fsync_dir(folder)
+            files.rename(folder, entry)
+            files.fsync_dir(entry.parent)
     except OSError as error:
         raise storage_error(entry, error) from error
 
