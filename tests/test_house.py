@@ -29,7 +29,7 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("device", "options", "input_files", "output_files", "shipped"),
+    ("device", "options", "input_files", "output_files", "processes", "shipped"),
     ("errors", "formatting"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
