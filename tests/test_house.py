@@ -29,7 +29,7 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("device", "options", "output_files", "shipped"),
+    ("device", "options", "output_files", "processes", "shipped"),
     ("files",),
     ("input_files",),
     ("errors", "formatting"),

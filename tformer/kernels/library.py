@@ -25,6 +25,7 @@ import torch  # loads the OpenMP library that the kernels link to
 
 from tformer import files
 from tformer.device import default_cache_dir
+from tformer.processes import bound_command
 
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true")
 COMPILERS = ("cc", "gcc", "clang")
@@ -94,7 +95,7 @@ def load(*, may_build: bool = True) -> ctypes.CDLL | None:
         if not (may_build or os.environ.get(SWITCH, "").lower() in ON):
             return None
         failed = path.with_suffix(".failed")
-        if _is_ours(failed) and time.time() - failed.stat().st_mtime < RETRY_SECONDS:
+        if _is_ours(failed) and 0 <= time.time() - failed.stat().st_mtime < RETRY_SECONDS:  # else the clock was set
             return None
         try:
             build(compiler, path)
@@ -117,7 +118,9 @@ def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
     sources = [str(path) for path in _sources() if path.suffix == ".c"]
     with files.replacing(target) as made:
         command = [compiler, *flags, *sources, "-o", str(made), "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS)
+        subprocess.run(
+            bound_command(command), check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS
+        )
         os.chmod(made, 0o700)
         files.sync_file(made)
 

@@ -20,7 +20,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,6 +42,7 @@ from tformer.data.shards.token_files import (
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError
+from tformer.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
 
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
@@ -220,10 +220,10 @@ def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
             _new_folder(home).rmdir()
         return home, (), None
     except (OSError, InputError) as error:
-        folder = tempfile.TemporaryDirectory(prefix="tformer-")
+        folder = ScratchFolder("tokens")
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.name} for this run only"
-        return Path(folder.name), (note,), folder
+        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.path} for this run only"
+        return folder.path, (note,), folder
 
 
 def _new_folder(home: Path) -> Path:
