@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tformer.checkpoint.files import require_room, write_text
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -22,10 +19,12 @@ from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.errors import InputError, Interrupted
+from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
+from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work
 from tformer.training import assemble
@@ -58,13 +57,13 @@ def run_training(
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
-    with locked_run(options) as run, tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+    with locked_run(options) as run, ScratchFolder("training") as scratch:
         start = find_start(options, run)
         for note in start.notes:
             console.print(note, markup=False)
         if not options.dry_run:
             check_target(start)
-        cache_dir = Path(scratch) if options.dry_run else None
+        cache_dir = scratch if options.dry_run else None
         work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
         prepared = prepare(start, work)
         if should_stop():

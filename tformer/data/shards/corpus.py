@@ -20,7 +20,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from typing import IO
 
 import numpy as np
 
+from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
 from tformer.data.shards.token_files import (
@@ -44,9 +44,9 @@ from tformer.data.shards.token_files import (
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError
+from tformer.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
 
-TEMPORARY = ".tmp-"  # begins the names of temporary directories
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
@@ -227,21 +227,21 @@ def token_corpus(
 def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
     """(folder, notes, owner): the cache, or a temporary folder that is deleted with its owner."""
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        files.make_folders(home)
         with locked(home):
             sweep(home)
             _new_folder(home).rmdir()
         return home, (), None
-    except OSError as error:
-        folder = tempfile.TemporaryDirectory(prefix="tformer-")
-        reason = (error.strerror or str(error)).lower()
-        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.name} for this run only"
-        return Path(folder.name), (note,), folder
+    except (OSError, InputError) as error:
+        folder = ScratchFolder("tokens")
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.path} for this run only"
+        return folder.path, (note,), folder
 
 
 def _new_folder(home: Path) -> Path:
-    folder = home / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir()  # not mkdtemp: an entry gets the mode of the umask
+    folder = home / f"{files.TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    files.mkdir(folder)  # not mkdtemp: an entry gets the mode of the umask
     return folder
 
 
@@ -276,7 +276,7 @@ def _lock_of(folder: Path) -> IO[str]:
 
 def sweep(home: Path) -> None:
     """Removes temporary directories of ended processes, which no longer hold their locks."""
-    for folder in home.glob(f"{TEMPORARY}*"):
+    for folder in home.glob(f"{files.TEMPORARY}*"):
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -286,21 +286,18 @@ def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None
     """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
     try:
         with locked(entry.parent):
-            (folder / "lock").unlink()  # under the cache's lock no process sweeps
+            files.unlink(folder / "lock")  # under the cache's lock no process sweeps
             if entry.is_dir():
                 try:
                     _open_entry(entry, name, tokenizer)
                     return
                 except DamagedShardError:
                     aside = _new_folder(entry.parent)
-                    os.rename(entry, aside)  # readers that opened its files keep them
+                    files.rename(entry, aside)  # readers that opened its files keep them
                     shutil.rmtree(aside)
-            os.rename(folder, entry)
-            descriptor = os.open(entry.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            files.fsync_dir(folder)
+            files.rename(folder, entry)
+            files.fsync_dir(entry.parent)
     except OSError as error:
         raise storage_error(entry, error) from error
 

@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tformer import files
 from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError, StorageError, cannot_write
@@ -118,7 +119,7 @@ class ArrayWriter:
         self.path, self.dtype = path, dtype
         self.count, self._checksum = 0, 0
         try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by `close`)
+            self._descriptor: int | None = files.create(path)  # until `close`
         except OSError as error:
             raise storage_error(path, error) from error
         self._write(bytes(HEADER_BYTES))
@@ -133,23 +134,25 @@ class ArrayWriter:
         header = ShardHeader(
             item_bytes=self.dtype.itemsize, tokenizer=tokenizer, count=self.count, checksum=self._checksum, **facts
         )
+        assert self._descriptor is not None, "closed"
         try:
-            self._file.seek(0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
             self._write(header.pack())
-            os.fsync(self._file.fileno())
+            files.fsync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, error) from error
         finally:
-            self._file.close()
+            self.close()
 
     def close(self) -> None:
-        self._file.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
+        assert self._descriptor is not None, "closed"
         try:
-            while view:
-                view = view[self._file.write(view) :]
+            files.write(self._descriptor, data)
         except OSError as error:
             needed = HEADER_BYTES + self.count * self.dtype.itemsize + len(data)
             raise storage_error(self.path, error, needed=needed) from error
