@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.checkpoint.attack import Subject, make_subjects
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
