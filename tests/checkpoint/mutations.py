@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -107,20 +106,14 @@ def _link(path: Path, draw: Random) -> Mutation:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-class Twice(dict[str, Any]):
-    """An object that is written with its first key a second time."""
-
-
 def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value below the top of a document."""
-    entries = document.items() if isinstance(document, dict) else enumerate(document) if _is_list(document) else ()
+    entries = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
     for key, value in entries:
         yield (*path, key)
         yield from places(value, (*path, key))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _at(document: Any, path: tuple[Any, ...]) -> Any:
@@ -331,15 +324,3 @@ TENSOR_CHANGES: dict[str, Change] = {
     "pointer of Git LFS": lambda h, b, draw: b"version https://git-lfs.github.com/spec/v1\n",
     "empty": lambda h, b, draw: b"",
 }
-
-
-def changed_files(before: Path, after: Path) -> set[str]:
-    """Names of files below `after` that differ from those below `before`."""
-    names = {str(path.relative_to(folder)) for folder in (before, after) for path in folder.rglob("*")}
-    return {name for name in names if not _same(before / name, after / name)}
-
-
-def _same(one: Path, other: Path) -> bool:
-    if one.is_file() and other.is_file():
-        return one.read_bytes() == other.read_bytes()
-    return os.path.lexists(one) == os.path.lexists(other)
