@@ -75,6 +75,18 @@ def test_a_forged_checkpoint_is_not_resumed(subjects: dict[str, Subject], tmp_pa
     assert not (run / "checkpoints" / "step-00000005").exists()
 
 
+def test_a_damaged_manifest_of_the_best_checkpoint_is_reported_and_no_other_is_taken(
+    subjects: dict[str, Subject], tmp_path: Path
+) -> None:
+    run = shutil.copytree(subjects["lm"].path, tmp_path / "run")
+    assert (run / "checkpoints" / "best").read_text().strip() == STEP
+    manifest = run / "checkpoints" / STEP / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"score"', '"scope"'))
+    outcome = call("generate", run, "--prompt", "the", "--max-new-tokens", 2)
+    assert outcome.code == 2 and "manifest.json is damaged" in outcome.err and "step-00000002" in outcome.err
+    assert call("generate", run, "--prompt", "the", "--max-new-tokens", 2, "--checkpoint", "step-2").code == 0
+
+
 FLAGGED: dict[str, tuple[Change, str]] = {
     "a step that the manifest does not have": (
         edited("trainer.json", lambda d: d.update(step=3)),
