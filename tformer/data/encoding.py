@@ -19,7 +19,6 @@ import numpy as np
 from tformer.data.batching.padding import PadTo, pad_layout
 from tformer.data.shards.template import (
     TextTemplate,
-    Truncation,
     fitting_sizes,
     head_of,
     own_template,
@@ -30,6 +29,7 @@ from tformer.data.shards.template import (
 )
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import Truncation
 
 SPELLED_OUT = ("wordpiece", "word", "char")  # kinds with tokens shown as in the vocabulary
 

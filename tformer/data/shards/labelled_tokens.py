@@ -13,13 +13,14 @@ from typing import Literal, Protocol
 import numpy as np
 
 from tformer.data.shards.corpus import Example
-from tformer.data.shards.template import Ragged, Truncation, assemble, pair_template, single_template, text_room
+from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import Truncation
 
 
 class RowSource(Protocol):
