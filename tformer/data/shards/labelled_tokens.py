@@ -137,7 +137,7 @@ def tokenise_labelled(
         should_stop=should_stop,
     ):
         texts = [text for row in batch for text in ((row.text, row.text2 or "") if is_pair else (row.text,))]
-        encoded = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts, most=room, keep=truncation)
         ids_m, types_m, lengths_n, cut = assemble(encoded, template, room=room, pairs=is_pair, truncation=truncation)
         ids.append((ids_m.astype(dtype), lengths_n))
         types.append((types_m.astype(np.uint8), lengths_n))

@@ -13,9 +13,9 @@ A token cache is a folder of files with a checked header and one array each:
 
 The header of documents.bin, which is written last, holds the figures of the whole corpus; in the others they are 0.
 
-Long documents are cut where a tokenizer would cut anyway (`tokenizer/pieces.py`), so that the chunks have the ids of the
-whole document. A document that has no such place within `CHUNK_LIMIT` characters is cut at the limit, where a word may
-be split. Cuts depend on the document alone, never on the sizes of its pieces.
+Long documents are cut where a tokenizer would cut anyway (`tokenizer/pieces.py`): the chunks have the ids of the
+whole document. A document without such a place within `CHUNK_LIMIT` characters is cut there, and a word may be split.
+Cuts depend on the document alone, never on the sizes of its pieces.
 """
 
 from __future__ import annotations
