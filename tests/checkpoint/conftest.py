@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint

@@ -33,7 +33,7 @@ def plays(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
     class Popen(process.subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, command: list[str], **options: object) -> None:
-            super().__init__([sys.executable, "-c", code, *command[3:]], **options)  # type: ignore[call-overload]
+            super().__init__([sys.executable, "-c", code, *command[5:]], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(process.subprocess, "Popen", Popen)
 

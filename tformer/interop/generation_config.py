@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import parse_object, read_bounded
+from tformer.files import parse_object, read_bounded
 from tformer.interop.config import Config
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.formatting import listed
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES

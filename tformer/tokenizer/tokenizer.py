@@ -17,40 +17,14 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.errors import InputError, cannot_write
+from tformer.errors import InputError
+from tformer.files import make_folders, storage_errors, write_file
 from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel
 from tformer.tokenizer.pieces import Truncation, batches_of, ends_of, is_long, pieces_of
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside the target, fsync, rename, fsync the folder. A symbolic link stays one.
-
-    Raises StorageError, with nothing changed on disk, when the file system refuses.
-    """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        hint = "choose a folder that can be written and has room"
-        raise cannot_write(path, error, bytes_needed=len(content), hint=hint) from error
 
 
 def canonical_sha256(tokenizer_json: str) -> str:
@@ -172,7 +146,9 @@ class Tokenizer:
             if path.read_bytes() == content:
                 return path
             raise InputError(f"{path} already exists and differs", hint="--force replaces it")
-        write_atomically(path, content)
+        with storage_errors(path, bytes_needed=len(content)):
+            make_folders(Path(os.path.realpath(path)).parent)
+            write_file(path, [content], bytes_needed=len(content))
         return path
 
     @cached_property

@@ -3,7 +3,7 @@
 Sources are tokens in memory; the length is forced; as many threads as PyTorch has; scores are divided by the length, as
 ours are. The model is exported by a separate process, `python -m tformer.bench.peers.ctranslate2`, for conversion needs
 more memory than the model that is measured. That process reads a line {"recipe_yaml"}, writes {"folder"} or {"failed"},
-and deletes the folder when its stdin ends, however its parent ended.
+and deletes the folder and ends when its stdin ends, however its parent ended.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -131,10 +132,20 @@ def export(recipe_yaml: str, folder: Path) -> None:
     shutil.rmtree(checkpoint)
 
 
+def _delete_at_end(folder: Path) -> None:
+    """Wait for the end of stdin, then delete the folder and end this process."""
+    if not os.read(sys.stdin.fileno(), 1):
+        while folder.exists():  # the export may be writing into it
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+
 def main() -> None:
+    request = sys.stdin.readline()
     folder = Path(tempfile.mkdtemp(prefix="tformer-bench-"))
+    threading.Thread(target=_delete_at_end, args=(folder,), daemon=True).start()
     try:
-        export(json.loads(sys.stdin.readline())["recipe_yaml"], folder)
+        export(json.loads(request)["recipe_yaml"], folder)
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         sys.stdout.write(json.dumps({"failed": " ".join(str(error).split())}) + "\n")

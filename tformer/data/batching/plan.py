@@ -5,8 +5,8 @@ the samples are sorted by length (with `sort_window`), cut into global batches b
 batches are shuffled, and each is split over the processes. A cursor (epoch, window, batch) is the only state: it
 resumes in O(1), or O(window) where lengths matter, and does not depend on the number of processes.
 
-`Prefetcher` prepares the next items in one thread while the current one is used. The corpus is memory-mapped and
-collating is short, so a thread hides it without the copies that processes would need.
+`Prefetcher` prepares the next items in one thread while the current one is used. A corpus is read from
+files and collating is short, so a thread hides it without the copies that processes would need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Token files: documents are cut into chunks, encoded, written once and memory-mapped for reading.
+"""Token files: documents are cut into chunks, encoded and written once; `array_files` reads them.
 
 A token cache is a folder of files with a checked header and one array each:
 
@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tformer import files
 from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError, StorageError, cannot_write
@@ -42,7 +43,6 @@ DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
 MAGIC = b"TFTOKENS"
 VERSION = 1
 SHARD_BYTES = 128 << 20
-VERIFY_BYTES = 64 << 20  # caches up to this size are verified when opened; of larger ones only the sizes
 
 _FIELDS = struct.Struct("<8sII32s32sIQQQQII")
 HEADER_BYTES = 128
@@ -55,8 +55,14 @@ Item = TypeVar("Item")
 # -- shard files -------------------------------------------------------------------------------------------------------
 
 
-class DamagedShardError(Exception):
-    """A cached file differs from what was written; it is made again from the text."""
+class DamagedShardError(InputError):
+    """A cached file differs from what was written; when it is opened again, it is made again from the text."""
+
+
+def damaged(path: Path | str, found: str) -> DamagedShardError:
+    """The error of a cached file that differs from what was written."""
+    hint = f"the next command tokenises the text anew; where it cannot, remove {Path(path).parent}"
+    return DamagedShardError(f"the cached tokens {path} are damaged: {found}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,13 @@ class ShardHeader:
         return (data + struct.pack("<I", zlib.crc32(data))).ljust(HEADER_BYTES, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> ShardHeader:
+    def unpack(cls, data: bytes, *, name: str) -> ShardHeader:
         size = _FIELDS.size
         if len(data) < HEADER_BYTES or struct.unpack("<I", data[size : size + 4])[0] != zlib.crc32(data[:size]):
-            raise DamagedShardError("header")
+            raise damaged(name, "the header's checksum does not fit")
         magic, version, *values = _FIELDS.unpack(data[:size])
         if magic != MAGIC or version != VERSION:
-            raise DamagedShardError(f"magic {magic!r}, version {version}")
+            raise damaged(name, f"magic {magic!r} and version {version}, expected {MAGIC!r} and {VERSION}")
         return cls(*values)
 
 
@@ -106,7 +112,7 @@ class ArrayWriter:
         self.path, self.dtype = path, dtype
         self.count, self._checksum = 0, 0
         try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by `close`)
+            self._descriptor: int | None = files.create(path)  # until `close`
         except OSError as error:
             raise storage_error(path, error) from error
         self._write(bytes(HEADER_BYTES))
@@ -121,23 +127,25 @@ class ArrayWriter:
         header = ShardHeader(
             item_bytes=self.dtype.itemsize, tokenizer=tokenizer, count=self.count, checksum=self._checksum, **facts
         )
+        assert self._descriptor is not None, "closed"
         try:
-            self._file.seek(0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
             self._write(header.pack())
-            os.fsync(self._file.fileno())
+            files.fsync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, error) from error
         finally:
-            self._file.close()
+            self.close()
 
     def close(self) -> None:
-        self._file.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
+        assert self._descriptor is not None, "closed"
         try:
-            while view:
-                view = view[self._file.write(view) :]
+            files.write(self._descriptor, data)
         except OSError as error:
             needed = HEADER_BYTES + self.count * self.dtype.itemsize + len(data)
             raise storage_error(self.path, error, needed=needed) from error
@@ -146,26 +154,6 @@ class ArrayWriter:
 def storage_error(path: Path, error: OSError, *, needed: int | None = None) -> StorageError:
     hint = "free some space, or set TFORMER_CACHE to a folder with more"
     return cannot_write(path, error, bytes_needed=needed, hint=hint)
-
-
-def map_array(path: Path, dtype: np.dtype[Any], *, tokenizer: bytes) -> tuple[np.ndarray, ShardHeader]:
-    """The file's array, memory-mapped read-only, and its header. Raises DamagedShardError if anything does not fit."""
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            header = ShardHeader.unpack(file.read(HEADER_BYTES))
-    except OSError as error:
-        raise DamagedShardError(f"{path.name}: {error}") from error
-    if header.tokenizer != tokenizer or header.item_bytes != dtype.itemsize:
-        raise DamagedShardError(f"{path.name}: written for another tokenizer")
-    if header.count < 1 or size != HEADER_BYTES + header.count * dtype.itemsize:
-        raise DamagedShardError(f"{path.name}: {size} bytes, expected {header.count} items")
-    return np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,)), header
-
-
-def verify_array(array: np.ndarray, header: ShardHeader) -> None:
-    if zlib.crc32(array.data) != header.checksum:
-        raise DamagedShardError("checksum")
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def _open_parquet(path: Path, rows_done: Callable[[], int] = lambda: 0) -> Itera
                     f"found {found!r}"
                 )
     try:
-        with ParquetFile(path, memory_map=True) as parquet:
+        with ParquetFile(path) as parquet:
             yield parquet
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
-from tformer.checkpoint.files import MANIFEST, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_locked, is_run
 from tformer.errors import InputError, Interrupted
+from tformer.files import MANIFEST, PICKLE_SUFFIXES
 from tformer.formatting import short_hash
 from tformer.interop.opening import is_foreign, open_checkpoint
 from tformer.loading import embedding_rows

@@ -3,6 +3,8 @@
 The warm process has imported PyTorch, training and evaluation, and forks a child for every command line: that saves
 each child the seconds of the imports. It computes nothing itself, so a forked child is a process like any other: it
 gives the same numbers, has its own exit code and signals, and its memory is measured for it alone.
+
+No child outlives the sweep: the warm process ends with the process that started it, and each child with the warm one.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import IO, Protocol
 import numpy as np
 
 from tformer.device import peak_resident_bytes
+from tformer.processes import end_with_parent, python_command
 
 POLL_SECONDS = 0.05
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -101,7 +104,7 @@ class Process:
     """A child that is started from scratch."""
 
     def __init__(self, words: Sequence[str], out: IO[bytes], messages: IO[bytes]) -> None:
-        command = [sys.executable, "-m", "tformer", *words]
+        command = python_command("tformer", *words)
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=messages, process_group=0
         )
@@ -126,7 +129,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 KILLED = (-int(signal.SIGKILL), 0)
 """The end of a child whose warm process was killed with it."""
 
-SERVER = "from tformer.workflows.sweep.children import serve; serve()"
+SERVER = "import sys; from tformer.workflows.sweep.children import serve; serve(*map(int, sys.argv[1:]))"
 
 
 @contextmanager
@@ -156,7 +159,7 @@ class _Warm:
         if self._process is None:
             number = self._far_end.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(number)],
+                [sys.executable, "-c", SERVER, str(number), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -205,9 +208,14 @@ class _Forked:
         self._ended = code, peak
 
 
-def serve() -> None:
-    """The warm process: fork a child for every list of words that arrives, until the connection ends."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+def serve(number: int, parent: int) -> None:
+    """The warm process: fork a child for every list of words that arrives, until the connection or `parent` ends.
+
+    number: the connection's file descriptor.
+    """
+    end_with_parent(parent)
+    warm = os.getpid()
+    connection = socket.socket(fileno=number)
     import tformer.tasks.evaluate
     import tformer.training.session  # noqa: F401
 
@@ -218,6 +226,7 @@ def serve() -> None:
             return
         child = os.fork()
         if child == 0:
+            end_with_parent(warm)
             connection.close()
             os.setpgid(0, 0)
             for number, file in enumerate(files, start=1):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer.checkpoint.files import parse_object, read_bounded, remove_tree, write_text
-from tformer.checkpoint.run import LOCK_NAME, RunLock, make_folders
+from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.errors import InputError, Interrupted, TformerError
+from tformer.files import make_folders, parse_object, read_bounded, remove_tree, write_text
 from tformer.formatting import fitted
 from tformer.recipe import recipe_to_data
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
