@@ -198,8 +198,16 @@ class Session:
         parts.schedule.load_state(self.state.schedule)
         parts.scaler.load_state(self.state.scaler)
         averages = checkpoint.ema()
-        if parts.ema is not None and averages is not None:
+        if parts.ema is None:
+            return
+        if averages is not None:
             parts.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
+        elif checkpoint.recipe.training.ema_decay is not None:
+            raise InputError(
+                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
+                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                hint="start a new run from its weights with --init-from",
+            )
 
     def _open_run(self) -> RunDirectory:
         """Create or reopen the run directory. Errors in other input are raised before."""
