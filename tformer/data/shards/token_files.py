@@ -13,19 +13,15 @@ A token cache is a folder of files with a checked header and one array each:
 
 The header of documents.bin, which is written last, holds the figures of the whole corpus; in the others they are 0.
 
-Long documents are cut where a tokenizer would cut anyway, so that the chunks have the ids of the whole document. A
-chunk ends after a newline between two characters that are no white space ("x\\n|y"). There the pre-tokenizers of
-byte-level BPE (GPT-2 and its successors), WordPiece, word and char models start a new word, and no normaliser joins the
-sides. (A pre-tokenizer that marks the start of a text, as SentencePiece's does, marks every chunk's.) A document that
-has no such place within `CHUNK_LIMIT` characters is cut before a single space, and without one at the limit, where a
-word may be split. Cuts depend on the document alone, never on the sizes of its pieces.
+Long documents are cut where a tokenizer would cut anyway (`tokenizer/pieces.py`): the chunks have the ids of the
+whole document. A document without such a place within `CHUNK_LIMIT` characters is cut there, and a word may be split.
+Cuts depend on the document alone, never on the sizes of its pieces.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -40,8 +36,8 @@ from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_sto
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError, StorageError, cannot_write
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
 
-BATCH_CHARACTERS = 1 << 20  # encoded at once, over the tokenizer's threads
 MARK_BYTES = 4096  # at least this much text between two marks
 DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
 MAGIC = b"TFTOKENS"
@@ -52,9 +48,6 @@ _FIELDS = struct.Struct("<8sII32s32sIQQQQII")
 HEADER_BYTES = 128
 CHUNK_CHARACTERS = 1 << 16
 CHUNK_LIMIT = 1 << 20
-
-_LINE_START = re.compile(r"(?<=\S)\n(?=\S)")
-_WORD_START = re.compile(r"(?<=\S) (?=\S)")
 
 Item = TypeVar("Item")
 
@@ -177,7 +170,7 @@ def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
             continue
         buffer, start = "".join(parts), 0
         while len(buffer) - start > (CHUNK_CHARACTERS if piece.ends_document else CHUNK_LIMIT):
-            cut = _find_cut(buffer, start)
+            cut = find_cut(buffer, start, size=CHUNK_CHARACTERS, limit=CHUNK_LIMIT)
             if cut == len(buffer):
                 break
             yield Piece(buffer[start:cut], False)
@@ -187,26 +180,6 @@ def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
             yield Piece(rest, True)
             rest = ""
         parts, length = [rest], len(rest)
-
-
-def _find_cut(text: str, start: int) -> int:
-    """The end of the chunk that begins at `start`: the end of the text, or at most `CHUNK_LIMIT` further."""
-    end, limit = start + CHUNK_CHARACTERS, min(start + CHUNK_LIMIT, len(text))
-    newline = _last(_LINE_START, "\n", text, start + 1, end)
-    if newline < 0 and (later := _LINE_START.search(text, end, limit)):
-        newline = later.start()
-    if newline >= 0:
-        return newline + 1
-    space = -1 if limit == len(text) else _last(_WORD_START, " ", text, start + 1, limit)
-    return limit if space < 0 else space
-
-
-def _last(pattern: re.Pattern[str], character: str, text: str, start: int, end: int) -> int:
-    """The last place in [start, end) where the pattern, which begins with `character`, matches; -1 if none does."""
-    place = text.rfind(character, start, end)
-    while place >= 0 and not pattern.match(text, place):
-        place = text.rfind(character, start, place)
-    return place
 
 
 def in_batches(
@@ -220,17 +193,7 @@ def in_batches(
 
     Raises Interrupted, with the name of the task, before a batch if `should_stop` returns true.
     """
-
-    batch: list[Item] = []
-    size = 0
-    for item in items:
-        batch.append(item)
-        size += characters(item)
-        if size >= BATCH_CHARACTERS:
-            raise_if_stopped(should_stop, task)
-            yield batch
-            batch, size = [], 0
-    if batch:
+    for batch in batches_of(items, characters, size=BATCH_CHARACTERS):
         raise_if_stopped(should_stop, task)
         yield batch
 
