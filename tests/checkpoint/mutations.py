@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -131,7 +132,7 @@ def change_value(document: Any, draw: Random) -> str:
     where, place, key = ".".join(map(str, path))[:60], _at(document, path[:-1]), path[-1]
     kind = draw.choice(["value", "value", "value", "type", "near", "remove", "add", "rename", "exchange"])
     if kind == "value":
-        place[key] = draw.choice(JUNK)
+        place[key] = deepcopy(draw.choice(JUNK))
     elif kind == "type":
         place[key] = draw.choice([str(place[key]), [place[key]], {"value": place[key]}])
     elif kind == "near" and isinstance(place[key], int | float) and not isinstance(place[key], bool):
@@ -142,7 +143,7 @@ def change_value(document: Any, draw: Random) -> str:
     elif kind == "remove":
         del place[key]
     elif kind == "add" and isinstance(place, dict):
-        place[draw.choice(["moon", "", "a.b", "__class__", "ünïcode"])] = draw.choice(JUNK)
+        place[draw.choice(["moon", "", "a.b", "__class__", "ünïcode"])] = deepcopy(draw.choice(JUNK))
     elif kind == "rename" and isinstance(place, dict):
         place[f"{key}_"] = place.pop(key)
     else:
