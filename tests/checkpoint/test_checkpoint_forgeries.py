@@ -59,6 +59,7 @@ RESUMED: dict[str, tuple[Change, str]] = {  # case: (change, words of the refusa
     "a batch beyond the data": (edited("trainer.json", lambda d: d["cursor"].update(batch=10**6)), "lie beyond"),
     "an epoch after the step": (edited("trainer.json", lambda d: d["cursor"].update(epoch=5)), "at most epoch 4"),
     "a step of another checkpoint": (edited("trainer.json", lambda d: d.update(step=3)), "expected 4"),
+    "the cursor removed": (edited("trainer.json", lambda d: d.pop("cursor")), "cursor: expected the data position"),
     "no cursor": (edited("trainer.json", lambda d: d.update(cursor=None)), "cursor: input should be"),
 }
 
