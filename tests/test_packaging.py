@@ -113,27 +113,24 @@ def locked(name: str, python: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_lock_has_a_version_and_a_hash_of_everything_that_the_tests_need(python: str) -> None:
-    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
-    needed += [
-        *tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"],
-        "editables",
-        "pip-audit",
-    ]
-    versions = locked("requirements.txt", python)
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"], "editables", "pip-audit"]
+    needed += tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    cpu, cuda = locked("requirements-cpu.txt", python), locked("requirements-cuda.txt", python)
+    assert cpu == {"torch": cuda["torch"] + "+cpu"}
+    assert {name.split("-")[0] for name in cuda} == {"cuda", "nvidia", "torch", "triton"}
+    versions = locked("requirements.txt", python) | cpu
     for requirement in map(Requirement, needed):
         if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
             assert requirement.specifier.contains(versions[requirement.name.lower().replace("_", "-")]), requirement
-    assert {name.split("-")[0] for name in locked("requirements-cuda.txt", python)} == {"cuda", "nvidia", "triton"}
 
 
 def test_every_line_of_the_lock_has_a_hash_and_no_place_of_download() -> None:
-    for name in ("requirements.txt", "requirements-cuda.txt"):
-        text = (CI / name).read_text()
+    for path in CI.glob("*.txt"):
+        text = path.read_text()
         assert "://" not in text and len(LOCKED.findall(text)) == text.count("==") - text.count("python_version ==")
-    torch = next(
-        match[2] for match in LOCKED.finditer((CI / "requirements.txt").read_text()) if match[1][:6] == "torch="
-    )
-    assert torch.count("sha256") == 2 * len(PYTHONS)  # the default build, and that for CPUs
+    for name in ("cpu", "cuda"):
+        torch = re.search(r"^torch==.*((?:\n    --hash=.*)+)", (CI / f"requirements-{name}.txt").read_text(), re.M)
+        assert torch is not None and torch[1].count("sha256") == len(PYTHONS)
     installs = [line for line in (CI / "run").read_text().splitlines() if "pip install" in line]
     assert len(installs) == 1 and "--require-hashes" in installs[0] and "--no-deps" in installs[0]
 
