@@ -286,8 +286,13 @@ def make_folders(folder: Path) -> None:
     fsync_dir(folder.parent)
 
 
+def encode_text(text: str) -> bytes:
+    r"""UTF-8. A byte of a file's name that is no UTF-8 becomes an escape (`\udcff`), which JSON reads back."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def write_text(path: Path, text: str) -> None:
-    data = text.encode("utf-8")
+    data = encode_text(text)
     write_file(path, [data], bytes_needed=len(data))
 
 

@@ -56,7 +56,7 @@ class _OutputFile:
             self._descriptor = files.create(self._temporary)
 
     def write(self, text: str) -> None:
-        self._pending.append(text.encode("utf-8"))
+        self._pending.append(files.encode_text(text))
         self._pending_bytes += len(self._pending[-1])
         if self._pending_bytes >= BUFFER_BYTES:
             self._flush()

@@ -76,7 +76,7 @@ def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool
     """
     began, stopped, observed = time.monotonic(), False, 0
     with tempfile.TemporaryFile() as out, log.open("ab") as messages:
-        messages.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
+        messages.write(os.fsencode(f"$ {subprocess.list2cmdline(['tformer', *words])}\n"))
         messages.flush()
         child = start(words, out, messages)
         try:
