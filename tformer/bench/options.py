@@ -399,9 +399,9 @@ def require_positive(**values: float | None) -> None:
 
 def require_threads(threads: int | None) -> None:
     """Raise InputError for a number of threads that no machine has; None was not given."""
-    require_positive(threads=threads)
     if threads is not None and threads > MOST_THREADS:
         raise InputError(f"--threads: found {threads}, expected {MOST_THREADS:,} at most")
+    require_positive(threads=threads)
 
 
 def refuse_folder(out: Path | None) -> None:

@@ -2,8 +2,8 @@
 
 Reading constructs nothing but mappings, lists, text, numbers, booleans and null. Refused, naming file and line:
 aliases and anchors (a few lines of them can describe gigabytes), tags (`!!python/object`), duplicate keys, several
-documents, nesting past `MAX_DEPTH`, more than `MAX_VALUES` values, and files over `MAX_BYTES`. Plain scalars follow YAML 1.2 where 1.1 is
-surprising: `1e-3` is a number, and `on`, `off`, `yes` and `no` are text.
+documents, nesting past `MAX_DEPTH`, more than `MAX_VALUES` values, and files over `MAX_BYTES`. Plain scalars follow
+YAML 1.2 where 1.1 is surprising: `1e-3` is a number, and `on`, `off`, `yes` and `no` are text.
 
 Writing quotes text wherever this reader or PyYAML would take it for something else.
 """
