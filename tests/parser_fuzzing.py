@@ -13,12 +13,13 @@ from tformer.errors import TformerError
 SECONDS = 5.0
 MAX_LINES = 6  # a recipe's mistakes are reported together, up to five
 PIECES = [
-    *(b"\n", b"\r", b"\r\n", b"\t", b" ", b",", b":", b"- ", b"? ", b"'", b'"', b"{", b"}", b"[", b"]", b"=", b"#", b"\\"),
-    *(b"&a ", b"*a", b"!!python/object:os.system ", b"!", b"%YAML 1.1\n", b"---\n", b"|\n", b">", b"<<", b"~", b"@", b"`"),
+    *(b"\n", b"\r", b"\r\n", b"\t", b" ", b",", b":", b"- ", b"? ", b"'", b'"', b"{", b"}", b"[", b"]", b"=", b"#"),
+    *(b"&a ", b"*a", b"!!python/object:os.system ", b"!", b"%YAML 1.1\n", b"---\n", b"|\n", b">", b"<<", b"~"),
     *(b"0", b"-1", b"1e999", b"9" * 400, b"9" * 5000, b"-" + b"9" * 400, b"nan", b".inf", b"NaN", b"Infinity", b"1_0"),
-    *(b"null", b"true", b"[]", b"{}", b"[[[[", b'{"a":', b"\\u0000", b"\\ud800", b"\\Uffffffff", b"\xef\xbb\xbf", b"\0"),
+    *(b"null", b"true", b"[]", b"{}", b"[[[[", b'{"a":', b"\\u0000", b"\\ud800", b"\\Uffffffff", b"\xef\xbb\xbf"),
     *("\x85".encode(), "\u2028".encode(), b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x1b[31m", "é😀".encode()),
-    *(b"\xff", b"\xc3", b"\xed\xa0\x80", b"kind", b"model", b"text", b"label", b"step", b"a" * 3000),
+    *(b"\0", b"@", b"`", b"\\", b"\xff", b"\xc3", b"\xed\xa0\x80", b"kind", b"model", b"text", b"label", b"step"),
+    b"a" * 3000,
 ]  # fmt: skip
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.errors import InputError
-from tformer.formatting import whole_number
+from tformer.formatting import as_one_line, fitted, whole_number
 from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
 from tformer.recipe.sections import Training
 from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, describe, parse_value
 
+MAX_SHOWN = 200  # characters of a --set that is none
 BATCH_SIZES = ("batch_size", "batch_tokens")
 """Keys of `training` that exclude each other."""
 
@@ -102,8 +103,9 @@ class Draft:
         """One `--set key=value` of the command line."""
         dotted, equals, value = text.partition("=")
         dotted = dotted.strip()
-        if not equals or not dotted:
-            raise InputError(f"--set: found '{text}', expected key=value", hint="for example --set optimizer.lr=1e-3")
+        if not equals or not dotted or not dotted.isprintable():
+            found = fitted(as_one_line(text), MAX_SHOWN)
+            raise InputError(f"--set: found '{found}', expected key=value", hint="for example --set optimizer.lr=1e-3")
         if dotted in NOT_SETTABLE:
             raise InputError(f"--set: {dotted} cannot be set: {NOT_SETTABLE[dotted]}")
         if dotted.count(".") >= MAX_DEPTH:
