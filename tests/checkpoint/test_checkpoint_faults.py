@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import StorageError
@@ -127,9 +127,9 @@ def test_order_of_writes_syncs_and_renames(run: RunDirectory, disk: Disk) -> Non
             (operation, name)
             for pointer in ("latest", "best")
             for operation, name in [
-                ("create", f".tmp-{pointer}"),
-                ("fsync", f".tmp-{pointer}"),
-                ("rename", f".tmp-{pointer}"),
+                ("create", f".tmp-{pointer}-{os.getpid()}"),
+                ("fsync", f".tmp-{pointer}-{os.getpid()}"),
+                ("rename", f".tmp-{pointer}-{os.getpid()}"),
                 ("fsync_dir", "checkpoints"),
             ]
         ],

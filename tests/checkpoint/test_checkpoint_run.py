@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import Disk, save, tree, umask
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory, list_runs
 from tformer.errors import InputError, RunInUseError, StorageError

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.manifest import read_manifest
 from tformer.errors import InputError
 from tformer.input_files import open_regular

@@ -9,12 +9,12 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.formatting import finite_or_none
 from tformer.input_files import open_regular
 
@@ -154,17 +154,4 @@ def _kept_samples(path: Path, step: int) -> Iterator[bytes]:
 
 def _rewrite(path: Path, kept: Callable[[], Iterator[bytes]]) -> None:
     if sum(len(line) for line in kept()) != os.path.getsize(path):  # lines are only ever left out
-        files.write_file(path, _blocks(kept()))
-
-
-def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines joined into chunks of about 1 MB."""
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        size += len(line)
-        if size >= 1 << 20:
-            yield b"".join(block)
-            block, size = [], 0
-    yield b"".join(block)
+        files.write_file(path, files.in_blocks(kept()))

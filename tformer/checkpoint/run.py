@@ -11,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tformer.checkpoint import catalog, files, logs
+from tformer import files
+from tformer.checkpoint import catalog, logs
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.logs import describe_environment
 from tformer.checkpoint.manifest import FILE_NAMES, file_names
 from tformer.errors import InputError, RunInUseError, StorageError
+from tformer.files import parse_object, read_bounded
 from tformer.recipe import Recipe, recipe_from_yaml
 
 LOCK_NAME = ".lock"
@@ -112,7 +113,7 @@ class RunDirectory:
         if path is not None:
             folder = Path(path)
             with files.storage_errors(folder):
-                make_folders(folder)
+                files.make_folders(folder)
         else:
             folder = _default_folder(Path(runs_dir), f"{_plain(arch)}-{_plain(preset or 'custom')}", resume=resume)
         if resume and (folder / files.MANIFEST).is_file():
@@ -128,7 +129,7 @@ class RunDirectory:
                 _require_empty(folder)
             run = cls(folder, lock=lock)
             with files.storage_errors(run.checkpoints_path):
-                make_folders(run.checkpoints_path)
+                files.make_folders(run.checkpoints_path)
                 files.fsync_dir(folder)
             run.sweep_temporaries()
         except BaseException:
@@ -211,15 +212,18 @@ class RunDirectory:
                     files.remove_tree(self.path / name)
             catalog.tidy(self.checkpoints_path)
 
-    def rewind(self, step: int) -> None:
-        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes."""
+    def rewind(self, step: int, *, keep_last: int | None = None) -> None:
+        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes.
+
+        keep_last: finish the pruning of an interrupted save; None: keep all checkpoints.
+        """
         self.cut_metrics(step)
         logs.cut_samples(self.path / "samples.txt", step)
         with files.storage_errors(self.checkpoints_path):
             for entry in reversed(self.checkpoints()):
                 if entry.step > step:
                     files.remove_tree(entry.path)
-            catalog.tidy(self.checkpoints_path)
+            catalog.tidy(self.checkpoints_path, keep_last=keep_last)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl; `values` holds its `step`. Non-finite numbers become null."""
@@ -281,7 +285,7 @@ def list_runs(runs_dir: str | Path = "runs") -> list[Path]:
 def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
     """Create the run directory with the next free number; mkdir decides between concurrent processes."""
     with files.storage_errors(runs_dir):
-        make_folders(runs_dir)
+        files.make_folders(runs_dir)
         numbered = re.compile(re.escape(stem) + r"-(\d{1,9})")
         taken = [int(match[1]) for name in os.listdir(runs_dir) if (match := numbered.fullmatch(name))]
         number = max(taken, default=0)
@@ -295,20 +299,6 @@ def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
                 continue
             files.fsync_dir(runs_dir)
             return runs_dir / f"{stem}-{number}"
-
-
-def make_folders(folder: Path) -> None:
-    """Create a folder and its parents, each synced."""
-    if folder.is_dir():
-        return
-    if os.path.lexists(folder):
-        raise InputError(f"{folder} is a file, expected a folder")
-    make_folders(folder.parent)
-    try:
-        files.mkdir(folder)
-    except FileExistsError:
-        return
-    files.fsync_dir(folder.parent)
 
 
 def _require_empty(folder: Path) -> None:

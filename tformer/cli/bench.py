@@ -139,8 +139,8 @@ def _measure_speed(options: SpeedOptions) -> None:
         from tformer.bench.machine import environment_line
         from tformer.bench.report import FAIRNESS, document, lines, report, tables
         from tformer.bench.speed import resolve, run_speed
-        from tformer.checkpoint.files import require_writable
         from tformer.checkpoint.logs import describe_environment
+        from tformer.files import require_writable
 
         bench, notes = resolve(options)
         if options.out is not None:
@@ -199,8 +199,8 @@ def attention(options: AttentionOptions) -> None:
         from tformer.bench.attention import resolve_attention, run_attention
         from tformer.bench.attention_report import document, lines, notes, settings_line, tables, write_report
         from tformer.bench.machine import environment_line
-        from tformer.checkpoint.files import require_writable
         from tformer.checkpoint.logs import describe_environment
+        from tformer.files import require_writable
         from tformer.formatting import binary_bytes, short_seconds
 
         bench, decided = resolve_attention(options)
@@ -297,8 +297,8 @@ def all_(options: AllOptions) -> None:
 
         from tformer.bench.quality import check
         from tformer.bench.suite import Progress, cases_for, quality_for, run_all
-        from tformer.checkpoint.files import require_writable
         from tformer.device import resolve_device
+        from tformer.files import require_writable
 
         device = resolve_device(options.device)
         require_writable(options.out.parent)
@@ -352,8 +352,7 @@ def _show_tables(tables: Sequence[Table]) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    from tformer.checkpoint.files import write_text
-    from tformer.checkpoint.run import make_folders
+    from tformer.files import make_folders, write_text
 
     make_folders(out.parent)
     write_text(out, text)

@@ -15,7 +15,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import torch  # loads the OpenMP library that the kernels link to
 
+from tformer import files
 from tformer.device import default_cache_dir
 from tformer.processes import bound_command
 
@@ -115,18 +115,14 @@ def find_compiler() -> str | None:
 
 def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
     """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
-    os.close(handle)
-    try:
-        sources = [str(path) for path in _sources() if path.suffix == ".c"]
-        command = [compiler, *flags, *sources, "-o", name, "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
+    sources = [str(path) for path in _sources() if path.suffix == ".c"]
+    with files.replacing(target) as made:
+        command = [compiler, *flags, *sources, "-o", str(made), "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
         subprocess.run(
             bound_command(command), check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS
         )
-        os.chmod(name, 0o700)
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        os.chmod(made, 0o700)
+        files.sync_file(made)
 
 
 def open_at(path: Path) -> ctypes.CDLL:

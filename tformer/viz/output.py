@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.checkpoint.files import write_file
-from tformer.errors import InputError, cannot_write, did_you_mean
+from tformer.errors import InputError, did_you_mean
+from tformer.files import make_folders, storage_errors, write_file
 
 FORMATS = ("html", "png", "svg", "terminal", "json", "csv")
 SUFFIXES = {".html": "html", ".htm": "html", ".png": "png", ".svg": "svg", ".txt": "terminal", ".json": "json",
@@ -72,11 +72,9 @@ def write_output(output: Output, content: str | bytes) -> None:
             stream.write(raw)
         sys.stdout.flush()
         return
-    try:
-        output.path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(output.path, error) from error
-    write_file(output.path, [raw])
+    with storage_errors(output.path, bytes_needed=len(raw)):
+        make_folders(output.path.parent)
+    write_file(output.path, [raw], bytes_needed=len(raw))
 
 
 def _by_suffix(output: Path, offered: Sequence[str], default: str) -> str:

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from tformer.build import count_parameters
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.files import MANIFEST
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
 from tformer.errors import InputError
+from tformer.files import MANIFEST
 from tformer.loading import embedding_rows
 from tformer.metrics import lower_is_better
 from tformer.recipe.recipe import Recipe

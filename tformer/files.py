@@ -1,7 +1,8 @@
 """Reading untrusted files within bounds, and writing files and folders durably: whole or not at all.
 
-All writing in this package goes through the small functions below as attributes of this module (`files.write(...)`), so
-that a test can fail or kill at the N-th call and read back the order of writes, syncs and renames.
+Everything that tformer writes goes through this module, mostly through `write_file`, `replacing` and
+`publish_directory`. Its small functions are called as attributes (`files.write(...)`), so that a test can fail or kill
+at the N-th call and read back the order of writes, syncs and renames.
 
 Files are created with mode 0666 and folders with 0777, which the umask then narrows: never `tempfile`, whose mode 0600
 stays after a rename.
@@ -104,6 +105,15 @@ def fsync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """Sync the content of a file that something else wrote."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def fsync_dir(path: Path) -> None:
     """Sync the names in a folder: a rename is on disk only after this."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -184,7 +194,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int
     return size, digest.hexdigest()
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, bytes_needed: int | None = None) -> None:
     """Replace a file by rename; a symbolic link is followed once, so that the link stays a link.
 
     A pipe or a device, such as /dev/null, is written to and never replaced.
@@ -193,24 +203,92 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         StorageError: the disk is full or read-only; the old file is untouched and the temporary one is removed.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(TEMPORARY + target.name)
-    with storage_errors(path):
-        if target.exists() and not target.is_file() and not target.is_dir():
+    with storage_errors(path, bytes_needed=bytes_needed):
+        if is_stream(target):
             with open(target, "wb") as stream:
                 stream.writelines(chunks)
             return
-        try:
+        with replacing(target) as temporary:
             write_durably(temporary, chunks)
-            rename(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unlink(temporary)
-            raise
-        fsync_dir(target.parent)
+
+
+def is_stream(target: Path) -> bool:
+    """Whether it is a pipe or a device, which cannot be replaced by rename."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target`, to be filled and synced; it becomes `target` at the end.
+
+    After an exception it is removed, and `target` is what it was.
+    """
+    temporary = temporary_beside(target)
+    try:
+        yield temporary
+        rename(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unlink(temporary)
+        raise
+    fsync_dir(target.parent)
+
+
+def temporary_beside(target: Path) -> Path:
+    """The path of this process's temporary file for `target`; those that killed processes left are removed.
+
+    The name holds the process id, so that two processes that write the same file do not mix their content.
+    """
+    stem = f"{TEMPORARY}{target.name}-"
+    with contextlib.suppress(PermissionError):  # a folder may be writable and not readable
+        for name in os.listdir(target.parent):
+            number = name.removeprefix(stem)
+            if number != name and number.isdecimal() and not _is_alive(int(number)):
+                with contextlib.suppress(FileNotFoundError):
+                    unlink(target.with_name(name))
+    return target.with_name(f"{stem}{os.getpid()}")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def in_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines joined into chunks of about 1 MB."""
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= 1 << 20:
+            yield b"".join(block)
+            block, size = [], 0
+    yield b"".join(block)
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and its parents, each synced."""
+    if folder.is_dir():
+        return
+    if os.path.lexists(folder):
+        raise InputError(f"{folder} is a file, expected a folder")
+    make_folders(folder.parent)
+    try:
+        mkdir(folder)
+    except FileExistsError:
+        return
+    fsync_dir(folder.parent)
 
 
 def write_text(path: Path, text: str) -> None:
-    write_file(path, [text.encode("utf-8")])
+    data = text.encode("utf-8")
+    write_file(path, [data], bytes_needed=len(data))
 
 
 def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
@@ -285,8 +363,8 @@ def require_writable(target: Path) -> None:
     folder = _nearest(target)
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, expected a folder")
-    probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
     with storage_errors(target):
+        probe = temporary_beside(folder / "probe")
         try:
             descriptor = create(probe)
             try:
