@@ -1,8 +1,9 @@
 """Child processes of a sweep: `tformer WORDS`, run to its end, forked from a warm process or started from scratch.
 
-The warm process has imported PyTorch, training and evaluation, and forks a child for every command line: that saves
-each child the seconds of the imports. It computes nothing itself, so a forked child is a process like any other: it
-gives the same numbers, has its own exit code and signals, and its memory is measured for it alone.
+The warm process has imported PyTorch (also what its optimizers import later), training and evaluation, and forks a
+child for every command line: that saves each child the seconds of the imports. It computes nothing itself, so a forked
+child is a process like any other: it gives the same numbers, has its own exit code and signals, and its memory is
+measured for it alone.
 
 No child outlives the sweep: the warm process ends with the process that started it, and each child with the warm one.
 """
@@ -216,6 +217,7 @@ def serve(number: int, parent: int) -> None:
     end_with_parent(parent)
     warm = os.getpid()
     connection = socket.socket(fileno=number)
+
     import tformer.tasks.evaluate
     import tformer.training.session  # noqa: F401
 
