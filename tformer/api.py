@@ -483,10 +483,8 @@ def _warn_of_long(count: int, length: int, *, stacklevel: int = 3) -> None:
         warnings.warn(f"{count:,} texts are longer than {length} tokens and were cut", stacklevel=stacklevel)
 
 
-def _warn_of_cut(number: int, length: int, limit: int) -> None:
-    warnings.warn(
-        f"prompt {number} has {length} tokens, the model's context holds {limit}: only its end is read", stacklevel=5
-    )
+def _warn_of_cut(number: int, size: str, limit: int) -> None:
+    warnings.warn(f"prompt {number} has {size}, the model's context holds {limit}: only its end is read", stacklevel=5)
 
 
 @contextmanager

@@ -188,7 +188,8 @@ def test_verify_says_ok_or_what_is_wrong(cli: Cli, make_run: Callable[..., Path]
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
     outcome = cli("inspect", run, "--verify")
-    assert outcome.code == 2 and "model.safetensors is damaged" in outcome.out and outcome.err == "1 problem\n"
+    assert outcome.code == 2 and "model.safetensors is damaged" in outcome.out
+    assert outcome.err == f"error: {weights.parent}: found 1 problem, expected none\n"
     [verdict] = json.loads(cli("inspect", run, "--verify", "--json").out)
     assert not verdict["ok"] and len(verdict["problems"]) == 1
 

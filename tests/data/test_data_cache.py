@@ -131,12 +131,16 @@ def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenised:
     corpus = tokenised(rows)
     (entry,) = entries(tmp_path / "cache")
     data = (entry / "tokens-00000.bin").read_bytes()
-    header = ShardHeader.unpack(data[:HEADER_BYTES])
+    header = ShardHeader.unpack(data[:HEADER_BYTES], name="tokens-00000.bin")
     assert data.startswith(b"TFTOKENS")
     assert header.item_bytes == 2 and header.count == len(corpus)
     assert header.tokenizer.hex() == ByteTokenizer().sha256
     assert np.frombuffer(data, dtype="<u2", offset=HEADER_BYTES).tolist() == ids_of(corpus)
-    assert isinstance(corpus.shards[0], np.memmap) and isinstance(corpus.document_offsets, np.memmap)
+    assert corpus.files == (), "a small corpus is kept in memory, a large one read from its files"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tformer.data.shards.corpus.MEMORY_BYTES", 0)
+        large = tokenised(rows)
+    assert [file.path for file in large.files] == [entry / "tokens-00000.bin"] and ids_of(large) == ids_of(corpus)
 
 
 def test_token_dtype_fits_the_vocabulary() -> None:
@@ -240,7 +244,7 @@ def test_damaged_cache_is_rebuilt(
 def test_header_that_lies_is_refused() -> None:
     for data in (b"", bytes(HEADER_BYTES), b"x" * HEADER_BYTES):
         with pytest.raises(DamagedShardError):
-            ShardHeader.unpack(data)
+            ShardHeader.unpack(data, name="tokens-00000.bin")
 
 
 def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel
+from tformer.tokenizer.pieces import Truncation, batches_of, ends_of, is_long, pieces_of
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
 
 
@@ -158,25 +159,72 @@ class Tokenizer:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
-    def encode(self, text: str, *, template: bool = False) -> list[int]:
-        """Ids of one text; with `template`, the special tokens of the template around it."""
-        return self.encode_batch([text], template=template)[0]
+    def encode(
+        self, text: str, *, template: bool = False, most: int | None = None, keep: Truncation = "head"
+    ) -> list[int]:
+        """Ids of one text; with `template`, the special tokens of the template around it. See `encode_batch`."""
+        return self.encode_batch([text], template=template, most=most, keep=keep)[0]
 
-    def encode_batch(self, texts: Sequence[str], *, template: bool = False) -> list[list[int]]:
-        """Ids of many texts, on all processors. Raises InputError for text that is not Unicode."""
+    def encode_batch(
+        self, texts: Sequence[str], *, template: bool = False, most: int | None = None, keep: Truncation = "head"
+    ) -> list[list[int]]:
+        """Ids of many texts, on all processors. Raises InputError for text that is not Unicode.
+
+        Args:
+            most: the caller uses at most this number of tokens of a text. Of a long text with more tokens, only more
+                than `most` of the part that is kept are given: its first, its last, or both.
+        """
         try:
-            if self._characters is not None and not template:
-                return [self._characters.encode(self.normalize(text)) for text in texts]
-            return [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=template)]
+            result: list[list[int]] = []
+            for batch in batches_of(texts, len):
+                short = [text for text in batch if template or not is_long(text)]
+                encoded = iter(self._encode_whole(short, template=template))
+                result += [
+                    next(encoded) if template or not is_long(text) else self._encode_long(text, most, keep)
+                    for text in batch
+                ]
+            return result
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode(texts, error) from error
 
-    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last."""
+    def _encode_whole(self, texts: list[str], *, template: bool = False) -> list[list[int]]:
+        if self._characters is not None and not template:
+            return [self._characters.encode(self.normalize(text)) for text in texts]
+        return [e.ids for e in self._rust.encode_batch_fast(texts, add_special_tokens=template)]
+
+    def _encode_long(self, text: str, most: int | None, keep: Truncation) -> list[int]:
+        if most is None:
+            batches = batches_of((piece for _, piece in pieces_of(text)), len)
+            return [token for batch in batches for ids in self._encode_whole(batch) for token in ids]
+        return [token for _, ids in ends_of(text, most, keep, self._encode_piece, len) for token in ids]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        return self._encode_whole([piece])[0]
+
+    def count(self, text: str) -> int:
+        """The number of tokens of one text."""
+        return sum(len(self._encode_piece(piece)) for _, piece in pieces_of(text))
+
+    def encode_spans(
+        self, text: str, *, most: int | None = None, keep: Truncation = "head"
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last.
+
+        `most` and `keep` are those of `encode_batch`.
+        """
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
         try:
-            encoding = self._rust.encode(text, add_special_tokens=False)
+            parts = ends_of(text, most, keep, self._encode_piece_spans, lambda part: len(part[0]))
+            for place, (part_ids, part_spans) in parts:
+                ids += part_ids
+                spans += part_spans if place == 0 else [(place + start, place + stop) for start, stop in part_spans]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([text], error) from error
+        return ids, spans
+
+    def _encode_piece_spans(self, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._rust.encode(piece, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:

@@ -86,6 +86,7 @@ class Hooks:
     sample: Callable[[int], str | None]  # at this step; "": no sample is due; None: interrupted
     save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
     should_stop: Callable[[], bool]
+    check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
 
 
@@ -120,9 +121,19 @@ class Trainer:
         self._term_names: tuple[str, ...] = ()  # names of the terms; empty for a loss of one term
 
     def run(self) -> TrainerState:
-        """Train until the last step, the deadline, early stopping or an interruption; save the state in each case."""
-        state, training = self.state, self.training
+        """Train until the last step, the deadline, early stopping or an interruption; save the state in each case.
+
+        Raises InputError for data that can no longer be read, after saving the state.
+        """
         keep_freed_memory()
+        try:
+            return self._run()
+        except InputError:
+            self._leave()
+            raise
+
+    def _run(self) -> TrainerState:
+        state, training = self.state, self.training
         steps_here = 0
         if not state.validated:
             if not self._validate():
@@ -131,6 +142,7 @@ class Trainer:
         while state.step < training.max_steps and not state.finished:
             if self._must_stop():
                 return self._leave()
+            self.hooks.check_data()
             self._step()
             self.observer.stepped(state.step)
             steps_here += 1

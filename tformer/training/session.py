@@ -17,6 +17,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
+from tformer.data.shards.array_files import BackgroundCheck
 from tformer.errors import InputError, Interrupted
 from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
@@ -197,8 +198,16 @@ class Session:
         parts.schedule.load_state(self.state.schedule)
         parts.scaler.load_state(self.state.scaler)
         averages = checkpoint.ema()
-        if parts.ema is not None and averages is not None:
+        if parts.ema is None:
+            return
+        if averages is not None:
             parts.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
+        elif checkpoint.recipe.training.ema_decay is not None:
+            raise InputError(
+                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
+                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                hint="start a new run from its weights with --init-from",
+            )
 
     def _open_run(self) -> RunDirectory:
         """Create or reopen the run directory. Errors in other input are raised before."""
@@ -255,6 +264,7 @@ class Session:
             shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
         self.work = replace(self.work, progress=display.progress)
+        check = BackgroundCheck(prepared.data.files)
         trainer = Trainer(
             self.parts,
             Hooks(
@@ -262,6 +272,7 @@ class Session:
                 sample=self._sample,
                 save=self._save,
                 should_stop=self.should_stop,
+                check_data=check.raise_if_damaged,
                 log_metrics=self._log_metrics,
             ),
             display,
@@ -276,13 +287,22 @@ class Session:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
         status: Status = "failed"
         try:
-            with display:
+            with display, check:
                 state = trainer.run()
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
+        except InputError as error:  # data that can no longer be read
+            if self.state.step:
+                saved = f"saved at step {self.state.step}, {self._how_to_continue}"
+                error.hint = "; ".join(filter(None, (saved, error.hint)))
+            raise
         finally:
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step)
+
+    @property
+    def _how_to_continue(self) -> str:
+        return f"continue with: tformer train --resume --out {self.run.path}"
 
     def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
@@ -291,7 +311,7 @@ class Session:
             raise Interrupted(
                 f"interrupted: {saved}",
                 signal_number=signal.SIGINT,
-                hint=f"continue with: tformer train --resume --out {self.run.path}",
+                hint=self._how_to_continue,
             )
         if state.step == first_step and first_step >= training.max_steps:
             self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)
