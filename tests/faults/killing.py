@@ -132,7 +132,7 @@ class Place:
                     if until is not None and seconds >= until:
                         os.kill(child.pid, signal.SIGKILL)
                         break
-                    time.sleep(0.002)
+                    time.sleep(0.005)
                 while ended is None:
                     ended = child.poll()
             finally:

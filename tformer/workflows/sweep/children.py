@@ -11,6 +11,7 @@ No child outlives the sweep: the warm process ends with the process that started
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -222,6 +223,7 @@ def serve(number: int, parent: int) -> None:
     import tformer.training.session  # noqa: F401
 
     ranges = resident_ranges()
+    gc.freeze()  # no child collects, and thereby copies, what all of them share
     while True:
         message, files, *_ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2)
         if not message:
