@@ -239,7 +239,6 @@ def test_every_light_command_answers_on_every_broken_run(cli: Cli, broken_runs: 
             ["runs", "show"],
             ["inspect"],
             ["runs", "compare", whole],
-            ["viz-pe", "--run"],
         ):
             told(cli, *command, run)
         told(cli, "viz-pe", "--run", run, "-o", tmp_path / "page.html")
