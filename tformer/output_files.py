@@ -28,8 +28,8 @@ def open_output(path: Path | None) -> Iterator[Write]:
         return
     target = require_writable(path)
     if files.is_stream(target):
-        with target.open("w", encoding="utf-8", newline="") as file:
-            yield file.write
+        with files.open_sink(target) as stream:
+            yield lambda text: stream.write(text.encode("utf-8"))
         return
     output = _OutputFile(path, target)
     try:

@@ -65,6 +65,8 @@ def writer(run: Path) -> str | None:
         descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InputError(f"cannot read {run / LOCK_NAME}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -175,6 +177,10 @@ class RunDirectory:
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    @property
+    def samples_path(self) -> Path:
+        return self.path / "samples.txt"
+
     def checkpoints(self) -> list[Entry]:
         """Complete checkpoints in the order of their steps."""
         return catalog.scan(self.checkpoints_path)
@@ -218,7 +224,7 @@ class RunDirectory:
         keep_last: finish the pruning of an interrupted save; None: keep all checkpoints.
         """
         self.cut_metrics(step)
-        logs.cut_samples(self.path / "samples.txt", step)
+        logs.cut_samples(self.samples_path, step)
         with files.storage_errors(self.checkpoints_path):
             for entry in reversed(self.checkpoints()):
                 if entry.step > step:
@@ -236,7 +242,7 @@ class RunDirectory:
         return logs.read_metrics(self.metrics_path)
 
     def append_sample(self, step: int, text: str) -> None:
-        logs.append(self.path / "samples.txt", logs.sample_text(step, text))
+        logs.append(self.samples_path, logs.sample_text(step, text))
 
     def write_recipe(self, text: str) -> None:
         files.write_text(self.path / "recipe.yaml", text)

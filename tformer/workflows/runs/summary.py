@@ -27,6 +27,7 @@ from tformer.recipe.recipe import Recipe
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 SPLITS = ("train", "valid")
+MAX_METRICS_BYTES = 256 << 20  # a million lines
 
 T = TypeVar("T")
 
@@ -164,7 +165,13 @@ class Logged:
 
 
 def read_logged(run: RunDirectory) -> Logged:
-    """The records that a summary needs, in memory that does not grow with the file."""
+    """The records that a summary needs, in memory that does not grow with the file.
+
+    Raises InputError for a file of more than `MAX_METRICS_BYTES`.
+    """
+    path = run.path / "metrics.jsonl"
+    if path.is_file() and (size := path.stat().st_size) > MAX_METRICS_BYTES:
+        raise InputError(f"{path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}")
     splits: dict[str, dict[str, Record]] = {}
     step = 0
     for record in run.metrics():
