@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tformer.kernels.library import AttentionArguments, LinearArguments, load
+from tformer.kernels.library import AttentionArguments, CallArguments, LinearArguments, load
+
+# As in linear.h.
+FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.uint8: 3}
+SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}
+GROUP, UNIT = 32, 128
 
 
 class Kernels:
@@ -25,10 +30,34 @@ class Kernels:
         self._library = library
 
     def linear(
-        self, weight_OD: Tensor, bias_O: Tensor | None, *, scales_O: Tensor | None, out_dtype: torch.dtype
-    ) -> FewRows:
-        """x -> x W^T + b for a weight in bf16, or in int8 with `scales_O`, the value of 1 in each row."""
-        return FewRows(self._library, weight_OD, bias_O, scales_O, out_dtype)
+        self,
+        weight_OD: Tensor,
+        bias_O: Tensor | None,
+        *,
+        scales: Tensor | None = None,
+        in_features: int | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Product:
+        """x -> x W^T + b for a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it.
+
+        in_features: of a weight from `round_groups`. out_dtype: by default that of x.
+        """
+        return Product(self._library, weight_OD, bias_O, scales, in_features or weight_OD.shape[1], out_dtype)
+
+    def round_groups(self, weight_OD: Tensor) -> tuple[Tensor, Tensor]:
+        """A bf16 or fp32 weight in 4 bits, uint8 [O, bytes]; a scale for each 32 numbers of a row, bf16 [O, groups].
+
+        A group's scale is the one of the smallest squared error among ten.
+        """
+        weight_OD = weight_OD.contiguous()
+        rows, inner = weight_OD.shape
+        groups = -(-inner // UNIT) * UNIT // GROUP
+        packed = weight_OD.new_empty(rows, groups * GROUP // 2, dtype=torch.uint8)
+        scales = weight_OD.new_empty(rows, groups, dtype=torch.bfloat16)
+        wide = _is_wide(weight_OD)
+        to = packed.data_ptr(), scales.data_ptr()
+        self._library.round_groups(weight_OD.data_ptr(), wide, rows, inner, *to, torch.get_num_threads())
+        return packed, scales
 
     def attend(
         self,
@@ -40,14 +69,14 @@ class Kernels:
         mask: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q k^T scale + bias) v in bf16, [B, H, T, v] with the heads innermost in memory; fp32 inside.
+        """softmax(q k^T scale + bias) v in bf16 or fp32, [B, H, T, v] with the heads innermost in memory; fp32 inside.
 
         mask: bool, bias: fp32, both broadcastable to [B, H, T, S]. A query whose keys are all masked gets zeros.
         """
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTh, k_BKSh, v_BKSv))
         (batch, heads, num_queries, head_dim), (num_kv_heads, num_keys) = q.shape, k.shape[1:3]
         # The library reads at addresses: wrong shapes would read other memory.
-        assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and heads % num_kv_heads == 0
+        assert q.dtype == k.dtype == v.dtype and heads % num_kv_heads == 0
         assert k.shape == (batch, num_kv_heads, num_keys, head_dim) and v.shape[:3] == k.shape[:3]
         assert (mask is None or mask.dtype == torch.bool) and (bias is None or bias.dtype == torch.float32)
         full = (batch, heads, num_queries, num_keys)
@@ -74,6 +103,7 @@ class Kernels:
             _strides(mask),
             _strides(bias),
             scale,
+            _is_wide(q),
         )
         _check(self._library.attend(ctypes.addressof(arguments), torch.get_num_threads()))
         return out_BTHv.transpose(1, 2)
@@ -108,46 +138,47 @@ class Kernels:
         return values_Rk, indices_Rk
 
 
-class FewRows:
-    """The product of one weight for few rows; holds references to the tensors that the library reads."""
+class Product:
+    """The product of one weight; holds references to the tensors that the library reads."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         weight_OD: Tensor,
         bias_O: Tensor | None,
-        scales_O: Tensor | None,
-        out_dtype: torch.dtype,
+        scales: Tensor | None,
+        in_features: int,
+        out_dtype: torch.dtype | None,
     ) -> None:
         self.weight = weight_OD.contiguous()
-        self.out_dtype, self.out_features = out_dtype, len(weight_OD)
+        self.in_features, self.out_features, self.out_dtype = in_features, len(weight_OD), out_dtype
         self._bias = None if bias_O is None else bias_O.float().contiguous()
-        self._scales = None if scales_O is None else scales_O.float().contiguous()
-        self._totals = None if scales_O is None else _row_sums(weight_OD)
+        self._scales = None if scales is None else scales.contiguous()
+        self._totals = _row_sums(weight_OD) if weight_OD.dtype == torch.int8 else None
+        assert scales is None or scales.dtype == SCALES[weight_OD.dtype]
         self._arguments = LinearArguments(
             self.weight.data_ptr(),
             _address(self._bias),
             _address(self._scales),
             _address(self._totals),
-            weight_OD.shape[1],
+            in_features,
             self.out_features,
-            out_dtype == torch.float32,
+            FORMATS[weight_OD.dtype],
         )
-        self._address = ctypes.addressof(self._arguments)
-        self._bf16, self._int8 = library.linear_bf16, library.linear_int8
+        self._call = CallArguments()
+        self._addresses = ctypes.addressof(self._arguments), ctypes.addressof(self._call)
+        self._linear = library.linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [*, D] -> [*, O]. x is bf16, beside an int8 weight also fp32."""
-        assert x.shape[-1] == self.weight.shape[1]
-        assert x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and self._scales is not None)
+        """x [*, D] in bf16 or fp32 -> [*, O]."""
+        assert x.shape[-1] == self.in_features
         x = x.contiguous()
-        out = x.new_empty(*x.shape[:-1], self.out_features, dtype=self.out_dtype)
-        rows, threads = x.numel() // x.shape[-1], torch.get_num_threads()
-        if self._scales is None:
-            self._bf16(self._address, x.data_ptr(), out.data_ptr(), rows, threads)
-        else:
-            wide = x.dtype == torch.float32
-            _check(self._int8(self._address, x.data_ptr(), wide, out.data_ptr(), rows, threads))
+        dtype = self.out_dtype or x.dtype
+        out = x.new_empty(*x.shape[:-1], self.out_features, dtype=dtype)
+        call = self._call
+        call.x, call.y, call.rows = x.data_ptr(), out.data_ptr(), x.numel() // self.in_features
+        call.x_wide, call.y_wide = _is_wide(x), _is_wide(out)
+        _check(self._linear(*self._addresses, torch.get_num_threads()))
         return out
 
 
@@ -160,6 +191,12 @@ def find(*, may_build: bool = True) -> Kernels | None:
 def _row_sums(x_OD: Tensor) -> Tensor:
     """int32 [O]; in parts, because PyTorch widens the whole tensor before it adds."""
     return torch.cat([rows.sum(1, dtype=torch.int32) for rows in x_OD.split(2048)])
+
+
+def _is_wide(x: Tensor) -> bool:
+    """Whether the numbers are fp32; else they are bf16."""
+    assert x.dtype in (torch.float32, torch.bfloat16)
+    return x.dtype == torch.float32
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -26,11 +26,14 @@ import torch  # loads the OpenMP library that the kernels link to
 
 from tformer.device import default_cache_dir
 
-SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true")
+SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true", "avx2", "plain")
 COMPILERS = ("cc", "gcc", "clang")
 LAUNCHERS = ("ccache", "sccache", "distcc")  # may precede a compiler in $CC
 # Without the last two flags loops stay scalar; floating-point exceptions are not used here.
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=gnu11", "-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+# By the switch: the instructions of a processor with AVX2 and FMA, or only those that every processor has.
+INSTRUCTIONS = {"avx2": ("-march=x86-64-v3",), "plain": ()}
+NATIVE = ("-march=native",)
 OPENMP = ("libgomp", "libiomp", "libomp.", "libomp-")
 BUILD_SECONDS = 60
 RETRY_SECONDS = 24 * 3600  # after a failed build: the next commands do not wait for another attempt
@@ -48,7 +51,18 @@ class LinearArguments(ctypes.Structure):
         ("totals", POINTER),
         ("inner", LONG),
         ("columns", LONG),
-        ("wide", INT),
+        ("format", INT),
+    ]
+
+
+class CallArguments(ctypes.Structure):
+    """`struct call` of linear.h."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("x", "residual", "y", "gain", "shift")),
+        ("rows", LONG),
+        ("epsilon", ctypes.c_float),
+        *((name, INT) for name in ("x_wide", "y_wide", "norm", "activation", "gated")),
     ]
 
 
@@ -64,12 +78,13 @@ class AttentionArguments(ctypes.Structure):
         ("mask_strides", LONG * 4),
         ("bias_strides", LONG * 4),
         ("scale", ctypes.c_float),
+        ("wide", INT),
     ]
 
 
 SIGNATURES = {
-    "linear_bf16": (None, [POINTER, POINTER, POINTER, LONG, INT]),
-    "linear_int8": (INT, [POINTER, POINTER, INT, POINTER, LONG, INT]),
+    "linear": (INT, [POINTER, POINTER, INT]),
+    "round_groups": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "round_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "rescale_rows": (None, [POINTER, INT, LONG, LONG, POINTER, POINTER, INT]),
     "attend": (INT, [POINTER, INT]),
@@ -112,8 +127,17 @@ def find_compiler() -> str | None:
     return next((found for name in (*chosen, *COMPILERS) if (found := shutil.which(name))), None)
 
 
-def build(compiler: str, target: Path, flags: Sequence[str] = FLAGS) -> None:
-    """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long."""
+def instructions() -> tuple[str, ...]:
+    """The compiler's flags for the processor's instructions, or for those that the switch names."""
+    return INSTRUCTIONS.get(os.environ.get(SWITCH, "").lower(), NATIVE)
+
+
+def build(compiler: str, target: Path, flags: Sequence[str] | None = None) -> None:
+    """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long.
+
+    flags: by default those of `instructions`, in addition to FLAGS.
+    """
+    flags = [*FLAGS, *(instructions() if flags is None else flags)]
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
     os.close(handle)
     try:
@@ -169,7 +193,7 @@ def _is_ours(path: Path) -> bool:
 def _digest(compiler: str) -> str:
     found = Path(compiler).resolve()
     machine = [platform.machine(), _processor(), *_threads_of_pytorch()]
-    parts = [*FLAGS, str(found), str(found.stat().st_mtime_ns), *machine]
+    parts = [*FLAGS, *instructions(), str(found), str(found.stat().st_mtime_ns), *machine]
     digest = hashlib.sha256(os.fsencode("\0".join(parts)))
     for path in _sources():
         digest.update(path.read_bytes())
