@@ -122,7 +122,7 @@ def _size(model: Transformer) -> int:
 
 
 def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
-    """Store the matrices of products in `dtype`, and compute in it or in `compute_dtype`.
+    """Store the matrices of products in `dtype`, and compute in it, or in `compute_dtype` with biases in that.
 
     For inference: masters are not kept.
     """
@@ -130,7 +130,7 @@ def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.d
     for module in model.modules():
         if isinstance(module, Linear) or _is_plain_head(module):
             for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.to(dtype)
+                parameter.data = parameter.data.to(dtype if parameter.ndim > 1 else model.compute_dtype)
 
 
 def prepare_inference(
@@ -151,8 +151,9 @@ def prepare_inference(
     keep_freed_memory()
     compute_dtype = dtype
     if device.type == "cpu":
-        kernels = find(may_build=_size(model) >= WORTH_A_BUILD)
-        set_kernels(kernels)
+        set_kernels(kernels := find(may_build=_size(model) >= WORTH_A_BUILD))
+        if not is_possible(kind, device):
+            set_kernels(kernels := find())
         if dtype == torch.bfloat16 and kernels is not None and not has_bf16_instructions():
             compute_dtype = torch.float32
     cast_matrices(model, dtype, compute_dtype)
@@ -169,16 +170,21 @@ def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | N
         raise InputError(f"--quantize: found '{quantize}'", hint=did_you_mean(quantize, QUANTIZE))
     if quantize == "none":
         return "none"
-    if not is_possible(quantize, device) and (device.type != "cpu" or find() is None):
-        needs = {"int8": " or a CPU with 8-bit products (VNNI, AMX)"}.get(quantize, "")
+    if not can_quantize(quantize, device):
+        instructions = "with 8-bit products (VNNI, AMX) or " if quantize == "int8" else "and "
         raise InputError(
-            f"--quantize {quantize} needs a CPU and a C compiler for tformer's kernels{needs}, found "
-            f"{device_name(device)}{' and no kernels' if device.type == 'cpu' else ''}",
+            f"--quantize {quantize} needs a CPU {instructions}a C compiler for tformer's kernels, found "
+            f"{device_name(device)}",
             hint=MISSING_KERNELS if device.type == "cpu" else "leave it out, or use --device cpu",
         )
     if dtype == torch.float16:
         raise InputError(f"--quantize {quantize} goes with bf16 or fp32, found fp16")
     return quantize
+
+
+def can_quantize(quantize: Quantize, device: torch.device) -> bool:
+    """Whether products in 8 or 4 bits are possible on the device; builds the C kernels where these are needed."""
+    return is_possible(quantize, device) or (device.type == "cpu" and find() is not None)
 
 
 def _is_plain_head(module: nn.Module) -> bool:

@@ -80,10 +80,20 @@ static float round_group(const float *x, float scale, uint8_t *out, float *best)
 }
 
 /* A scale of small squared error: the best of some around the one that makes the largest magnitude -8, then the best for
-   the numbers that it gives. */
-static bf16 search_scale(const float *x, uint8_t *out) {
-    float most = 0, best_error = INFINITY, refit = 0, unused;
-    for (long k = 0; k < GROUP; k++) most = fabsf(x[k]) > fabsf(most) ? x[k] : most;
+   the numbers that it gives. NaN if a number is none. */
+static bf16 search_scale(float *x, uint8_t *out) {
+    float most = 0, best_error = INFINITY, refit = 0, unused, zero = 0;
+    for (long k = 0; k < GROUP; k++) {
+        most = fabsf(x[k]) > fabsf(most) ? x[k] : most;
+        zero += x[k] * 0;
+    }
+    if (zero != 0) {
+        memset(out, 8, GROUP);
+        return narrow(NAN);
+    }
+    int exponent; /* squares of numbers near 1 neither overflow nor vanish */
+    most = frexpf(most, &exponent);
+    for (long k = 0; k < GROUP; k++) x[k] = ldexpf(x[k], -exponent);
     bf16 best = narrow(0);
     for (int i = 0; i < 9; i++) {
         float best_for_these;
@@ -95,9 +105,10 @@ static bf16 search_scale(const float *x, uint8_t *out) {
             refit = best_for_these;
         }
     }
-    if (round_group(x, widen(narrow(refit)), out, &unused) < best_error) return narrow(refit);
+    bf16 again = narrow(refit);
+    best = round_group(x, widen(again), out, &unused) < best_error ? again : best;
     round_group(x, widen(best), out, &unused);
-    return best;
+    return narrow(ldexpf(widen(best), exponent));
 }
 
 /* w bf16 or fp32 [columns, inner] in the form INT4: out and scales, whose rows have whole units. */

@@ -253,8 +253,8 @@ def _is_few(rows: int | None, most: int) -> bool:
 
 
 def is_possible(quantize: Quantize, device: torch.device) -> bool:
-    """Whether products in 8 or 4 bits can be prepared on the device, with the kernels that are set now."""
-    if device.type == "cpu" and get_kernels() is not None:
+    """Whether products of a kind can be prepared on the device, with the kernels that are set now."""
+    if quantize == "none" or (device.type == "cpu" and get_kernels() is not None):
         return True
     return quantize == "int8" and _onednn_has_int8(device)
 
