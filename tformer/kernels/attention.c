@@ -131,18 +131,36 @@ INLINE void head_of(const struct attention *a, long i, float *scores, int wide) 
     for (long t = 0; t < a->num_queries; t++) one(a, i / a->heads, i % a->heads, t, scores, wide);
 }
 
+/* The new keys and values of row b. */
+INLINE void append(const struct attention *a, long b, int wide) {
+    long size = wide ? sizeof(float) : sizeof(bf16), last = a->num_keys - 1;
+    for (long head = 0; head < a->kv_heads; head++) {
+        const char *key = at(a->k, b * a->k_strides[0] + head * a->k_strides[1] + last * a->k_strides[2], wide);
+        const char *value = at(a->v, b * a->v_strides[0] + head * a->v_strides[1] + last * a->v_strides[2], wide);
+        memcpy((char *)key, at(a->new_k, b * a->new_stride + head * a->head_dim, wide), (size_t)(a->head_dim * size));
+        memcpy((char *)value, at(a->new_v, b * a->new_stride + head * a->value_dim, wide),
+               (size_t)(a->value_dim * size));
+    }
+}
+
 /* Every query head of every row. Returns 1 when memory is short. */
 int attend(const struct attention *a, int threads) {
     long each = in_lanes(a->num_keys);
     float *room = malloc((size_t)(each * threads + 1) * sizeof(float));
     if (!room) return 1;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (long i = 0; i < a->rows * a->heads; i++) {
+#pragma omp parallel num_threads(threads)
+    {
+        if (a->new_k) {
+#pragma omp for schedule(static)
+            for (long b = 0; b < a->rows; b++) append(a, b, a->wide);
+        }
         float *scores = room + omp_get_thread_num() * each;
-        if (a->wide)
-            head_of(a, i, scores, 1);
-        else
-            head_of(a, i, scores, 0);
+#pragma omp for schedule(static) nowait
+        for (long i = 0; i < a->rows * a->heads; i++)
+            if (a->wide)
+                head_of(a, i, scores, 1);
+            else
+                head_of(a, i, scores, 0);
     }
     free(room);
     return 0;

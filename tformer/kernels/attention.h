@@ -9,7 +9,10 @@ struct attention {
     const void *k, *v;      /* [rows, kv_heads, num_keys, head_dim or value_dim] */
     const uint8_t *mask;    /* [rows, heads, num_queries, num_keys], 1: may look; NULL: all */
     const float *bias;      /* [rows, heads, num_queries, num_keys], added to the scaled scores; NULL: none */
+    const void *new_k, *new_v; /* [rows, kv_heads, head_dim or value_dim], heads together: first written as the last key
+                                  and value of each row; NULL: none */
     void *out;              /* [rows, num_queries, heads, value_dim], together */
+    long new_stride; /* from row to row of both */
     long rows, heads, kv_heads, num_queries, num_keys, head_dim, value_dim;
     long q_strides[3], k_strides[3], v_strides[3], mask_strides[4], bias_strides[4];
     float scale;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,20 @@ from tformer.kernels.library import AttentionArguments, CallArguments, LinearArg
 FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.uint8: 3}
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}
 GROUP, UNIT = 32, 128
+NORMS, ACTIVATIONS = ("layernorm", "rmsnorm"), ("relu", "gelu", "gelu_tanh", "silu", "relu2")
+
+
+class Norm(Protocol):
+    """What a product needs of a norm before it: `kernel` is one of NORMS, or None."""
+
+    @property
+    def kernel(self) -> str | None: ...
+    @property
+    def weight(self) -> Tensor | None: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def eps(self) -> float: ...
 
 
 class Kernels:
@@ -89,7 +104,10 @@ class Kernels:
             v.data_ptr(),
             _address(mask),
             _address(bias),
+            None,
+            None,
             out_BTHv.data_ptr(),
+            0,
             batch,
             heads,
             num_kv_heads,
@@ -107,6 +125,12 @@ class Kernels:
         )
         _check(self._library.attend(ctypes.addressof(arguments), torch.get_num_threads()))
         return out_BTHv.transpose(1, 2)
+
+    def attention_step(
+        self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+    ) -> AttentionStep:
+        """Attention of one new position of each row, which also writes its key and value into the cache."""
+        return AttentionStep(self._library, heads, kv_heads, head_dim, value_dim, scale)
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         """bf16 or fp32 x in 8 bits, uint8 [N, D] with 128 for zero, and the scale of each row, fp32 [N]."""
@@ -138,6 +162,61 @@ class Kernels:
         return values_Rk, indices_Rk
 
 
+class AttentionStep:
+    """Attention of one new position of each row beside cached keys and values."""
+
+    def __init__(
+        self, library: ctypes.CDLL, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+    ) -> None:
+        self._attend, self._arguments = library.attend, AttentionArguments()
+        self._address = ctypes.addressof(self._arguments)
+        a = self._arguments
+        a.heads, a.kv_heads, a.head_dim, a.value_dim, a.scale = heads, kv_heads, head_dim, value_dim, scale
+        a.num_queries = 1
+        self._sizes = heads * head_dim, kv_heads * head_dim, heads * value_dim
+        self._width = (heads + kv_heads) * head_dim + kv_heads * value_dim
+        self._shape: tuple[int, ...] = ()
+
+    def __call__(
+        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+    ) -> Tensor:
+        """[B, 1, H v]. qkv: the product of the fused projection, contiguous; keys, values: the cache's storage.
+
+        length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length].
+        """
+        a, wide = self._arguments, _is_wide(qkv_B1x)
+        rows, itemsize = qkv_B1x.shape[0], 4 if wide else 2
+        assert qkv_B1x.shape[1:] == (1, self._width) and qkv_B1x.is_contiguous()
+        assert keys_BKCh.dtype == values_BKCv.dtype == qkv_B1x.dtype
+        if (shape := (*keys_BKCh.shape, *keys_BKCh.stride(), *values_BKCv.shape, *values_BKCv.stride())) != self._shape:
+            self._take_shape(keys_BKCh, values_BKCv)
+            self._shape = shape
+        assert rows == keys_BKCh.shape[0] and length <= keys_BKCh.shape[2]
+        out = qkv_B1x.new_empty(rows, 1, self._sizes[2])
+        a.q = start = qkv_B1x.data_ptr()
+        a.new_k = start + self._sizes[0] * itemsize
+        a.new_v = start + (self._sizes[0] + self._sizes[1]) * itemsize
+        a.k, a.v, a.out = keys_BKCh.data_ptr(), values_BKCv.data_ptr(), out.data_ptr()
+        a.rows, a.num_keys, a.wide = rows, length, wide
+        if mask is None:
+            a.mask = None
+        else:
+            assert mask.dtype == torch.bool
+            mask = mask.expand(rows, a.heads, 1, length)
+            a.mask, a.mask_strides[:] = mask.data_ptr(), mask.stride()
+        _check(self._attend(self._address, torch.get_num_threads()))
+        return out
+
+    def _take_shape(self, keys_BKCh: Tensor, values_BKCv: Tensor) -> None:
+        a = self._arguments
+        slots = (*keys_BKCh.shape[:3],)
+        assert keys_BKCh.shape[1:] == (a.kv_heads, slots[2], a.head_dim) and keys_BKCh.stride(3) == 1
+        assert values_BKCv.shape == (*slots, a.value_dim) and values_BKCv.stride(3) == 1
+        a.k_strides[:], a.v_strides[:] = keys_BKCh.stride()[:3], values_BKCv.stride()[:3]
+        a.q_strides[:] = (self._width, a.head_dim, self._width)
+        a.new_stride = self._width
+
+
 class Product:
     """The product of one weight; holds references to the tensors that the library reads."""
 
@@ -166,20 +245,63 @@ class Product:
             FORMATS[weight_OD.dtype],
         )
         self._call = CallArguments()
+        self._norm: Norm | None = None
+        self._after: tuple[str | None, bool] = (None, False)
         self._addresses = ctypes.addressof(self._arguments), ctypes.addressof(self._call)
         self._linear = library.linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [*, D] in bf16 or fp32 -> [*, O]."""
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        norm: Norm | None = None,
+        activation: str | None = None,
+        gated: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[residual +] activation(norm(x) W^T + b), of x [*, D] in bf16 or fp32 -> [*, O].
+
+        norm, activation: such as `takes` accepts, parameters contiguous. gated: activation of the first half of
+        the columns, times the second half: [*, O / 2]. residual: contiguous, in the dtype of the result.
+        """
         assert x.shape[-1] == self.in_features
         x = x.contiguous()
-        dtype = self.out_dtype or x.dtype
-        out = x.new_empty(*x.shape[:-1], self.out_features, dtype=dtype)
+        columns = self.out_features // 2 if gated else self.out_features
+        out = x.new_empty(*x.shape[:-1], columns, dtype=self.out_dtype or x.dtype)
         call = self._call
         call.x, call.y, call.rows = x.data_ptr(), out.data_ptr(), x.numel() // self.in_features
         call.x_wide, call.y_wide = _is_wide(x), _is_wide(out)
+        if (activation, gated) != self._after:
+            call.activation = 0 if activation is None else ACTIVATIONS.index(activation) + 1
+            call.gated, self._after = gated, (activation, gated)
+        if norm is not self._norm:
+            self._take_norm(norm)
+        if residual is None:
+            call.residual = None
+        else:
+            assert residual.dtype == out.dtype and residual.numel() == out.numel() and residual.is_contiguous()
+            call.residual = residual.data_ptr()
         _check(self._linear(*self._addresses, torch.get_num_threads()))
         return out
+
+    @staticmethod
+    def takes(norm: Norm | None, activation: str | None) -> bool:
+        """Whether a product can begin with this norm and end with this activation."""
+        if activation is not None and activation not in ACTIVATIONS:
+            return False
+        if norm is None:
+            return True
+        parameters = [each for each in (norm.weight, norm.bias) if each is not None]
+        return norm.kernel in NORMS and all(each.dtype == torch.float32 for each in parameters)
+
+    def _take_norm(self, norm: Norm | None) -> None:
+        call = self._call
+        call.norm = 0
+        if norm is not None:
+            assert norm.kernel is not None
+            call.norm = NORMS.index(norm.kernel) + 1
+            call.gain, call.shift, call.epsilon = _address(norm.weight), _address(norm.bias), norm.eps
+        self._norm = norm
 
 
 def find(*, may_build: bool = True) -> Kernels | None:

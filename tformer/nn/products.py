@@ -19,13 +19,43 @@ kv heads, T queries, S keys, h head_dim, v value_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class FusedProduct(Protocol):
+    """The interface of `tformer.kernels.functions.Product`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        /,
+        *,
+        norm: Any = None,
+        activation: str | None = None,
+        gated: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[residual +] activation(norm(x) W^T + b); gated: of the first half of the columns, times the second half."""
+        ...
+
+    def takes(self, norm: Any, activation: str | None) -> bool:
+        """Whether it can begin with this norm and end with this activation."""
+        ...
+
+
+class AttentionStep(Protocol):
+    """The interface of `tformer.kernels.functions.AttentionStep`."""
+
+    def __call__(
+        self, qkv_B1x: Tensor, keys_BKCh: Tensor, values_BKCv: Tensor, *, length: int, mask: Tensor | None
+    ) -> Tensor:
+        """[B, 1, H v]; `length` slots of the cache are in use, the new one included."""
+        ...
 
 
 class Kernels(Protocol):
@@ -39,12 +69,18 @@ class Kernels(Protocol):
         scales: Tensor | None = None,
         in_features: int | None = None,
         out_dtype: torch.dtype | None = None,
-    ) -> Callable[[Tensor], Tensor]:
+    ) -> FusedProduct:
         """x -> x W^T + b for a weight in bf16 or fp32, in int8 with `scales` [O], or as `round_groups` returns it."""
         ...
 
     def round_groups(self, weight_OD: Tensor) -> tuple[Tensor, Tensor]:
         """The weight in 4 bits, uint8 [O, bytes], and a scale for each 32 numbers of a row, bf16 [O, groups]."""
+        ...
+
+    def attention_step(
+        self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float
+    ) -> AttentionStep:
+        """Attention of one new position of each row, which also writes its key and value into the cache."""
         ...
 
     def round_rows(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,13 +184,15 @@ class Int8Product:
 class KernelProduct:
     """The product by the C kernels; of more than `most` rows, those of a prompt, by another (None: any number)."""
 
-    def __init__(self, kernel: Product, most: int | None = None, other: Product | None = None) -> None:
+    def __init__(self, kernel: FusedProduct, most: int | None = None, other: Product | None = None) -> None:
         self.kernel, self.most, self.other = kernel, most, other
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.other is not None and self.most is not None and x.numel() > self.most * x.shape[-1]:
-            return self.other(x)
-        return self.kernel(x)
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return self.kernel(x) if self.takes(x) else self.other(x)  # type: ignore[misc]
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels multiply this number of rows."""
+        return self.other is None or self.most is None or x.numel() <= self.most * x.shape[-1]
 
 
 class PlainProduct:

@@ -165,6 +165,8 @@ class FullAttention(Mechanism):
 
     cross: ClassVar[bool] = True
     reads_dense_mask: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = True
+    reads_input: ClassVar[bool] = False
 
     def compute(self, inputs: AttentionInputs, *, x_BTD: Tensor, state: LayerState | None = None) -> Weighted:
         return attend(inputs)
