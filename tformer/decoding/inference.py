@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from tformer.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
 from tformer.errors import InputError, did_you_mean
 from tformer.kernels.functions import Kernels, find
+from tformer.kernels.library import lacks_compiler
 from tformer.model import Transformer
 from tformer.nn.fixed_cache import AnyCache, FixedCache
 from tformer.nn.heads import VocabularyHead
@@ -43,7 +44,8 @@ from tformer.nn.products import Quantize, is_possible, prepare_product, set_kern
 
 WORTH_A_BUILD = 2**22
 """Kernels that were not compiled before are compiled for models with at least this number of parameters."""
-MISSING_KERNELS = "install a C compiler (Debian, Ubuntu: sudo apt install gcc), or leave it out"
+INSTALL = "Debian, Ubuntu: sudo apt install gcc"
+MISSING_KERNELS = f"install a C compiler ({INSTALL}), or leave it out"
 MOST_HELD_ROWS, PROBE_SHAPE, PROBES = 16, (8192, 1024), 3
 """Weights are held in bf16 for steps of at most this number of rows, and where a product of this shape is faster."""
 QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
@@ -241,6 +243,8 @@ def prepare_decoding(
         compile_decoding(model, dtype)
     else:
         prepare_inference(model, dtype, quantize=quantize, rows=rows)
+        if note is None and device.type == "cpu" and _size(model) >= WORTH_A_BUILD and lacks_compiler():
+            note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"
     return note
 
 

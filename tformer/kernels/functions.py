@@ -284,9 +284,10 @@ class Product:
         _check(self._linear(*self._addresses, torch.get_num_threads()))
         return out
 
-    @staticmethod
-    def takes(norm: Norm | None, activation: str | None) -> bool:
+    def takes(self, norm: Norm | None, activation: str | None) -> bool:
         """Whether a product can begin with this norm and end with this activation."""
+        if norm is self._norm and activation == self._after[0]:
+            return True  # as in the step before
         if activation is not None and activation not in ACTIVATIONS:
             return False
         if norm is None:

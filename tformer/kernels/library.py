@@ -122,6 +122,11 @@ def load(*, may_build: bool = True) -> ctypes.CDLL | None:
         return None  # no home directory, or it is read-only: not an error for the user
 
 
+def lacks_compiler() -> bool:
+    """Whether a C compiler is all that is missing for a library."""
+    return sys.platform == "linux" and find_compiler() is None and os.environ.get(SWITCH, "").lower() not in OFF
+
+
 def find_compiler() -> str | None:
     """$CC, or the system's C compiler."""
     chosen = [word for word in os.environ.get("CC", "").split() if Path(word).name not in LAUNCHERS][:1]
