@@ -13,8 +13,8 @@ from tformer.kernels.functions import Kernels
 from tformer.kernels.library import INSTRUCTIONS, NATIVE, build, find_compiler, load, open_at
 
 SETS = {"native": NATIVE, **INSTRUCTIONS}
-SANITIZERS = os.environ.get("TFORMER_SANITIZE_KERNELS", "").split()
-"""Further flags of the compiler, from `test_kernels_sanitized.py`."""
+SANITIZED = os.environ.get("TFORMER_SANITIZED_KERNELS")
+"""The folder of libraries that `test_kernels_sanitized.py` compiled."""
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +23,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kernels]:
 
     @cache
     def kernels_for(name: str) -> Kernels:
+        if SANITIZED is not None:
+            return Kernels(open_at(Path(SANITIZED) / f"{name}.so"))
         compiler = find_compiler()
         assert compiler is not None
         target = tmp_path_factory.mktemp("kernels") / f"{name}.so"
-        build(compiler, target, [*SETS[name], *SANITIZERS])
+        build(compiler, target, SETS[name])
         return Kernels(open_at(target))
 
     return kernels_for
@@ -40,7 +42,7 @@ def kernels(request: pytest.FixtureRequest, built: Callable[[str], Kernels]) -> 
         pytest.skip("no compiler for kernels here")
     if request.param == "avx2" and not has_avx2():
         pytest.skip("no AVX2 here")
-    return Kernels(library) if request.param == "native" and not SANITIZERS else built(request.param)
+    return Kernels(library) if request.param == "native" and SANITIZED is None else built(request.param)
 
 
 def has_avx2() -> bool:
