@@ -60,8 +60,8 @@ class ClassifyOptions:
             "--input",
             metavar="FILE|-",
             help=f"Texts, one per line of at most {MAX_ROW_CHARACTERS:,} characters (pairs separated by a tab), or a "
-            "csv, tsv, jsonl or parquet table. For image models: paths, one per line, or a folder, zip or IDX file of images. Default: standard input if "
-            "it is piped.",
+            "csv, tsv, jsonl or parquet table. For image models: paths, one per line, or a folder, zip or IDX file of "
+            "images. Default: standard input if it is piped.",
         ),
     ] = None
     text_column: Annotated[
