@@ -42,6 +42,15 @@ class NonFiniteLossError(TformerError):
     exit_code = 4
 
 
+class NotNumbersError(TformerError):
+    """The model computes NaN (exit code 1); a training that meets it raises NonFiniteLossError."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the model's {what} are not numbers (NaN)", hint="its weights are damaged, or training diverged"
+        )
+
+
 class OutOfMemoryError(TformerError):
     """The device has too little memory for this model and batch."""
 

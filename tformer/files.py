@@ -363,8 +363,8 @@ def require_writable(target: Path) -> None:
     folder = _nearest(target)
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, expected a folder")
-    probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
     with storage_errors(target):
+        probe = temporary_beside(folder / "probe")
         try:
             descriptor = create(probe)
             try:

@@ -50,6 +50,7 @@ class _OutputFile:
         self._path, self._target = path, target
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._published = False
         with files.storage_errors(path):
             self._temporary = files.temporary_beside(target)
             self._descriptor = files.create(self._temporary)
@@ -72,13 +73,15 @@ class _OutputFile:
         with files.storage_errors(self._path):
             files.fsync(self._descriptor)
             files.rename(self._temporary, self._target)
+            self._published = True
             files.fsync_dir(self._target.parent)
 
     def discard(self) -> None:
         """Close the file, and remove what was not published."""
         os.close(self._descriptor)
-        with suppress(OSError):
-            files.unlink(self._temporary)
+        if not self._published:
+            with suppress(OSError):
+                files.unlink(self._temporary)
 
 
 def require_writable(path: Path, *, option: str = "--output") -> Path:

@@ -210,15 +210,18 @@ class RunDirectory:
                     files.remove_tree(self.path / name)
             catalog.tidy(self.checkpoints_path)
 
-    def rewind(self, step: int) -> None:
-        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes."""
+    def rewind(self, step: int, *, keep_last: int | None = None) -> None:
+        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes.
+
+        keep_last: finish the pruning of an interrupted save; None: keep all checkpoints.
+        """
         self.cut_metrics(step)
         logs.cut_samples(self.path / "samples.txt", step)
         with files.storage_errors(self.checkpoints_path):
             for entry in reversed(self.checkpoints()):
                 if entry.step > step:
                     files.remove_tree(entry.path)
-            catalog.tidy(self.checkpoints_path)
+            catalog.tidy(self.checkpoints_path, keep_last=keep_last)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl; `values` holds its `step`. Non-finite numbers become null."""

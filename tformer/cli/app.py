@@ -295,7 +295,7 @@ def as_tformer_error(error: Exception) -> TformerError | None:
     tformer."""
     if isinstance(error, TformerError):
         return error
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_cpu_allocation(error):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_failed_allocation(error):
         return OutOfMemoryError(
             f"out of memory: {str(error).splitlines()[0] if str(error) else 'allocation failed'}",
             hint="lower training.batch_size (and raise training.grad_accum), or set training.activation_checkpointing",
@@ -307,7 +307,10 @@ def as_tformer_error(error: Exception) -> TformerError | None:
     return None
 
 
-def _is_cpu_allocation(error: Exception) -> bool:
+def _is_failed_allocation(error: Exception) -> bool:
+    """Whether PyTorch got no memory on the CPU, or the system could not map a file."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 

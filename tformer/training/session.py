@@ -223,7 +223,7 @@ class Session:
             if start.may_exist and (latest and latest.name) != (resumed and resumed.path.name):
                 raise InputError(f"{run.path} has changed while this command started", hint="run it again")
             run.check_writable(needed)
-            run.rewind(self.state.step)
+            run.rewind(self.state.step, keep_last=self.prepared.recipe.training.keep_last)
             if not self.state.validated:
                 forget_validation(run, self.state.step)
             if self.tokenizer_json is not None:

@@ -64,9 +64,9 @@ def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
                         removed[kind] = CacheSize(removed[kind].entries + 1, removed[kind].bytes + size)
                     else:
                         left.append(path.name)
-                if folder and removed[kind].entries:
-                    with suppress(OSError):  # it holds something else
-                        (home / folder).rmdir()
+                place = home / folder
+                if folder and place.is_dir() and not place.is_symlink() and not any(place.iterdir()):
+                    place.rmdir()
     except OSError as error:
         raise cannot_write(home, error) from error
     return removed, left

@@ -259,7 +259,11 @@ def _temporary(home: Path) -> Iterator[Path]:
     try:
         with locked(home):
             folder = _new_folder(home)
-            lock = _lock_of(folder)
+            try:
+                lock = _lock_of(folder)
+            except OSError:
+                folder.rmdir()
+                raise
             fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise storage_error(home, error) from error

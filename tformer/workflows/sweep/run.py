@@ -109,7 +109,7 @@ def run_sweep(
     tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.
 
     Raises InputError when `out` belongs to another plan, and for such a refusal; Interrupted once the running cell
-    has saved.
+    has ended.
     """
     make_folders(out)
     with ExitStack() as stack:
@@ -129,7 +129,7 @@ def run_sweep(
                     result = sweeper.run(work)
                 except Stopped:
                     raise interrupted(
-                        f"interrupted: {number - 1} of {total} trainings are finished, the last one has saved",
+                        f"interrupted: {number - 1} of {total} trainings are finished",
                         hint="run the same command again to go on",
                     ) from None
                 observer.ended(result, number, total, seconds=time.monotonic() - began)
