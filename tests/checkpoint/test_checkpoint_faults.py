@@ -141,6 +141,17 @@ def test_order_of_writes_syncs_and_renames(run: RunDirectory, disk: Disk) -> Non
     assert target.name == "step-00000002"
 
 
+def test_the_records_of_a_run_are_synced_before_its_checkpoint(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(files, "sync_file", lambda path: synced.append((path.name, bool(run.checkpoints()))))
+    run.append_metrics({"step": 1})
+    run.append_sample(1, "text")
+    save(run, 1)
+    assert synced == [("metrics.jsonl", False), ("samples.txt", False)]
+
+
 def in_child(work: Callable[[], None]) -> int:
     """Runs `work` in a forked process; returns its wait status."""
     child = os.fork()

@@ -262,8 +262,11 @@ def test_a_linked_run_directory_works(tmp_path: Path) -> None:
 def test_metrics_are_one_write_a_line(run: RunDirectory, disk: Disk) -> None:
     disk.arm(0, "none")
     run.append_metrics({"step": 1, "loss": 2.5, "text": "ä\n"})
-    assert [name for name, _ in disk.calls] == ["open_append", "write"]
+    assert [name for name, _ in disk.calls] == ["open_append", "write", "fsync_dir"]  # the file is new
     assert run.metrics_path.read_text(encoding="utf-8") == '{"step": 1, "loss": 2.5, "text": "ä\\n"}\n'
+    disk.arm(0, "none")
+    run.append_metrics({"step": 2})
+    assert [name for name, _ in disk.calls] == ["open_append", "write"]
 
 
 def test_numbers_that_json_lacks_become_null(run: RunDirectory) -> None:

@@ -41,6 +41,7 @@ model:
   encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
   decoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}
 objectives: [{kind: seq2seq}]
+generation: {max_new_tokens: 6}
 optimizer: {lr: 1.0e-6}
 training: {max_steps: 2, batch_size: 4, eval_every: 2, save_every: 1, log_every: 1,
            precision: fp32, device: cpu, threads: 1}

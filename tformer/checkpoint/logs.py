@@ -67,7 +67,7 @@ _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
 
 
 def append(path: Path, text: str) -> None:
-    """Append text in one write; a write cut short by a full disk is undone.
+    """Append text in one write; a write cut short by a full disk is undone. A new file's name is synced.
 
     Raises:
         StorageError: the disk is full or read-only.
@@ -84,6 +84,8 @@ def append(path: Path, text: str) -> None:
                 raise
         finally:
             os.close(descriptor)
+        if size == 0:
+            files.fsync_dir(path.parent)
 
 
 def metrics_line(values: dict[str, Any]) -> str:

@@ -62,8 +62,9 @@ def save_checkpoint(
     target = folder / catalog.step_name(step)
     try:
         catalog.tidy(folder, keep_last=keep_last)  # an earlier save may have been interrupted before its pruning
-        if run.metrics_path.is_file():
-            files.sync_file(run.metrics_path)  # the metrics up to a checkpoint are on disk before it
+        for log in (run.metrics_path, run.samples_path):  # the records up to a checkpoint are on disk before it
+            if log.is_file():
+                files.sync_file(log)
         write_checkpoint(
             target,
             step,
