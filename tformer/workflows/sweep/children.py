@@ -32,7 +32,7 @@ from typing import IO, Protocol
 import numpy as np
 
 from tformer.device import peak_resident_bytes
-from tformer.processes import end_with_parent, python_command
+from tformer.processes import end_with_parent, own_python, python_command
 
 POLL_SECONDS = 0.05
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -131,7 +131,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 KILLED = (-int(signal.SIGKILL), 0)
 """The end of a child whose warm process was killed with it."""
 
-SERVER = "import sys; from tformer.workflows.sweep.children import serve; serve(*map(int, sys.argv[1:]))"
+SERVER = "from tformer.workflows.sweep.children import serve; serve(*map(int, sys.argv[1:]))"
 
 
 @contextmanager
@@ -161,7 +161,7 @@ class _Warm:
         if self._process is None:
             number = self._far_end.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(number), str(os.getpid())],
+                own_python(SERVER, str(number), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
