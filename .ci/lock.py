@@ -2,9 +2,10 @@
 
     python .ci/lock.py            (needs a package index and pip 23.1 or newer; takes a few minutes)
 
-`requirements.txt` holds what the tests need with the CPU build of torch, `requirements-cuda.txt` what torch's default
-build needs besides. The hashes are those that the index gives for wheels of Linux on x86-64 (glibc 2.28 or newer) and
-each Python of `PYTHONS`; `TORCH_CPU` adds the hashes that PyTorch publishes for its CPU wheels of the same version.
+`requirements.txt` holds what the tests need but torch; `requirements-cpu.txt` the build of torch for CPUs;
+`requirements-cuda.txt` its default build, with the CUDA libraries that it needs. The hashes are those that the index
+gives for wheels of Linux on x86-64 (glibc 2.28 or newer) and each Python of `PYTHONS`, and for the CPU build those that
+PyTorch publishes (`TORCH_CPU`).
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ TOOLS = [
     "editables",
     "pip-audit",
 ]  # what an editable install needs beside hatchling, and the check for known advisories
-CUDA = ("nvidia-", "cuda-", "triton")
+CUDA = ("nvidia-", "cuda-", "triton", "torch")
 TORCH_CPU = {
-    "2.13.0": (
-        "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # Python 3.11
-        "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2",  # Python 3.12
-        "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6",  # Python 3.13
-        "d20fa53ee744502fa4c69818a720b05ca0d37abd055d4f6e66cae155114bc691",  # Python 3.14
-    ),
+    "2.13.0": {
+        "3.11": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
+        "3.12": "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2",
+        "3.13": "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6",
+        "3.14": "d20fa53ee744502fa4c69818a720b05ca0d37abd055d4f6e66cae155114bc691",
+    },
 }
 # pip takes the tags of wheels from --python-version, but evaluates markers for the Python that runs it.
 RESOLVE = """
@@ -83,8 +84,7 @@ def lines(locked: dict[tuple[str, str], dict[str, str]]) -> str:
     for (name, version), hashes in sorted(locked.items()):
         marker = " or ".join(f'python_version == "{python}"' for python in hashes)
         text += f"{name}=={version}" + (f" ; {marker}" if len(hashes) < len(PYTHONS) else "")
-        allowed = {*hashes.values(), *(TORCH_CPU[version] if name == "torch" else ())}
-        text += "".join(f" \\\n    --hash=sha256:{each}" for each in sorted(allowed)) + "\n"
+        text += "".join(f" \\\n    --hash=sha256:{each}" for each in sorted(set(hashes.values()))) + "\n"
     return text
 
 
@@ -94,8 +94,10 @@ def main() -> None:
         for name, version, sha256 in resolve(python):
             found.setdefault((name, version), {})[python] = sha256
     cuda = {package: hashes for package, hashes in found.items() if package[0].startswith(CUDA)}
-    (HERE / "requirements-cuda.txt").write_text(lines(cuda))
-    (HERE / "requirements.txt").write_text(lines({key: value for key, value in found.items() if key not in cuda}))
+    cpu = {("torch", f"{version}+cpu"): TORCH_CPU[version] for name, version in cuda if name == "torch"}
+    others = {package: hashes for package, hashes in found.items() if package not in cuda}
+    for name, locked in (("requirements", others), ("requirements-cpu", cpu), ("requirements-cuda", cuda)):
+        (HERE / f"{name}.txt").write_text(lines(locked))
 
 
 if __name__ == "__main__":

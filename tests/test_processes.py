@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.killing import is_alive
 from tformer.processes import ScratchFolder, bound_command, python_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for states in /proc")
@@ -30,14 +31,6 @@ elsewhere = "import sys; sys.platform = 'darwin'; from tformer.processes import 
 child = subprocess.Popen({command})
 time.sleep(60)
 """
-
-
-def is_alive(process: int) -> bool:
-    """Whether it runs or stands still; one that only waits for its exit code to be read does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def ended_within(process: int, seconds: float) -> bool:
@@ -127,6 +120,7 @@ def test_a_bound_program_keeps_its_streams_and_exit_code() -> None:
 
 MAKER = """
 import sys, time
+from tests.faults.killing import is_alive
 from tformer.processes import ScratchFolder
 folder = ScratchFolder("testing")
 (folder.path / "file").write_text("x")

@@ -16,14 +16,16 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tformer.errors import InputError, StorageError, cannot_write
 from tformer.input_files import open_regular
 
+READER_SECONDS = 2.0  # how long a named pipe may have no reader
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLE_HINT = (
     "tformer never unpickles, for a pickle can run any code: convert the weights to safetensors where you trust them"
@@ -36,7 +38,7 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size > max_bytes:
             raise InputError(f"{path} has {size:,} bytes, expected at most {max_bytes:,}")
-        return stream.read(max_bytes)
+        return stream.read(size)
 
 
 def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
@@ -205,7 +207,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, bytes_needed
     target = Path(os.path.realpath(path))
     with storage_errors(path, bytes_needed=bytes_needed):
         if is_stream(target):
-            with open(target, "wb") as stream:
+            with open_sink(target) as stream:
                 stream.writelines(chunks)
             return
         with replacing(target) as temporary:
@@ -215,6 +217,26 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, bytes_needed
 def is_stream(target: Path) -> bool:
     """Whether it is a pipe or a device, which cannot be replaced by rename."""
     return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def open_sink(target: Path) -> BinaryIO:
+    """A pipe or device, opened for writing. Raises InputError for a named pipe that no process reads from."""
+    deadline = time.monotonic() + READER_SECONDS
+    while True:
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{target} is a named pipe that no process reads from (waited {READER_SECONDS:g} s)",
+                    hint="start the reader first, or give a file",
+                ) from None
+        time.sleep(0.02)
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "wb")
 
 
 @contextmanager
@@ -286,8 +308,13 @@ def make_folders(folder: Path) -> None:
     fsync_dir(folder.parent)
 
 
+def encode_text(text: str) -> bytes:
+    r"""UTF-8. A byte of a file's name that is no UTF-8 becomes an escape (`\udcff`), which JSON reads back."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def write_text(path: Path, text: str) -> None:
-    data = text.encode("utf-8")
+    data = encode_text(text)
     write_file(path, [data], bytes_needed=len(data))
 
 

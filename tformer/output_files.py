@@ -28,8 +28,8 @@ def open_output(path: Path | None) -> Iterator[Write]:
         return
     target = require_writable(path)
     if files.is_stream(target):
-        with target.open("w", encoding="utf-8", newline="") as file:
-            yield file.write
+        with files.open_sink(target) as stream:
+            yield lambda text: stream.write(text.encode("utf-8"))
         return
     output = _OutputFile(path, target)
     try:
@@ -56,7 +56,7 @@ class _OutputFile:
             self._descriptor = files.create(self._temporary)
 
     def write(self, text: str) -> None:
-        self._pending.append(text.encode("utf-8"))
+        self._pending.append(files.encode_text(text))
         self._pending_bytes += len(self._pending[-1])
         if self._pending_bytes >= BUFFER_BYTES:
             self._flush()

@@ -1,7 +1,8 @@
 """Program that runs every command that makes numbers in the working directory, and prints a hash of each result.
 
 `python -m tests.end_to_end.same_commands SET [--reverse]`: SET is one of `SETS`. With `--reverse` the commands of the
-set run in the opposite order, so that no result may depend on what ran before in the process.
+set run in the opposite order, so that no result may depend on what ran before in the process. Attempts to reach a
+network, also of forked children, are refused and listed in `network.txt`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import json
 import random
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -154,15 +156,28 @@ def content(path: Path) -> bytes:
         return data
 
 
+def refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook. Sockets between own processes (AF_UNIX) are allowed."""
+    inside = event == "socket.__new__" and arguments[1] == socket.AF_UNIX
+    if event in ("socket.__new__", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request") and not inside:
+        with open(NETWORK, "a") as file:
+            file.write(f"{event} {arguments}\n")
+        raise PermissionError(f"no network here: {event}")
+
+
 SETS = {"tokenizers": tokenizers, "trainings": trainings, "commands": commands}
 
 if __name__ == "__main__":
+    NETWORK = Path("network.txt").absolute()
+    sys.addaudithook(refuse_network)
     write_data()
     _, chosen, *order = sys.argv
     sys.argv[1:] = []  # pages and JSON documents name the command line
     jobs = list(SETS[chosen]())
     for name, job in reversed(jobs) if order == ["--reverse"] else jobs:
         Path(f"{name}.out").write_text(job(), encoding="utf-8")
+    loaded = {"wandb", "mlflow", "tensorboard", "huggingface_hub"} & sys.modules.keys()
+    assert not loaded, f"{loaded} are loaded without being asked for"
     for path in sorted(Path().rglob("*")):
         if path.is_file() and path.name not in UNEQUAL_FILES and path.suffix not in UNEQUAL_SUFFIXES:
             print(path, hashlib.sha256(content(path)).hexdigest())

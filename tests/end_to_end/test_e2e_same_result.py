@@ -72,9 +72,21 @@ def test_each_default_training_gives_the_same_weights_and_metrics_in_two_process
     assert unequal(first, second) == []
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, str]]:
+    folder = tmp_path_factory.mktemp("commands") / "work"
+    return hashes("commands", folder, number=1), hashes("commands", folder, number=2)
+
+
 @pytest.mark.slow
-def test_commands_that_work_with_a_run_give_the_same_bytes_in_two_processes(tmp_path: Path) -> None:
-    first, second = (hashes("commands", tmp_path / "work", number=number) for number in (1, 2))
+def test_no_command_opens_a_socket_to_a_network_or_loads_a_logging_service(commands: Any) -> None:
+    """The program of the commands refuses and lists every attempt; loggers are loaded by --log-to alone."""
+    assert "sample.out" in commands[0] and "network.txt" not in commands[0] | commands[1]
+
+
+@pytest.mark.slow
+def test_commands_that_work_with_a_run_give_the_same_bytes_in_two_processes(commands: Any) -> None:
+    first, second = commands
     expected = ("averaged/model.safetensors", "exported/model.safetensors", "pruned/model.safetensors")
     assert {*expected, "positions.json", "attention.json", "sample.out", "swept/table.json"} <= first.keys()
     assert unequal(first, second) == []

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tformer.training.loop import Trainer
 
 TRAIN = [
     "train", "--arch", "gpt", "--preset", "char-cpu", "--data", "text.txt", "--out", "run", "--max-steps", "40",
@@ -77,3 +82,27 @@ def test_ctrl_c_while_the_program_is_imported_is_one_line(tmp_path: Path) -> Non
     assert messages == "error: interrupted\n"
     # A shell calls both 130: Python ends itself by the signal if that came within an `exec`, as dataclasses use it.
     assert process.returncode in (130, -signal.SIGINT)
+
+
+def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_intact(
+    cli: Callable[..., Any], tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one lets the step end and saves; the second one does not wait for the step."""
+    step, ended = Trainer._step, []
+
+    def signalled(trainer: Trainer) -> None:
+        if trainer.state.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        step(trainer)
+        ended.append(trainer.state.step)
+
+    words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", signalled)
+        outcome = cli(*words)
+    assert outcome.code == 130 and "Traceback" not in outcome.err
+    assert ended == [1, 2, 3, 4, 5]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000004"]
+    assert cli("inspect", tmp_path / "run", "--verify").code == 0
+    assert cli("train", "--resume", "--out", tmp_path / "run").code == 0

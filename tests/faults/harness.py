@@ -266,6 +266,7 @@ class Trial:
             part for path in (operation.path, operation.other, *ours) for part in Path(path).parts if part != "work"
         ]
         parts = [PROCESS.sub("", LEFTOVER.sub("/", part)).strip("/-") for part in named]
+        parts += [f"{self.shop.root}/"]  # of another file, which the full disk refused as well
         if outcome.code == STORAGE and not any(part and part in errors[0] for part in parts):
             return "the error names no path"
         if not tidying:

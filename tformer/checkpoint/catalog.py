@@ -56,6 +56,8 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise InputError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _score(path: Path) -> float | None:

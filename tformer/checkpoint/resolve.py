@@ -37,6 +37,8 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
         return _from_file(folder)
     if not folder.exists():
         raise InputError(f"{folder} does not exist", hint=_suggest_run(folder, Path(runs_dir)))
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a pipe, device or socket, expected a run or checkpoint folder")
     if (folder / "config.json").is_file():
         raise InputError(
             f"{folder} is a Hugging Face folder, expected a run or a checkpoint of tformer",

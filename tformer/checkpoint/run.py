@@ -15,11 +15,13 @@ from tformer import files
 from tformer.checkpoint import catalog, logs
 from tformer.checkpoint.catalog import Entry
 from tformer.checkpoint.logs import describe_environment
-from tformer.checkpoint.manifest import file_names
+from tformer.checkpoint.manifest import FILE_NAMES, file_names
 from tformer.errors import InputError, RunInUseError, StorageError
 from tformer.files import parse_object, read_bounded
+from tformer.recipe import Recipe, recipe_from_yaml
 
 LOCK_NAME = ".lock"
+MAX_RECIPE_BYTES = 1 << 20
 
 
 class RunLock:
@@ -63,6 +65,8 @@ def writer(run: Path) -> str | None:
         descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InputError(f"cannot read {run / LOCK_NAME}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -255,6 +259,16 @@ class RunDirectory:
     ) -> None:
         content = describe_environment(device=device, data_fingerprint=data_fingerprint, command=command)
         files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    def recipe(self, *, name: str | None = None) -> Recipe:
+        """The recipe of the run; `name`: of its file in messages. Raises InputError for a damaged file."""
+        path = self.path / FILE_NAMES["recipe"]
+        data = read_bounded(path, max_bytes=MAX_RECIPE_BYTES)
+        shown = name or str(path)
+        try:
+            return recipe_from_yaml(data.decode("utf-8"), name=shown)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{shown} is damaged: not UTF-8 at byte {error.start}") from None
 
     def environment(self) -> dict[str, Any] | None:
         """The content of environment.json, from the last start of this run; None before the first."""

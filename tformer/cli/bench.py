@@ -140,11 +140,11 @@ def _measure_speed(options: SpeedOptions) -> None:
         from tformer.bench.report import FAIRNESS, document, lines, report, tables
         from tformer.bench.speed import resolve, run_speed
         from tformer.checkpoint.logs import describe_environment
-        from tformer.files import require_writable
+        from tformer.output_files import require_writable
 
         bench, notes = resolve(options)
         if options.out is not None:
-            require_writable(options.out.parent)
+            require_writable(options.out, option="--out")
         line = environment_line(torch.device(bench.device), dtype=bench.precision or "text")
         line = ", ".join([line, *(f"{name} {version}" for name, version in bench.peer_versions.items())])
         show_notes([*notes, line])
@@ -298,10 +298,10 @@ def all_(options: AllOptions) -> None:
         from tformer.bench.quality import check
         from tformer.bench.suite import Progress, cases_for, quality_for, run_all
         from tformer.device import resolve_device
-        from tformer.files import require_writable
+        from tformer.output_files import require_writable
 
         device = resolve_device(options.device)
-        require_writable(options.out.parent)
+        require_writable(options.out, option="--out")
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         chosen: dict[str, Any] = {"quick": options.quick, "threads": torch.get_num_threads()}
@@ -352,9 +352,8 @@ def _show_tables(tables: Sequence[Table]) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    from tformer.files import make_folders, write_text
+    from tformer.files import write_text
 
-    make_folders(out.parent)
     write_text(out, text)
 
 

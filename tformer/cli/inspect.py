@@ -15,6 +15,7 @@ from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.errors import InputError, did_you_mean, visible
 from tformer.formatting import plural
 from tformer.options import argument, panel
+from tformer.output_files import require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -190,6 +191,8 @@ def inspect(options: InspectOptions) -> None:
     parameters count once.
     """
     options.check()
+    if options.output is not None and str(options.output) != "-":
+        require_writable(options.output, option="-o")
     if options.verify:
         _verify(options)
         return

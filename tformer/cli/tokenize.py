@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
 from tformer.errors import InputError, visible
-from tformer.formatting import TOKEN_SIGNS, as_cell
+from tformer.formatting import TOKEN_SIGNS, as_cell, whole_number
 from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
 
 if TYPE_CHECKING:
@@ -175,11 +175,12 @@ def _texts(options: TokenizeOptions) -> Iterator[Named]:
 def parse_ids(text: str) -> list[int]:
     """Ids separated by spaces, commas or brackets. Raises InputError for anything else."""
     words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
-    wrong = next((word for word in words if not word.isdecimal()), None)
+    numbers = [whole_number(word) for word in words]
+    wrong = next((word for word, number in zip(words, numbers, strict=True) if number is None), None)
     if wrong is not None or not words:
         found = "nothing" if wrong is None else f"'{wrong}'"
         raise InputError(f"--ids: found {found}, expected whole numbers", hint='for example --ids "12 7 345"')
-    return [int(word) for word in words]
+    return [number for number in numbers if number is not None]
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer import files
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, damaged
 
 MEMORY_BYTES = 64 << 20  # shards up to this size are verified and kept in memory, larger ones read when needed
@@ -141,7 +142,7 @@ class ArrayFile:
         """The error; the file is removed, unless it is another by now, so that the text is tokenised again."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
-                self.path.unlink()
+                files.unlink(self.path)
         return damaged(self.path, found)
 
 

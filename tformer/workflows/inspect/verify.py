@@ -21,7 +21,7 @@ from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, is_locked, is_run
+from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked, is_run
 from tformer.errors import InputError, Interrupted
 from tformer.files import MANIFEST
 from tformer.formatting import short_hash
@@ -87,7 +87,7 @@ def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
             problems.append(f"{CHECKPOINTS}/{name} points at no checkpoint of the run")
     recipe = run / FILE_NAMES["recipe"]
     if recipe.is_file():
-        problems += _problems_of(lambda: recipe_from_yaml(recipe.read_text(encoding="utf-8"), name=recipe.name))
+        problems += _problems_of(lambda: RunDirectory(run).recipe(name=recipe.name))
     return [*verdicts, *([Verdict(run, tuple(problems))] if problems else [])]
 
 

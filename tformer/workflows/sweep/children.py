@@ -1,8 +1,9 @@
 """Child processes of a sweep: `tformer WORDS`, run to its end, forked from a warm process or started from scratch.
 
-The warm process has imported PyTorch, training and evaluation, and forks a child for every command line: that saves
-each child the seconds of the imports. It computes nothing itself, so a forked child is a process like any other: it
-gives the same numbers, has its own exit code and signals, and its memory is measured for it alone.
+The warm process has imported PyTorch (also what its optimizers import later), training and evaluation, and forks a
+child for every command line: that saves each child the seconds of the imports. It computes nothing itself, so a forked
+child is a process like any other: it gives the same numbers, has its own exit code and signals, and its memory is
+measured for it alone.
 
 No child outlives the sweep: the warm process ends with the process that started it, and each child with the warm one.
 """
@@ -10,6 +11,7 @@ No child outlives the sweep: the warm process ends with the process that started
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -76,7 +78,7 @@ def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool
     """
     began, stopped, observed = time.monotonic(), False, 0
     with tempfile.TemporaryFile() as out, log.open("ab") as messages:
-        messages.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
+        messages.write(os.fsencode(f"$ {subprocess.list2cmdline(['tformer', *words])}\n"))
         messages.flush()
         child = start(words, out, messages)
         try:
@@ -216,10 +218,12 @@ def serve(number: int, parent: int) -> None:
     end_with_parent(parent)
     warm = os.getpid()
     connection = socket.socket(fileno=number)
+
     import tformer.tasks.evaluate
     import tformer.training.session  # noqa: F401
 
     ranges = resident_ranges()
+    gc.freeze()  # no child collects, and thereby copies, what all of them share
     while True:
         message, files, *_ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2)
         if not message:
