@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -107,20 +107,14 @@ def _link(path: Path, draw: Random) -> Mutation:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-class Twice(dict[str, Any]):
-    """An object that is written with its first key a second time."""
-
-
 def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value below the top of a document."""
-    entries = document.items() if isinstance(document, dict) else enumerate(document) if _is_list(document) else ()
+    entries = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
     for key, value in entries:
         yield (*path, key)
         yield from places(value, (*path, key))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _at(document: Any, path: tuple[Any, ...]) -> Any:
@@ -138,7 +132,7 @@ def change_value(document: Any, draw: Random) -> str:
     where, place, key = ".".join(map(str, path))[:60], _at(document, path[:-1]), path[-1]
     kind = draw.choice(["value", "value", "value", "type", "near", "remove", "add", "rename", "exchange"])
     if kind == "value":
-        place[key] = draw.choice(JUNK)
+        place[key] = deepcopy(draw.choice(JUNK))
     elif kind == "type":
         place[key] = draw.choice([str(place[key]), [place[key]], {"value": place[key]}])
     elif kind == "near" and isinstance(place[key], int | float) and not isinstance(place[key], bool):
@@ -149,7 +143,7 @@ def change_value(document: Any, draw: Random) -> str:
     elif kind == "remove":
         del place[key]
     elif kind == "add" and isinstance(place, dict):
-        place[draw.choice(["moon", "", "a.b", "__class__", "ünïcode"])] = draw.choice(JUNK)
+        place[draw.choice(["moon", "", "a.b", "__class__", "ünïcode"])] = deepcopy(draw.choice(JUNK))
     elif kind == "rename" and isinstance(place, dict):
         place[f"{key}_"] = place.pop(key)
     else:
@@ -331,15 +325,3 @@ TENSOR_CHANGES: dict[str, Change] = {
     "pointer of Git LFS": lambda h, b, draw: b"version https://git-lfs.github.com/spec/v1\n",
     "empty": lambda h, b, draw: b"",
 }
-
-
-def changed_files(before: Path, after: Path) -> set[str]:
-    """Names of files below `after` that differ from those below `before`."""
-    names = {str(path.relative_to(folder)) for folder in (before, after) for path in folder.rglob("*")}
-    return {name for name in names if not _same(before / name, after / name)}
-
-
-def _same(one: Path, other: Path) -> bool:
-    if one.is_file() and other.is_file():
-        return one.read_bytes() == other.read_bytes()
-    return os.path.lexists(one) == os.path.lexists(other)

@@ -52,32 +52,40 @@ def one_average_less(folder: Path) -> None:
     save_file(tensors, folder / "ema.safetensors")
 
 
-RESUMED: dict[str, tuple[str, Change, str]] = {  # case: (subject, change, words of the refusal)
-    "no averages, which the recipe asks for": ("lm", without_averages, "has no averaged weights"),
-    "a key without a name": ("lm", edited("trainer.json", lambda d: d["sums"].update({"": 1})), "sums: unexpected"),
-    "a window beyond the data": ("lm", edited("trainer.json", lambda d: d["cursor"].update(window=5)), "lie beyond"),
-    "a batch beyond the data": ("lm", edited("trainer.json", lambda d: d["cursor"].update(batch=10**6)), "lie beyond"),
-    "a batch beyond sorted data": (
-        "electra",
-        edited("trainer.json", lambda d: d["cursor"].update(batch=10**15)),
-        "lie beyond",
-    ),
-    "an epoch after the step": ("lm", edited("trainer.json", lambda d: d["cursor"].update(epoch=5)), "at most epoch 4"),
-    "a step of another checkpoint": ("lm", edited("trainer.json", lambda d: d.update(step=3)), "expected 4"),
-    "no cursor": ("lm", edited("trainer.json", lambda d: d.update(cursor=None)), "expected|input should be"),
+RESUMED: dict[str, tuple[Change, str]] = {  # case: (change, words of the refusal)
+    "no averages, which the recipe asks for": (without_averages, "has no averaged weights"),
+    "a key without a name": (edited("trainer.json", lambda d: d["sums"].update({"": 1})), "sums: unexpected"),
+    "a window beyond the data": (edited("trainer.json", lambda d: d["cursor"].update(window=5)), "lie beyond"),
+    "a batch beyond the data": (edited("trainer.json", lambda d: d["cursor"].update(batch=10**6)), "lie beyond"),
+    "an epoch after the step": (edited("trainer.json", lambda d: d["cursor"].update(epoch=5)), "at most epoch 4"),
+    "a step of another checkpoint": (edited("trainer.json", lambda d: d.update(step=3)), "expected 4"),
+    "the cursor removed": (edited("trainer.json", lambda d: d.pop("cursor")), "cursor: expected the data position"),
+    "no cursor": (edited("trainer.json", lambda d: d.update(cursor=None)), "cursor: input should be"),
 }
 
 
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_forged_checkpoint_is_not_resumed(subjects: dict[str, Subject], tmp_path: Path, case: str) -> None:
-    name, change, words = RESUMED[case]
-    run = shutil.copytree(subjects[name].path, tmp_path / "run")
+    change, words = RESUMED[case]
+    run = shutil.copytree(subjects["lm"].path, tmp_path / "run")
     change(run / "checkpoints" / STEP)
     rehash(run / "checkpoints" / STEP)
     outcome = call("train", "--resume", "--out", run, "--max-steps", 5)
     assert outcome.code == 2 and "internal" not in outcome.err, outcome.err
-    assert any(word in outcome.err for word in words.split("|")), outcome.err
+    assert words in outcome.err, outcome.err
     assert not (run / "checkpoints" / "step-00000005").exists()
+
+
+def test_a_damaged_manifest_of_the_best_checkpoint_is_reported_and_no_other_is_taken(
+    subjects: dict[str, Subject], tmp_path: Path
+) -> None:
+    run = shutil.copytree(subjects["lm"].path, tmp_path / "run")
+    assert (run / "checkpoints" / "best").read_text().strip() == STEP
+    manifest = run / "checkpoints" / STEP / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"score"', '"scope"'))
+    outcome = call("generate", run, "--prompt", "the", "--max-new-tokens", 2)
+    assert outcome.code == 2 and "manifest.json is damaged" in outcome.err and "step-00000002" in outcome.err
+    assert call("generate", run, "--prompt", "the", "--max-new-tokens", 2, "--checkpoint", "step-2").code == 0
 
 
 FLAGGED: dict[str, tuple[Change, str]] = {

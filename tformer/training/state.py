@@ -92,6 +92,10 @@ class TrainerState:
             raise InputError(
                 f"{name} is damaged: {key}: {first['msg'].removeprefix('Value error, ').lower()}{found}"
             ) from None
+        if state.step and not state.cursor:
+            raise InputError(
+                f"{name} is damaged: cursor: expected the data position after step {state.step}, found none"
+            )
         if (epoch := state.cursor.get("epoch", 0)) > state.step:
             raise InputError(f"{name} is damaged: cursor: expected at most epoch {state.step}, the step, found {epoch}")
         return state
