@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError
-from tformer.files import storage_errors, write_file
+from tformer.files import make_folders, storage_errors, write_file
 from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
@@ -147,6 +147,7 @@ class Tokenizer:
                 return path
             raise InputError(f"{path} already exists and differs", hint="--force replaces it")
         with storage_errors(path, bytes_needed=len(content)):
+            make_folders(Path(os.path.realpath(path)).parent)
             write_file(path, [content], bytes_needed=len(content))
         return path
 
