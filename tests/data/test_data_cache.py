@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one
+from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
@@ -272,7 +273,7 @@ def test_read_only_cache_is_still_read(
     rows: Path, tmp_path: Path, tokenised: Tokenised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised(rows)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
+    monkeypatch.setattr(files, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
     assert tokenised(rows).notes == ()
 
 
