@@ -1,10 +1,11 @@
-"""Documents: every `tformer` command in a Markdown file parses, every link leads somewhere, every preset is named."""
+"""Documents: every command of a document or a hint parses, every link leads somewhere, every preset is named."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,38 @@ def test_every_command_parses(path: Path, cli: Callable[..., Any]) -> None:
         before = words.index("--") if "--" in words else len(words)
         outcome = cli(*words[:before], "--help")  # parses everything before it shows the help
         assert outcome.code == 0, f"{path}: {command}\n{outcome.err}"
+
+
+def texts_in(value: ast.AST) -> Iterator[str]:
+    """The texts of an expression, with `1` in place of each value of an f-string."""
+    if isinstance(value, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in value.values)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    else:
+        for child in ast.iter_child_nodes(value):
+            yield from texts_in(child)
+
+
+def hints(path: Path) -> Iterator[str]:
+    for call in ast.walk(ast.parse(path.read_text())):
+        for keyword in call.keywords if isinstance(call, ast.Call) else ():
+            if keyword.arg == "hint":
+                yield from texts_in(keyword.value)
+
+
+def test_every_command_of_a_hint_parses(cli: Callable[..., Any]) -> None:
+    """And each file of the checkout that a hint names is there."""
+    texts = [(path, text) for path in sorted((ROOT / "tformer").rglob("*.py")) for text in hints(path)]
+    found = {(path, *re.findall(r"[^\s`',;:()]+", match)) for path, text in texts
+             for match in re.findall(r"\b(tformer [a-z][^`',;:()]*)", text.replace("...", ""))}  # fmt: skip
+    assert len(found) > 12
+    for path, _, *words in found:
+        outcome = cli(*words[: words.index("--") if "--" in words else None], "--help")
+        assert outcome.code == 0, f"{path}: {' '.join(words)}\n{outcome.err}"
+    for path, text in texts:
+        for name in re.findall(r"\b[\w/]+\.md\b", text):
+            assert (ROOT / name).is_file(), f"{path}: {text}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

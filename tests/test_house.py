@@ -29,7 +29,9 @@ LAYERS = (
     ("nn", "data", "metrics"),
     ("tokenizer",),
     ("kernels",),
-    ("device", "options", "input_files", "output_files", "shipped"),
+    ("device", "options", "output_files", "processes", "shipped"),
+    ("files",),
+    ("input_files",),
     ("errors", "formatting"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

@@ -39,9 +39,9 @@ training: {{precision: fp32}}
 """
 
 
-def written(folder: Path, recipe_text: str, template: str) -> Path:
-    options = TokenizerOptions(model="char", template=template)  # type: ignore[arg-type]
-    tokenizer = train_tokenizer(lambda: iter(["abcdefgh .\n"]), options)
+def written(folder: Path, recipe_text: str, template: str, **options: Any) -> Path:
+    chosen = TokenizerOptions(template=template, **{"model": "char", **options})  # type: ignore[arg-type]
+    tokenizer = train_tokenizer(lambda: iter(["abcdefgh .\n"]), chosen)
     torch.manual_seed(0)
     model = build_model(recipe_from_yaml(recipe_text, name="test").model, vocab_size=tokenizer.vocab_size)
     run = RunDirectory.create(arch="any", preset="tiny", runs_dir=folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -10,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -92,3 +95,60 @@ def test_the_readme_has_two_commands_of_one_line_each() -> None:
         text=True,
         check=True,
     ).stdout.rstrip("\n")
+
+
+CI = ROOT / ".ci"
+LOCKED = re.compile(r"^(\S+==\S+(?: ; [^\\\n]+)?)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.M)
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+def locked(name: str, python: str) -> dict[str, str]:
+    """Version by package that a lock file has for a version of Python."""
+    found = [Requirement(match[1]) for match in LOCKED.finditer((CI / name).read_text())]
+    here = [each for each in found if each.marker is None or each.marker.evaluate({"python_version": python})]
+    versions = {each.name.lower().replace("_", "-"): str(each.specifier).removeprefix("==") for each in here}
+    assert len(versions) == len(here)  # one version of each
+    return versions
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_has_a_version_and_a_hash_of_everything_that_the_tests_need(python: str) -> None:
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"], "editables", "pip-audit"]
+    needed += tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    cpu, cuda = locked("requirements-cpu.txt", python), locked("requirements-cuda.txt", python)
+    assert cpu == {"torch": cuda["torch"] + "+cpu"}
+    assert {name.split("-")[0] for name in cuda} == {"cuda", "nvidia", "torch", "triton"}
+    versions = locked("requirements.txt", python) | cpu
+    for requirement in map(Requirement, needed):
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+            assert requirement.specifier.contains(versions[requirement.name.lower().replace("_", "-")]), requirement
+
+
+def test_every_line_of_the_lock_has_a_hash_and_no_place_of_download() -> None:
+    for path in CI.glob("*.txt"):
+        text = path.read_text()
+        assert "://" not in text and len(LOCKED.findall(text)) == text.count("==") - text.count("python_version ==")
+    for name in ("cpu", "cuda"):
+        torch = re.search(r"^torch==.*((?:\n    --hash=.*)+)", (CI / f"requirements-{name}.txt").read_text(), re.M)
+        assert torch is not None and torch[1].count("sha256") == len(PYTHONS)
+    installs = [line for line in (CI / "run").read_text().splitlines() if "pip install" in line]
+    assert len(installs) == 1 and "--require-hashes" in installs[0] and "--no-deps" in installs[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "said"),
+    [
+        ("", 0, "skipped: no network"),
+        ({"dependencies": [{"name": "a", "skip_reason": "not found"}]}, 0, "skipped: the database has none of the 1"),
+        ({"dependencies": [{"name": "a", "version": "1", "vulns": []}]}, 0, "0 known vulnerabilities in 1 packages"),
+        ({"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}]}, 1,
+         "a 1: X-1, fixed in 2"),
+    ],
+)  # fmt: skip
+def test_only_a_known_vulnerability_fails_the_audit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: object, code: int, said: str
+) -> None:
+    audit = runpy.run_path(str(CI / "audit.py"))["main"]
+    done = subprocess.CompletedProcess([], code, stdout=found if isinstance(found, str) else json.dumps(found))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert audit() == code and said in capsys.readouterr().out

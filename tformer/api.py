@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +56,7 @@ from tformer.formatting import shortened
 from tformer.loading import Loaded
 from tformer.nn.products import get_kernels, set_kernels
 from tformer.options import flags_as_keywords, from_keywords
+from tformer.processes import ScratchFolder
 from tformer.tasks import task_of
 from tformer.tasks.base import Work, never, no_progress
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
@@ -308,13 +308,13 @@ class Run(Loaded):
 
         data: a path, rows (see `train`) or a data frame; None: the run's own validation data.
         """
-        with flags_as_keywords(), _kernels_restored(), tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+        with flags_as_keywords(), _kernels_restored(), ScratchFolder("evaluation") as scratch:
             chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
             work, names, are_rows = Work(), {}, data is not None and not is_path(data)
             if are_rows:
                 keys = evaluation_task(self, chosen).row_keys
-                data, work = keep_rows(data, Path(scratch), keys=keys, name="data"), Work(cache_dir=Path(scratch))
+                data, work = keep_rows(data, scratch, keys=keys, name="data"), Work(cache_dir=scratch)
                 names = {data: "data"}
             chosen = replace(chosen, data=None if data is None else os.fspath(data))
             chosen.check()
@@ -483,10 +483,8 @@ def _warn_of_long(count: int, length: int, *, stacklevel: int = 3) -> None:
         warnings.warn(f"{count:,} texts are longer than {length} tokens and were cut", stacklevel=stacklevel)
 
 
-def _warn_of_cut(number: int, length: int, limit: int) -> None:
-    warnings.warn(
-        f"prompt {number} has {length} tokens, the model's context holds {limit}: only its end is read", stacklevel=5
-    )
+def _warn_of_cut(number: int, size: str, limit: int) -> None:
+    warnings.warn(f"prompt {number} has {size}, the model's context holds {limit}: only its end is read", stacklevel=5)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 
 from tformer.errors import InputError
-from tformer.formatting import amount
+from tformer.formatting import amount, whole_number
 
 
 def default_cache_dir() -> Path:
@@ -161,10 +161,11 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+    number = whole_number(index or "0")
+    if kind not in ("cpu", "cuda") or number is None or (kind == "cpu" and index):
         raise InputError(f"unknown device '{name}'", hint="use auto, cpu, cuda or cuda:0")
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(index or 0) >= count:
+        if number >= count:
             raise InputError(f"device '{name}' not found: {count} CUDA devices found", hint="use --device cpu")
     return torch.device(name)

@@ -42,6 +42,15 @@ class NonFiniteLossError(TformerError):
     exit_code = 4
 
 
+class NotNumbersError(TformerError):
+    """The model computes NaN (exit code 1); a training that meets it raises NonFiniteLossError."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the model's {what} are not numbers (NaN)", hint="its weights are damaged, or training diverged"
+        )
+
+
 class OutOfMemoryError(TformerError):
     """The device has too little memory for this model and batch."""
 
@@ -81,8 +90,9 @@ def cannot_write(
     return StorageError(f"cannot write {path}: {reason}{needs}", hint=hint)
 
 
-# C0 except tab and newline, DEL, C1, and bidirectional controls, which can reorder the text around them.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# C0 except tab and newline, DEL, C1, bidirectional controls, which can reorder the text around them, and lone
+# surrogates, which stand for bytes of a file's name that are no UTF-8.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:

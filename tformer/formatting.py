@@ -1,4 +1,4 @@
-"""Numbers, sizes, durations and texts in the form in which people and JSON read them."""
+"""Numbers, sizes, durations and texts in the form in which people and JSON read and write them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+MAX_DIGITS = 18  # of a whole number that a user writes: it fits 64 bits
 TOKEN_SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 """Signs for the white space of a token, where tokens are shown one by one."""
 
@@ -19,6 +20,11 @@ def finite_or_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: finite_or_none(item) for key, item in value.items()}
     return [finite_or_none(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text of digits spells; None for another text, and for more than `MAX_DIGITS`."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 # --- counts and sizes -------------------------------------------------------------------------------------------------

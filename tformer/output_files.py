@@ -9,38 +9,79 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tformer.errors import InputError, Interrupted, cannot_write
+from tformer import files
+from tformer.errors import InputError, Interrupted
 
 Write = Callable[[str], object]
+BUFFER_BYTES = 1 << 16
 
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[Write]:
     """A function that writes text to standard output (None) or to a file.
 
-    The file appears by a rename when the work is done; after an interrupt it holds what was done until then, after an
-    error it is what it was before. Raises what `require_writable` does; OSError when the disk refuses later.
+    The file appears, synced, by a rename when the work is done; after an interrupt it holds what was done until then,
+    after an error it is what it was before. Raises what `require_writable` does; StorageError when the disk refuses.
     """
     if path is None:
         yield _write_out
         return
     target = require_writable(path)
-    if _is_stream(target):
-        with target.open("w", encoding="utf-8", newline="") as file:
-            yield file.write
+    if files.is_stream(target):
+        with files.open_sink(target) as stream:
+            yield lambda text: stream.write(text.encode("utf-8"))
         return
-    temporary = _temporary(target)
+    output = _OutputFile(path, target)
     try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            try:
-                yield file.write
-            except Interrupted:
-                file.close()
-                temporary.replace(target)
-                raise
-        temporary.replace(target)
+        try:
+            yield output.write
+        except Interrupted:
+            output.publish()
+            raise
+        output.publish()
     finally:
-        temporary.unlink(missing_ok=True)
+        output.discard()
+
+
+class _OutputFile:
+    """Text for a file, buffered and written under a temporary name until `publish`. Errors: StorageError."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._path, self._target = path, target
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._published = False
+        with files.storage_errors(path):
+            self._temporary = files.temporary_beside(target)
+            self._descriptor = files.create(self._temporary)
+
+    def write(self, text: str) -> None:
+        self._pending.append(files.encode_text(text))
+        self._pending_bytes += len(self._pending[-1])
+        if self._pending_bytes >= BUFFER_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = b"".join(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        with files.storage_errors(self._path, bytes_needed=len(data)):
+            files.write(self._descriptor, data)
+
+    def publish(self) -> None:
+        """Sync the file and give it its name."""
+        self._flush()
+        with files.storage_errors(self._path):
+            files.fsync(self._descriptor)
+            files.rename(self._temporary, self._target)
+            self._published = True
+            files.fsync_dir(self._target.parent)
+
+    def discard(self) -> None:
+        """Close the file, and remove what was not published."""
+        os.close(self._descriptor)
+        if not self._published:
+            with suppress(OSError):
+                files.unlink(self._temporary)
 
 
 def require_writable(path: Path, *, option: str = "--output") -> Path:
@@ -53,23 +94,12 @@ def require_writable(path: Path, *, option: str = "--output") -> Path:
         raise InputError(f"{option} '{path}' is a directory, expected a file")
     if not target.parent.is_dir():
         raise InputError(f"{option} '{path}': the directory '{target.parent}' does not exist")
-    if not _is_stream(target):
-        trial = _temporary(target)
-        try:
-            trial.open("x").close()
-            trial.unlink()
-        except OSError as error:
-            raise cannot_write(path, error) from error
+    if not files.is_stream(target):
+        with files.storage_errors(path):
+            trial = files.temporary_beside(target)
+            os.close(files.create(trial))
+            files.unlink(trial)
     return target
-
-
-def _is_stream(target: Path) -> bool:
-    """Whether it is a pipe or a device, which cannot be renamed into place."""
-    return target.exists() and not target.is_file()
-
-
-def _temporary(target: Path) -> Path:
-    return target.with_name(f".tmp-{target.name}-{os.getpid()}")
 
 
 def _write_out(text: str) -> None:

@@ -28,7 +28,7 @@ BENCH = QualityBench(preset="char-12s", data="train.txt", valid="val.txt", targe
 
 TRAINING = """#!{python}
 import json, pathlib, sys, time
-words = sys.argv[3:]
+words = sys.argv[5:]
 seed, run = words[words.index("--seed") + 1], pathlib.Path(words[words.index("--out") + 1])
 pathlib.Path({log!r}).open("a").write(json.dumps(words) + "\\n")
 if seed == "13":

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.checkpoint import files
+from tests.checkpoint.attack import Subject, make_subjects
+from tformer import files
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
@@ -46,6 +47,15 @@ def save(run: RunDirectory, step: int, **changes: Any) -> Path:
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
     with RunDirectory.create(tmp_path / "run", arch="gpt", preset="tiny") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Subject]]:
+    """Trained runs and an exported folder, to be copied and damaged."""
+    root = tmp_path_factory.mktemp("subjects")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFORMER_CACHE", str(root / "cache"))
+        yield make_subjects(root)
 
 
 class Killed(BaseException):

@@ -152,7 +152,7 @@ def test_too_little_room_is_refused_before_reading(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [keep(run, 1), keep(run, 2)]
-    monkeypatch.setattr("tformer.checkpoint.files.free_bytes", lambda path: 100)
+    monkeypatch.setattr("tformer.files.free_bytes", lambda path: 100)
     with pytest.raises(StorageError, match=r"[\d,]+ bytes needed, 100 free"):
         average_checkpoints(paths, tmp_path / "average", progress=lambda *_: pytest.fail("was read"))
     assert not (tmp_path / "average").exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import StorageError
@@ -127,9 +127,9 @@ def test_order_of_writes_syncs_and_renames(run: RunDirectory, disk: Disk) -> Non
             (operation, name)
             for pointer in ("latest", "best")
             for operation, name in [
-                ("create", f".tmp-{pointer}"),
-                ("fsync", f".tmp-{pointer}"),
-                ("rename", f".tmp-{pointer}"),
+                ("create", f".tmp-{pointer}-{os.getpid()}"),
+                ("fsync", f".tmp-{pointer}-{os.getpid()}"),
+                ("rename", f".tmp-{pointer}-{os.getpid()}"),
                 ("fsync_dir", "checkpoints"),
             ]
         ],
@@ -139,6 +139,17 @@ def test_order_of_writes_syncs_and_renames(run: RunDirectory, disk: Disk) -> Non
     assert calls[: len(expected)] == expected
     assert calls[len(expected) :] == [*[("unlink", name) for name in written], ("rmdir", "step-00000001")]
     assert target.name == "step-00000002"
+
+
+def test_the_records_of_a_run_are_synced_before_its_checkpoint(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(files, "sync_file", lambda path: synced.append((path.name, bool(run.checkpoints()))))
+    run.append_metrics({"step": 1})
+    run.append_sample(1, "text")
+    save(run, 1)
+    assert synced == [("metrics.jsonl", False), ("samples.txt", False)]
 
 
 def in_child(work: Callable[[], None]) -> int:

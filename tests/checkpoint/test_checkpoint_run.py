@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.conftest import Disk, save, tree, umask
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.read import read_checkpoint
-from tformer.checkpoint.run import RunDirectory, list_runs
+from tformer.checkpoint.run import RunDirectory, is_locked, list_runs
 from tformer.errors import InputError, RunInUseError, StorageError
 
 
@@ -262,8 +262,11 @@ def test_a_linked_run_directory_works(tmp_path: Path) -> None:
 def test_metrics_are_one_write_a_line(run: RunDirectory, disk: Disk) -> None:
     disk.arm(0, "none")
     run.append_metrics({"step": 1, "loss": 2.5, "text": "ä\n"})
-    assert [name for name, _ in disk.calls] == ["open_append", "write"]
+    assert [name for name, _ in disk.calls] == ["open_append", "write", "fsync_dir"]  # the file is new
     assert run.metrics_path.read_text(encoding="utf-8") == '{"step": 1, "loss": 2.5, "text": "ä\\n"}\n'
+    disk.arm(0, "none")
+    run.append_metrics({"step": 2})
+    assert [name for name, _ in disk.calls] == ["open_append", "write"]
 
 
 def test_numbers_that_json_lacks_become_null(run: RunDirectory) -> None:
@@ -352,3 +355,16 @@ def test_recipe_and_tokenizer_lie_at_the_root(run: RunDirectory) -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, tformer; assert tformer.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_on_a_file_system_without_locks_is_written_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    create(tmp_path / "run").close()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert not is_locked(tmp_path / "run")
+    with pytest.raises(StorageError, match="locks available"):
+        create(tmp_path / "run", resume=True)

@@ -100,7 +100,7 @@ def test_text_to_ids_tells_milliseconds_a_batch_and_no_format(cli: Cli, asked: l
 
 
 def test_out_holds_the_report(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "report.md"
+    out = tmp_path / "report.md"
     done = cli("bench", "train", *SMALL, "--out", out)
     assert done.code == 0 and done.err.splitlines()[-1] == f"wrote {out}"
     text = out.read_text()

@@ -149,7 +149,11 @@ def test_only_lines_that_may_be_too_long_are_tokenised_ahead(tmp_path, tokenizer
     path = tmp_path / "a.txt"
     path.write_text("ab\ncd\nabcdef\n")
     whole = type(tokenizer).encode_batch
-    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: seen.extend(texts) or whole(self, texts))
+    monkeypatch.setattr(
+        type(tokenizer),
+        "encode_batch",
+        lambda self, texts, **options: seen.extend(texts) or whole(self, texts, **options),
+    )
     windows(path, reader)
     assert [text for text in seen if text] == ["abcdef"]
 

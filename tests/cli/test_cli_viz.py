@@ -89,11 +89,16 @@ def test_mistakes_are_one_line_and_exit_2(arguments: tuple[str, ...], word: str,
 
 def test_a_file_that_cannot_be_written_is_exit_3(home: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    outcome = cli("plot", "runs/new", "-o", "file/curves.html")
-    assert outcome.code == 3 and "file/curves.html" in outcome.err
+    outcome = cli("plot", "runs/new", "-o", "/proc/curves.html")
+    assert outcome.code == 3 and "/proc/curves.html" in outcome.err
+    for folder in ("file", "missing"):
+        outcome = cli("plot", "runs/new", "-o", f"{folder}/curves.html")
+        assert outcome.code == 2 and f"{folder}/curves.html" in outcome.err
+    assert not (tmp_path / "missing").exists()
 
 
 def test_formats_by_suffix_and_by_name(home: Path, cli: Cli) -> None:
+    Path("made").mkdir()
     for name, start in (("c.html", "<!doctype"), ("c.json", "{"), ("c.csv", "run,"), ("c.txt", "loss\n")):
         outcome = cli("plot", "runs/new", "-o", f"made/{name}")
         assert outcome.code == 0 and outcome.out == "" and f"wrote made/{name}" in outcome.err
@@ -238,8 +243,8 @@ def test_mistakes_are_one_line_and_leave_nothing(
 
 
 def test_what_cannot_be_written_is_exit_code_3(cli: Callable[..., Any]) -> None:
-    outcome = cli("viz-pe", *SMALL, "-o", "/proc/none/a.html")
-    assert outcome.code == 3 and outcome.err.startswith("error: cannot write /proc/none/a.html")
+    outcome = cli("viz-pe", *SMALL, "-o", "/proc/a.html")
+    assert outcome.code == 3 and outcome.err.startswith("error: cannot write /proc/a.html")
 
 
 def test_imports_are_not_interrupted_by_the_search_for_garbage() -> None:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one
+from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
@@ -131,12 +132,16 @@ def test_shard_file_has_the_stated_header(rows: Path, tmp_path: Path, tokenised:
     corpus = tokenised(rows)
     (entry,) = entries(tmp_path / "cache")
     data = (entry / "tokens-00000.bin").read_bytes()
-    header = ShardHeader.unpack(data[:HEADER_BYTES])
+    header = ShardHeader.unpack(data[:HEADER_BYTES], name="tokens-00000.bin")
     assert data.startswith(b"TFTOKENS")
     assert header.item_bytes == 2 and header.count == len(corpus)
     assert header.tokenizer.hex() == ByteTokenizer().sha256
     assert np.frombuffer(data, dtype="<u2", offset=HEADER_BYTES).tolist() == ids_of(corpus)
-    assert isinstance(corpus.shards[0], np.memmap) and isinstance(corpus.document_offsets, np.memmap)
+    assert corpus.files == (), "a small corpus is kept in memory, a large one read from its files"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tformer.data.shards.corpus.MEMORY_BYTES", 0)
+        large = tokenised(rows)
+    assert [file.path for file in large.files] == [entry / "tokens-00000.bin"] and ids_of(large) == ids_of(corpus)
 
 
 def test_token_dtype_fits_the_vocabulary() -> None:
@@ -240,7 +245,7 @@ def test_damaged_cache_is_rebuilt(
 def test_header_that_lies_is_refused() -> None:
     for data in (b"", bytes(HEADER_BYTES), b"x" * HEADER_BYTES):
         with pytest.raises(DamagedShardError):
-            ShardHeader.unpack(data)
+            ShardHeader.unpack(data, name="tokens-00000.bin")
 
 
 def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_path: Path) -> None:
@@ -255,11 +260,20 @@ def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_pat
     assert not folder.exists()
 
 
+def test_a_file_with_the_name_of_a_temporary_does_not_close_the_cache(
+    rows: Path, tmp_path: Path, tokenised: Tokenised
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".tmp-file-99999999").write_text("")
+    assert not tokenised(rows).notes
+    assert (tmp_path / "cache" / ".tmp-file-99999999").exists()
+
+
 def test_read_only_cache_is_still_read(
     rows: Path, tmp_path: Path, tokenised: Tokenised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised(rows)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
+    monkeypatch.setattr(files, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
     assert tokenised(rows).notes == ()
 
 

@@ -57,7 +57,7 @@ def test_out_is_asked_for_and_never_replaced(
 def test_a_signal_leaves_nothing(trained: Callable[[str], Path], tmp_path: Path) -> None:
     """Sent while the weights are being written, which here takes for ever."""
     slow = (
-        "import sys, time\nfrom tformer.checkpoint import files\nwrite = files.write\n"
+        "import sys, time\nfrom tformer import files\nwrite = files.write\n"
         "def crawl(descriptor, data):\n    write(descriptor, data)\n    print('.', flush=True)\n    time.sleep(0.2)\n"
         "files.write = crawl\nfrom tformer.cli.app import main\nmain(sys.argv[1:])\n"
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.killing import is_alive, tree_of, without_times
 from tformer.checkpoint.run import RunDirectory
 
 
@@ -107,3 +108,50 @@ def test_where_every_training_fails_so_does_the_sweep(
     out = tmp_path / "out"
     outcome = cli("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=1e9", "--out", out)
     assert outcome.code == 1 and "every training failed" in outcome.err and "diverged" in outcome.out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_a_sweep_killed_while_its_warm_process_imports_leaves_no_process(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out", "out")
+    sweep = cli_process(*words, cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while len(processes := list(tree_of(sweep.pid))) < 2 and time.monotonic() < deadline and sweep.poll() is None:
+        time.sleep(0.002)
+    assert len(processes) == 2
+    sweep.kill()
+    sweep.communicate()
+    ended = time.monotonic()
+    while any(map(is_alive, processes)) and time.monotonic() < ended + 1:  # the imports take longer
+        time.sleep(0.01)
+    assert not any(map(is_alive, processes))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_the_trainings_of_a_killed_sweep_end_with_it_and_the_same_command_goes_on_at_once(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    tiny_recipe.write_text(tiny_recipe.read_text().replace("max_steps: 12", "max_steps: 300"))
+    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out")
+    metrics = tmp_path / "out" / "runs" / "lr-0.01-seed1337" / "metrics.jsonl"
+    first = cli_process(*words, "out", cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and first.poll() is None:
+        time.sleep(0.02)
+    processes = list(tree_of(first.pid))
+    assert len(processes) == 3  # the sweep, its warm process, the training
+    first.kill()
+    first.communicate()
+    ended = time.monotonic()
+    while any(map(is_alive, processes)) and time.monotonic() < ended + 2:
+        time.sleep(0.01)
+    assert not any(map(is_alive, processes))
+    again = cli_process(*words, "out", cwd=tmp_path)
+    _, talk = again.communicate(timeout=600)
+    assert again.returncode == 0, talk
+    assert cli_process(*words, "undisturbed", cwd=tmp_path).wait(timeout=600) == 0
+    tables = [json.loads((tmp_path / name / "table.json").read_text()) for name in ("out", "undisturbed")]
+    assert without_times(tables[0]) == without_times(tables[1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.interop.exports import GPT, checkpoint, letters, nothing_but, random_weights
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.read import Checkpoint
 from tformer.errors import InputError, Interrupted, StorageError
 from tformer.interop.exporting import Tokenizers, export_checkpoint

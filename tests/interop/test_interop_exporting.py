@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.interop.exports import GPT, ORIGINAL, checkpoint, letters, nothing_but, random_weights
 from tests.interop.parity import assert_agree, padding, tokens
-from tformer.checkpoint import files
+from tformer import files
 from tformer.errors import InputError
 from tformer.interop.exporting import Tokenizers, export_checkpoint
 from tformer.interop.read_model import read_model

@@ -13,7 +13,7 @@ import transformers
 
 import tformer
 from tests.interop import tiny_folders as tiny
-from tformer.checkpoint import files
+from tformer import files
 from tformer.errors import InputError, Interrupted, StorageError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.lacking import LACKING

@@ -114,7 +114,9 @@ def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert find() is None
 
 
-def test_a_compiler_that_fails_is_left_alone_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_left_alone_for_a_day_unless_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing, calls = tmp_path / "cc", tmp_path / "calls"
     failing.write_text(f"#!/bin/sh\necho >> {calls}\nexit 1\n")
     failing.chmod(0o755)
@@ -122,7 +124,7 @@ def test_a_compiler_that_fails_is_left_alone_for_a_day(tmp_path: Path, monkeypat
     assert find() is None
     (mark,) = kept(tmp_path)
     assert mark.suffix == ".failed"
-    for age, expected in ((0, 1), (library.RETRY_SECONDS + 60, 2)):
+    for age, expected in ((0, 1), (library.RETRY_SECONDS + 60, 2), (-3600, 3)):
         then = time.time() - age
         os.utime(mark, (then, then))
         library.load.cache_clear()

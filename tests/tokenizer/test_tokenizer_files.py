@@ -130,7 +130,7 @@ def test_a_different_file_is_kept_unless_forced(make, tmp_path):
         make("char").save(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_refused_write_leaves_everything_as_it_was(make, tmp_path, monkeypatch, call):
     path = tmp_path / "tokenizer.json"
     make("byte-bpe").save(path)
@@ -149,11 +149,11 @@ def test_a_refused_write_leaves_everything_as_it_was(make, tmp_path, monkeypatch
 
 def test_the_file_is_synced_before_it_gets_its_name(make, tmp_path, monkeypatch):
     calls: list[str] = []
-    for name in ("fsync", "replace"):
+    for name in ("fsync", "rename"):
         real = getattr(os, name)
         monkeypatch.setattr(files.os, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
     make("char").save(tmp_path / "tokenizer.json")
-    assert calls == ["fsync", "replace", "fsync"]  # the file, the name, the folder
+    assert calls == ["fsync", "rename", "fsync"]  # the file, the name, the folder
 
 
 def test_umask_is_honoured_and_links_are_followed(make, tmp_path):

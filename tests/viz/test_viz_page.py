@@ -125,6 +125,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "made" / "here.txt"
+    path.parent.mkdir()
     write_output(Output("terminal", path), "é\n")
     write_output(Output("terminal", path), b"bytes")
     assert path.read_bytes() == b"bytes" and os.listdir(path.parent) == ["here.txt"]

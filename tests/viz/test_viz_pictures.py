@@ -252,7 +252,7 @@ def test_a_spread_belongs_to_its_points() -> None:
 
 
 def test_an_old_picture_survives_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tformer.checkpoint import files
+    from tformer import files
 
     path = tmp_path / "a.png"
     draw_curves([Curve("a", FALLING)], path, **WORDS)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.killing import is_alive
 from tformer.errors import InputError, Interrupted, RunInUseError, StorageError
 from tformer.workflows.sweep import cells
 from tformer.workflows.sweep import children as process
@@ -33,7 +35,7 @@ def plays(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
     class Popen(process.subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, command: list[str], **options: object) -> None:
-            super().__init__([sys.executable, "-c", code, *command[3:]], **options)  # type: ignore[call-overload]
+            super().__init__([sys.executable, "-c", code, *command[5:]], **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(process.subprocess, "Popen", Popen)
 
@@ -423,13 +425,21 @@ def test_no_forked_child_outlives_the_call(tmp_path: Path, warm: Start, tiny_rec
 
 
 @pytest.mark.slow
-def test_children_are_started_from_scratch_where_the_warm_process_was_killed(tmp_path: Path) -> None:
-    with warm_process() as start:
+def test_a_killed_warm_process_takes_its_child_along_and_others_are_started_from_scratch(
+    tmp_path: Path, tiny_recipe: Path, text_file: Path
+) -> None:
+    words = ["train", "--config", str(tiny_recipe), "--data", str(text_file), "--out", str(tmp_path / "run")]
+    with warm_process() as start, (tmp_path / "out").open("wb") as out:
         settings: dict[str, Any] = {"log": tmp_path / "log", "should_stop": lambda: False, "start": start}
         assert run_started_child(["--version"], **settings).code == 0
+        child = start([*words, "--max-steps", "1000000"], out, out)
         server = start.__self__._process  # type: ignore[attr-defined]
         server.kill()
         server.wait()
+        deadline = time.monotonic() + 2
+        while is_alive(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not is_alive(child.pid) and child.poll() == (-signal.SIGKILL, 0)
         assert run_started_child(["--version"], **settings).code == 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from tformer.errors import InputError
+from tformer.formatting import whole_number
 from tformer.options import command_line, flag_of, panel
 
 MODEL, WORK, PEERS = panel("Which model"), panel("What is measured"), panel("Compared with")
@@ -16,6 +17,7 @@ HOW, RESULT = panel("How"), panel("Result")
 MOST_BATCH = 2**16
 MOST_SIZES = 32
 MOST_THREADS = 4096
+MOST = 10**9  # of anything that is counted or timed
 MOST_SEED = 2**31 - 1
 MAX_LENGTH = 2**24
 
@@ -379,25 +381,28 @@ def whole_numbers(flag: str, text: str, *, least: int, most: int) -> tuple[int, 
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise InputError(f"{flag}: found none, expected whole numbers separated by commas")
+    numbers = []
     for word in words:
-        if not word.isdecimal() or not least <= int(word) <= most:
+        number = whole_number(word)
+        if number is None or not least <= number <= most:
             raise InputError(f"{flag}: found '{word}', expected whole numbers from {least} to {most:,}")
-    return tuple(dict.fromkeys(map(int, words)))
+        numbers.append(number)
+    return tuple(dict.fromkeys(numbers))
 
 
 def require_positive(**values: float | None) -> None:
-    """Raise InputError for a number that is not above 0, or infinite; None was not given."""
+    """Raise InputError for a number that is not above 0 or is above `MOST`; None was not given."""
     for name, value in values.items():
-        if value is not None and not 0 < value < inf:
-            expected = "a finite number" if value == inf else "more than 0"
+        if value is not None and not 0 < value <= MOST:
+            expected = "more than 0" if not value > MOST else "a finite number" if value == inf else f"{MOST:,} at most"
             raise InputError(f"--{name.replace('_', '-')}: found {value}, expected {expected}")
 
 
 def require_threads(threads: int | None) -> None:
     """Raise InputError for a number of threads that no machine has; None was not given."""
-    require_positive(threads=threads)
     if threads is not None and threads > MOST_THREADS:
         raise InputError(f"--threads: found {threads}, expected {MOST_THREADS:,} at most")
+    require_positive(threads=threads)
 
 
 def refuse_folder(out: Path | None) -> None:

@@ -1,12 +1,12 @@
 """Measuring processes, as controlled by the parent: one measurement in one process, or contenders whose rounds
-alternate. Memory and caches of one measurement cannot disturb a later one. The parent writes JSON requests to `python
--m tformer.bench.worker`, one a line, and reads one JSON answer to each:
+alternate. Memory and caches of one measurement cannot disturb a later one. The parent writes JSON requests to
+`python -m tformer.bench.worker`, one a line, and reads one JSON answer to each:
 
     {"measurement", "arguments", "max_seconds"}      start a measurement (see `worker.MEASUREMENTS`)
     {"question": "round" | "peak", "max_seconds"}    ask a contender, once it is prepared
 
-The answer {"failed": reason} ends the process. A process that exceeds its time limit is killed; one that outlives its
-parent ends itself; where memory runs out, the kernel kills the measuring process first.
+The answer {"failed": reason} ends the process. A process that exceeds its time limit is killed, and it ends with its
+parent; where memory runs out, the kernel kills the measuring process first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import select
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from tformer.processes import python_command
 
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10
@@ -47,8 +48,9 @@ class Stopped(Exception):
 class MeasuringProcess:
     """A `tformer.bench.worker` process. Between requests it is suspended (SIGSTOP).
 
-    Otherwise threads that keep spinning after a round would take time from the next contender's. While it is suspended
-    and its parent dies, the kernel sends it SIGHUP, since its process group is then orphaned (setpgid(2)).
+    Otherwise threads that keep spinning after a round would take time from the next contender's. When its parent dies
+    while it is suspended, the kernel ends it: by `end_with_parent` on Linux, elsewhere by SIGHUP, since its process
+    group is then orphaned (setpgid(2)).
 
     Attributes:
         failed: why there is no result; the process has ended by then.
@@ -61,7 +63,7 @@ class MeasuringProcess:
         self._max_seconds, self._should_stop = max_seconds, should_stop
         self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by `end`)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tformer.bench.worker"],
+            python_command("tformer.bench.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,

@@ -12,7 +12,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from tformer.device import peak_resident_bytes, resolve_device
 from tformer.errors import InputError
 from tformer.formatting import binary_bytes
 from tformer.metrics import Stat
+from tformer.processes import ScratchFolder, python_command
 from tformer.recipe import load_recipe
 
 POLL_SECONDS = 0.02
@@ -67,15 +67,15 @@ def time_training(
 
     The process never outlives this call. words: the command line for a run directory.
     """
-    with tempfile.TemporaryDirectory(prefix="tformer-quality-") as folder, tempfile.TemporaryFile() as messages:
-        run = Path(folder) / "run"
+    with ScratchFolder("quality") as folder, tempfile.TemporaryFile() as messages:
+        run = folder / "run"
         began = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-m", "tformer", *words(str(run))],
+            python_command("tformer", *words(str(run))),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=messages,
-            env={**os.environ, "TFORMER_CACHE": str(Path(folder) / "cache")},
+            env={**os.environ, "TFORMER_CACHE": str(folder / "cache")},
             process_group=0,  # Ctrl-C reaches the parent alone, which ends the child
         )
         try:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.manifest import file_names
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, is_run, make_folders
+from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.formatting import short_hash
@@ -176,7 +176,7 @@ def average_checkpoints(
     files.require_room(target, sum(record.size for record in last.manifest.files if record.role not in LEFT_OUT))
     means = _means(checkpoints, progress=progress, should_stop=should_stop)
     with files.storage_errors(target):
-        make_folders(target.absolute().parent)
+        files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
     write_checkpoint(
         target,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.manifest import read_manifest
 from tformer.errors import InputError
 from tformer.input_files import open_regular
@@ -56,6 +56,8 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise InputError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _score(path: Path) -> float | None:

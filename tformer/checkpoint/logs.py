@@ -9,12 +9,13 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint import files
+from tformer import files
+from tformer.errors import InputError
 from tformer.formatting import finite_or_none
 from tformer.input_files import open_regular
 
@@ -62,12 +63,13 @@ def git_commit(checkout: Path) -> str | None:
     return found.stdout.strip() or None
 
 
+MAX_SHOWN_BYTES = 256 << 20  # of the metrics that are listed and plotted: a million lines
 MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; longer lines are ignored
 _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
 
 
 def append(path: Path, text: str) -> None:
-    """Append text in one write; a write cut short by a full disk is undone.
+    """Append text in one write; a write cut short by a full disk is undone. A new file's name is synced.
 
     Raises:
         StorageError: the disk is full or read-only.
@@ -84,6 +86,8 @@ def append(path: Path, text: str) -> None:
                 raise
         finally:
             os.close(descriptor)
+        if size == 0:
+            files.fsync_dir(path.parent)
 
 
 def metrics_line(values: dict[str, Any]) -> str:
@@ -91,10 +95,16 @@ def metrics_line(values: dict[str, Any]) -> str:
     return json.dumps(finite_or_none(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics file; incomplete and other lines are skipped."""
+def read_metrics(path: Path, *, max_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The records of a metrics file; incomplete and other lines are skipped.
+
+    Raises InputError for a file of more than `max_bytes`.
+    """
     if path.is_file():
         with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if max_bytes is not None and size > max_bytes:
+                raise InputError(f"{path} has {size:,} bytes, expected at most {max_bytes:,}")
             for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
                 record = _record(line)
                 if record is not None:
@@ -154,17 +164,4 @@ def _kept_samples(path: Path, step: int) -> Iterator[bytes]:
 
 def _rewrite(path: Path, kept: Callable[[], Iterator[bytes]]) -> None:
     if sum(len(line) for line in kept()) != os.path.getsize(path):  # lines are only ever left out
-        files.write_file(path, _blocks(kept()))
-
-
-def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines joined into chunks of about 1 MB."""
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        size += len(line)
-        if size >= 1 << 20:
-            yield b"".join(block)
-            block, size = [], 0
-    yield b"".join(block)
+        files.write_file(path, files.in_blocks(kept()))

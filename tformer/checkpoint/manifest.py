@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.errors import InputError
+from tformer.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 
 SOURCE_NAME = "tokenizer.source.json"
 ROLES = ("tokenizer", "target_tokenizer")
@@ -150,13 +150,19 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _from_content(content: dict[str, Any]) -> Manifest:
+    separate = content.get("target_tokenizer_sha256") is not None  # a key that was added after version 1 of the format
     records = tuple(
-        FileRecord(plain_name(name), str(entry["role"]), _natural(entry["size"], "size"), str(entry["sha256"]))
+        FileRecord(
+            plain_name(name),
+            _role(entry["role"], name, separate=separate),
+            _natural(entry["size"], "size"),
+            str(entry["sha256"]),
+        )
         for name, entry in content["files"].items()
     )
     tied = {str(alias): str(owner) for alias, owner in content["tied"].items()}
     score, tokenizer_sha256 = content["score"], content["tokenizer_sha256"]
-    target_sha256 = content.get("target_tokenizer_sha256")  # added after version 1 of the format
+    target_sha256 = content.get("target_tokenizer_sha256")
     manifest = Manifest(
         step=_natural(content["step"], "step"),
         files=records,
@@ -176,8 +182,17 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     return manifest
 
 
+def _role(role: object, name: str, *, separate: bool) -> str:
+    """The role of a file; ValueError for an unknown one, and for that of another file. Weights may be several files."""
+    expected = file_names(separate=separate).get(str(role))
+    several = role == "weights" and name.endswith(".safetensors") and name not in FILE_NAMES.values()
+    if expected is None or (name != expected and not several):
+        raise ValueError(f"the file {name} has the role {role!r}, which belongs to {expected or 'no file'}")
+    return str(role)
+
+
 def _natural(value: object, key: str) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{key} is {value!r}, expected a whole number")
     return value
 

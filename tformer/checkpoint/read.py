@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.files import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.checkpoint.manifest import (
     MAX_TOKENIZER_BYTES,
     ROLES,
@@ -28,6 +27,7 @@ from tformer.checkpoint.manifest import (
 from tformer.checkpoint.run import CHECKPOINTS, writer
 from tformer.checkpoint.tensor_files import MAX_HEADER_BYTES, TensorSpec, read_specs, read_tensors
 from tformer.errors import InputError
+from tformer.files import PICKLE_HINT, PICKLE_SUFFIXES, parse_object, read_bounded
 from tformer.formatting import listed, short_hash
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe

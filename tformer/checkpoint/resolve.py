@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import read_manifest
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
 from tformer.errors import InputError, did_you_mean
+from tformer.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
 
 
 def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Path = "runs") -> Path:
@@ -37,6 +37,8 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
         return _from_file(folder)
     if not folder.exists():
         raise InputError(f"{folder} does not exist", hint=_suggest_run(folder, Path(runs_dir)))
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a pipe, device or socket, expected a run or checkpoint folder")
     if (folder / "config.json").is_file():
         raise InputError(
             f"{folder} is a Hugging Face folder, expected a run or a checkpoint of tformer",
@@ -133,13 +135,28 @@ def _choose(folder: Path, run: Path, which: str) -> Path:
     if which in choices:
         entry = choices[which](entries)
         assert entry is not None
-        return entry.path
+        return _damaged_best(folder) or entry.path if which == catalog.BEST else entry.path
     match = re.fullmatch(r"(?:step-)?0*(\d{1,15})", which)
     for entry in entries:
         if match and entry.step == int(match[1]):
             return entry.path
     names = ["latest", "best", *(catalog.step_name(entry.step) for entry in entries)]
     raise InputError(f"{run} has no checkpoint '{which}'", hint=did_you_mean(which, names))
+
+
+def _damaged_best(folder: Path) -> Path | None:
+    """The checkpoint that the pointer names, if its manifest is damaged: reading it reports that. Else None.
+
+    Its score is unknown, so that another checkpoint would be taken for the best one.
+    """
+    name = catalog.read_pointer(folder / catalog.BEST)
+    if name is None or not catalog.is_complete(folder / name):
+        return None
+    try:
+        read_manifest(folder / name)
+    except InputError:
+        return folder / name if catalog.is_complete(folder / name) else None  # a training may have removed it
+    return None
 
 
 def _from_file(path: Path) -> Path:

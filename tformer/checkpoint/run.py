@@ -11,14 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tformer.checkpoint import catalog, files, logs
+from tformer import files
+from tformer.checkpoint import catalog, logs
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.logs import describe_environment
-from tformer.checkpoint.manifest import file_names
+from tformer.checkpoint.manifest import FILE_NAMES, file_names
 from tformer.errors import InputError, RunInUseError, StorageError
+from tformer.files import parse_object, read_bounded
+from tformer.recipe import Recipe, recipe_from_yaml
 
 LOCK_NAME = ".lock"
+MAX_RECIPE_BYTES = 1 << 20
 
 
 class RunLock:
@@ -57,15 +60,22 @@ class RunLock:
 
 
 def writer(run: Path) -> str | None:
-    """PID of the process that writes to the run at this moment, as text; None: no process does."""
+    """PID of the process that writes to the run at this moment, as text; None: no process does, or there are no locks.
+
+    On a file system without locks nothing can be trained, but a run that was copied there is read.
+    """
     try:
         descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InputError(f"cannot read {run / LOCK_NAME}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
     return None
@@ -110,7 +120,7 @@ class RunDirectory:
         if path is not None:
             folder = Path(path)
             with files.storage_errors(folder):
-                make_folders(folder)
+                files.make_folders(folder)
         else:
             folder = _default_folder(Path(runs_dir), f"{_plain(arch)}-{_plain(preset or 'custom')}", resume=resume)
         if resume and (folder / files.MANIFEST).is_file():
@@ -126,7 +136,7 @@ class RunDirectory:
                 _require_empty(folder)
             run = cls(folder, lock=lock)
             with files.storage_errors(run.checkpoints_path):
-                make_folders(run.checkpoints_path)
+                files.make_folders(run.checkpoints_path)
                 files.fsync_dir(folder)
             run.sweep_temporaries()
         except BaseException:
@@ -172,6 +182,10 @@ class RunDirectory:
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    @property
+    def samples_path(self) -> Path:
+        return self.path / "samples.txt"
+
     def checkpoints(self) -> list[Entry]:
         """Complete checkpoints in the order of their steps."""
         return catalog.scan(self.checkpoints_path)
@@ -209,15 +223,18 @@ class RunDirectory:
                     files.remove_tree(self.path / name)
             catalog.tidy(self.checkpoints_path)
 
-    def rewind(self, step: int) -> None:
-        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes."""
+    def rewind(self, step: int, *, keep_last: int | None = None) -> None:
+        """Go back to the state after `step`: remove later metrics, samples and checkpoints, which training remakes.
+
+        keep_last: finish the pruning of an interrupted save; None: keep all checkpoints.
+        """
         self.cut_metrics(step)
-        logs.cut_samples(self.path / "samples.txt", step)
+        logs.cut_samples(self.samples_path, step)
         with files.storage_errors(self.checkpoints_path):
             for entry in reversed(self.checkpoints()):
                 if entry.step > step:
                     files.remove_tree(entry.path)
-            catalog.tidy(self.checkpoints_path)
+            catalog.tidy(self.checkpoints_path, keep_last=keep_last)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl; `values` holds its `step`. Non-finite numbers become null."""
@@ -230,7 +247,7 @@ class RunDirectory:
         return logs.read_metrics(self.metrics_path)
 
     def append_sample(self, step: int, text: str) -> None:
-        logs.append(self.path / "samples.txt", logs.sample_text(step, text))
+        logs.append(self.samples_path, logs.sample_text(step, text))
 
     def write_recipe(self, text: str) -> None:
         files.write_text(self.path / "recipe.yaml", text)
@@ -247,6 +264,16 @@ class RunDirectory:
     ) -> None:
         content = describe_environment(device=device, data_fingerprint=data_fingerprint, command=command)
         files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    def recipe(self, *, name: str | None = None) -> Recipe:
+        """The recipe of the run; `name`: of its file in messages. Raises InputError for a damaged file."""
+        path = self.path / FILE_NAMES["recipe"]
+        data = read_bounded(path, max_bytes=MAX_RECIPE_BYTES)
+        shown = name or str(path)
+        try:
+            return recipe_from_yaml(data.decode("utf-8"), name=shown)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{shown} is damaged: not UTF-8 at byte {error.start}") from None
 
     def environment(self) -> dict[str, Any] | None:
         """The content of environment.json, from the last start of this run; None before the first."""
@@ -269,7 +296,7 @@ def list_runs(runs_dir: str | Path = "runs") -> list[Path]:
 def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
     """Create the run directory with the next free number; mkdir decides between concurrent processes."""
     with files.storage_errors(runs_dir):
-        make_folders(runs_dir)
+        files.make_folders(runs_dir)
         numbered = re.compile(re.escape(stem) + r"-(\d{1,9})")
         taken = [int(match[1]) for name in os.listdir(runs_dir) if (match := numbered.fullmatch(name))]
         number = max(taken, default=0)
@@ -283,20 +310,6 @@ def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
                 continue
             files.fsync_dir(runs_dir)
             return runs_dir / f"{stem}-{number}"
-
-
-def make_folders(folder: Path) -> None:
-    """Create a folder and its parents, each synced."""
-    if folder.is_dir():
-        return
-    if os.path.lexists(folder):
-        raise InputError(f"{folder} is a file, expected a folder")
-    make_folders(folder.parent)
-    try:
-        files.mkdir(folder)
-    except FileExistsError:
-        return
-    files.fsync_dir(folder.parent)
 
 
 def _require_empty(folder: Path) -> None:

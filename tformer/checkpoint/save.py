@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tformer import __version__
-from tformer.checkpoint import catalog, files
+from tformer import __version__, files
+from tformer.checkpoint import catalog
 from tformer.checkpoint.manifest import FileRecord, Manifest, file_names
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, tensor_chunks, without_aliases
@@ -63,7 +62,9 @@ def save_checkpoint(
     target = folder / catalog.step_name(step)
     try:
         catalog.tidy(folder, keep_last=keep_last)  # an earlier save may have been interrupted before its pruning
-        _sync_if_there(run.metrics_path)  # the metrics up to a checkpoint are on disk before it
+        for log in (run.metrics_path, run.samples_path):  # the records up to a checkpoint are on disk before it
+            if log.is_file():
+                files.sync_file(log)
         write_checkpoint(
             target,
             step,
@@ -167,12 +168,3 @@ def _with_previous(error: StorageError, target: Path) -> StorageError:
     if entries:
         error.hint = f"{error.hint + '; ' if error.hint else ''}the checkpoint {entries[-1].path.name} is intact"
     return error
-
-
-def _sync_if_there(path: Path) -> None:
-    if path.is_file():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            files.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.files import PICKLE_HINT, looks_like_pickle, parse_object
 from tformer.errors import InputError
+from tformer.files import PICKLE_HINT, looks_like_pickle, parse_object
 from tformer.formatting import short_hash
 from tformer.input_files import open_regular
 

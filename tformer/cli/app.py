@@ -15,7 +15,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, NoReturn, TextIO
@@ -155,7 +155,7 @@ RENAMED = {
 
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
 INTERRUPTED = 130  # exit code: 128 + SIGINT
-STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM)
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _print_version(wanted: bool) -> None:
@@ -295,26 +295,55 @@ def as_tformer_error(error: Exception) -> TformerError | None:
     tformer."""
     if isinstance(error, TformerError):
         return error
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_cpu_allocation(error):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_failed_allocation(error):
         return OutOfMemoryError(
             f"out of memory: {str(error).splitlines()[0] if str(error) else 'allocation failed'}",
             hint="lower training.batch_size (and raise training.grad_accum), or set training.activation_checkpointing",
         )
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return OutOfMemoryError(
+            "out of memory: the system starts no further thread",
+            hint="raise the limits of memory and processes (ulimit -v, ulimit -u), or set OMP_NUM_THREADS=1",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return TformerError(
+            f"too many open files: cannot open {error.filename or 'another'}", hint="raise the limit (ulimit -n)"
+        )
+    if isinstance(error, FileNotFoundError) and _is_in_removed_folder():
+        return InputError("the current folder has been removed", hint="change to another one (cd)")
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+        return StorageError(f"no access to {error.filename or 'a file'}: {error.strerror}")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return InputError(f"{error.filename}: this name is too long for the file system")
     if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
-        return StorageError(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+        action = "read or write" if error.errno == errno.EIO else "write"
+        return StorageError(f"cannot {action} {error.filename or 'a file'}: {error.strerror}")
     return None
 
 
-def _is_cpu_allocation(error: Exception) -> bool:
+def _is_failed_allocation(error: Exception) -> bool:
+    """Whether PyTorch got no memory on the CPU, or the system could not map a file."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
+def _is_in_removed_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _print_error(message: str, hint: str | None) -> None:
-    console.print(f"[bold red]error:[/] {_plain(message)}")
-    if hint:
-        console.print(f"[bold]hint:[/] {_plain(hint)}")
+    try:
+        console.print(f"[bold red]error:[/] {_plain(message)}")
+        if hint:
+            console.print(f"[bold]hint:[/] {_plain(hint)}")
+    except (MemoryError, RuntimeError, OSError, ImportError):  # neither memory, threads nor files are left for it
+        with suppress(OSError):
+            os.write(2, f"error: {message}\n".encode("utf-8", "backslashreplace"))
 
 
 def _plain(text: str) -> str:

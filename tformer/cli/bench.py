@@ -139,12 +139,12 @@ def _measure_speed(options: SpeedOptions) -> None:
         from tformer.bench.machine import environment_line
         from tformer.bench.report import FAIRNESS, document, lines, report, tables
         from tformer.bench.speed import resolve, run_speed
-        from tformer.checkpoint.files import require_writable
         from tformer.checkpoint.logs import describe_environment
+        from tformer.output_files import require_writable
 
         bench, notes = resolve(options)
         if options.out is not None:
-            require_writable(options.out.parent)
+            require_writable(options.out, option="--out")
         line = environment_line(torch.device(bench.device), dtype=bench.precision or "text")
         line = ", ".join([line, *(f"{name} {version}" for name, version in bench.peer_versions.items())])
         show_notes([*notes, line])
@@ -199,8 +199,8 @@ def attention(options: AttentionOptions) -> None:
         from tformer.bench.attention import resolve_attention, run_attention
         from tformer.bench.attention_report import document, lines, notes, settings_line, tables, write_report
         from tformer.bench.machine import environment_line
-        from tformer.checkpoint.files import require_writable
         from tformer.checkpoint.logs import describe_environment
+        from tformer.files import require_writable
         from tformer.formatting import binary_bytes, short_seconds
 
         bench, decided = resolve_attention(options)
@@ -297,11 +297,11 @@ def all_(options: AllOptions) -> None:
 
         from tformer.bench.quality import check
         from tformer.bench.suite import Progress, cases_for, quality_for, run_all
-        from tformer.checkpoint.files import require_writable
         from tformer.device import resolve_device
+        from tformer.output_files import require_writable
 
         device = resolve_device(options.device)
-        require_writable(options.out.parent)
+        require_writable(options.out, option="--out")
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         chosen: dict[str, Any] = {"quick": options.quick, "threads": torch.get_num_threads()}
@@ -352,10 +352,8 @@ def _show_tables(tables: Sequence[Table]) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    from tformer.checkpoint.files import write_text
-    from tformer.checkpoint.run import make_folders
+    from tformer.files import write_text
 
-    make_folders(out.parent)
     write_text(out, text)
 
 

@@ -11,6 +11,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.errors import InputError
+from tformer.formatting import MAX_DIGITS
 from tformer.options import argument, panel
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def parse_bytes(text: str) -> int:
     """Number of bytes of `5GB`, `500 MB`, `2GiB` or `1000`. InputError for anything else, and for less than one."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = UNITS.get(found[2].upper()) if found else None
-    size = int(float(found[1]) * unit) if found and unit else 0
+    size = int(float(found[1]) * unit) if found and unit and len(found[1]) <= MAX_DIGITS else 0
     if size < 1:
         raise InputError(f"--shard-size: found '{text}', expected a size such as 5GB, 500MB or 2GiB")
     return size

@@ -136,11 +136,10 @@ def _text(completion: Generated) -> str:
     return completion.text
 
 
-def show_cut_prompt(number: int, length: int, limit: int) -> None:
+def show_cut_prompt(number: int, size: str, limit: int) -> None:
     """Write that the beginning of a prompt is not read."""
     console.print(
-        f"prompt {number} has {length} tokens, the model's context holds {limit}: "
-        f"only the last {max(1, limit // 2)} are read",
+        f"prompt {number} has {size}, the model's context holds {limit}: only the last {max(1, limit // 2)} are read",
         markup=False,
     )
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.errors import InputError, did_you_mean, visible
+from tformer.formatting import plural
 from tformer.options import argument, panel
+from tformer.output_files import require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,6 +191,8 @@ def inspect(options: InspectOptions) -> None:
     parameters count once.
     """
     options.check()
+    if options.output is not None and str(options.output) != "-":
+        require_writable(options.output, option="-o")
     if options.verify:
         _verify(options)
         return
@@ -301,10 +303,10 @@ def _verify(options: InspectOptions) -> None:
     with StopFlag() as flag:
         verdicts = verify(options.run, should_stop=flag.should_stop)
     _write(list(verdict_lines(verdicts)), [verdict.to_json() for verdict in verdicts], options)
-    problems = sum(len(verdict.problems) for verdict in verdicts)
-    if problems:
-        show_notes([f"{problems} problem{'s' * (problems != 1)}"])
-        raise typer.Exit(2)
+    problems, damaged = sum(len(verdict.problems) for verdict in verdicts), [v for v in verdicts if v.problems]
+    if damaged:
+        places = damaged[0].path if len(damaged) == 1 else f"{len(damaged)} of {len(verdicts)} folders"
+        raise InputError(f"{places}: found {plural(problems, 'problem')}, expected none")
 
 
 def _write(lines: list[str], document: Any, options: InspectOptions, page: str | None = None) -> None:

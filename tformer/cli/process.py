@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from tformer.errors import Interrupted
 
 STARTED = time.monotonic()
 "Start time of this process, taken as early as possible; `--max-minutes` counts from here."
+
+RESERVED_CPU_SECONDS = 10
+"""CPU time kept for saving a checkpoint before the limit of the process."""
 
 
 class DroppableStream:
@@ -58,15 +62,22 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def _reserve_cpu_seconds() -> None:
+    """Let SIGXCPU come some seconds before the limit of CPU time (`ulimit -t`), where the system kills the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if soft == hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_CPU, (max(1, hard - min(RESERVED_CPU_SECONDS, hard // 4 + 1)), hard))
+
+
 class StopFlag:
-    """Turns SIGINT, SIGTERM and SIGHUP into a flag that long work polls; a second signal stops at once.
+    """Turns SIGINT, SIGTERM, SIGHUP and SIGXCPU into a flag that long work polls; a second signal stops at once.
 
     Work that has not polled `GRACE_SECONDS` after the signal is blocked in a call that never returns (an open FIFO, a
     terminal) and is interrupted there, unless `be_patient` was called: then a poll may take as long as a training step.
     Used as a context manager, which restores the previous handlers at its end.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
     GRACE_SECONDS = 3.0
 
     def __init__(self) -> None:
@@ -75,6 +86,7 @@ class StopFlag:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
+        _reserve_cpu_seconds()
         for number in self.SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the work goes on when the terminal closes
@@ -94,6 +106,9 @@ class StopFlag:
         if self.signal_number is not None:
             raise self.interrupted("interrupted at once")
         self.signal_number = number
+        if number == signal.SIGXCPU:
+            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))  # else it is sent again every second
         if not self._patient:
             self._previous.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, self._overdue))
             signal.setitimer(signal.ITIMER_REAL, self.GRACE_SECONDS)

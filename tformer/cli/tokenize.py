@@ -6,13 +6,15 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
+from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.errors import InputError, visible
-from tformer.formatting import TOKEN_SIGNS, as_cell
+from tformer.formatting import TOKEN_SIGNS, as_cell, whole_number
 from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from tformer.workflows.tokenizing import Reading, Subject
 
 INPUT, READING, OUTPUT = panel("Input"), panel("What the model reads"), panel("Output")
-MOST_PADDED = 2**20  # tokens of a text that is padded to a given length
+MOST_TOKENS = 2**20  # of a text, padding included
 MOST_DETAILED = 200  # tokens that the plain output shows one by one; of more it shows the pieces only
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOUR, UNKNOWN_COLOUR = "white on magenta", "white on red"
@@ -52,7 +54,12 @@ class TokenizeOptions:
     text2: Annotated[str | None, INPUT("--text2", metavar="TEXT", help="The second text of a pair.")] = None
     input_path: Annotated[
         str | None,
-        INPUT("--input", metavar="FILE|-", help="Texts, one a line. Default: standard input if it is piped."),
+        INPUT(
+            "--input",
+            metavar="FILE|-",
+            help=f"Texts, one a line of at most {MAX_ROW_CHARACTERS:,} characters. Default: standard input if it is "
+            "piped.",
+        ),
     ] = None
     invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
     ids: Annotated[
@@ -68,7 +75,12 @@ class TokenizeOptions:
     ] = False
     max_length: Annotated[
         int | None,
-        READING("--max-length", metavar="N", help="Cut longer inputs to N tokens; default: the model's context."),
+        READING(
+            "--max-length",
+            metavar="N",
+            help=f"Cut longer inputs to N tokens; default: the model's context. Without one, a text has at most "
+            f"{MOST_TOKENS:,} tokens.",
+        ),
     ] = None
     truncation: Annotated[
         Literal["head", "tail", "head_tail"] | None,
@@ -91,8 +103,8 @@ class TokenizeOptions:
             raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
         if self.max_length is not None and self.max_length < 1:
             raise InputError(f"--max-length must be at least 1, found {self.max_length}")
-        if self.pad == "max" and self.max_length is not None and self.max_length > MOST_PADDED:
-            raise InputError(f"--max-length with --pad max must be at most {MOST_PADDED:,}, found {self.max_length:,}")
+        if self.pad == "max" and self.max_length is not None and self.max_length > MOST_TOKENS:
+            raise InputError(f"--max-length with --pad max must be at most {MOST_TOKENS:,}, found {self.max_length:,}")
         of_texts = {
             "--no-template": self.no_template,
             "--special": self.special,
@@ -150,56 +162,80 @@ def tokenize(options: TokenizeOptions) -> None:
             _show_decoded(document)
         return
     subjects = [replace(subject, reader=options.reader(subject)) for subject in subjects]
-    texts = list(_texts(options))
-    if not texts:
-        raise InputError("there is no text: the input is empty")
-    _report(options, subjects, texts)
+    _report(options, subjects)
 
 
-def _texts(options: TokenizeOptions) -> Iterator[tuple[str, ...]]:
-    """Each text, or pair of texts."""
+Named = tuple[str, tuple[str, ...]]
+"""A text, or a pair, with its name in messages."""
+
+
+def _texts(options: TokenizeOptions) -> Iterator[Named]:
+    """Each text, or pair of texts, read when it is its turn."""
     if options.text:
         second = () if options.text2 is None else (options.text2,)
-        yield from ((text, *second) for text in options.text)
+        yield from ((f"--text {number}", (text, *second)) for number, text in enumerate(options.text, start=1))
         return
-    from tformer.decoding.lines import BLOCK_LINES, STANDARD_INPUT, line_blocks
+    from tformer.decoding.lines import BLOCK_LINES, STANDARD_INPUT, line_blocks, name_of
 
     path = STANDARD_INPUT if options.input_path is None else options.input_path
-    for block in line_blocks(path, errors=options.invalid_utf8, size=BLOCK_LINES):
-        yield from ((line,) for line in block)
+    blocks = line_blocks(path, errors=options.invalid_utf8, size=BLOCK_LINES)
+    lines = (line for block in blocks for line in block)
+    yield from ((f"{name_of(path)}:{number}", (line,)) for number, line in enumerate(lines, start=1))
 
 
 def parse_ids(text: str) -> list[int]:
     """Ids separated by spaces, commas or brackets. Raises InputError for anything else."""
     words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
-    wrong = next((word for word in words if not word.isdecimal()), None)
+    numbers = [whole_number(word) for word in words]
+    wrong = next((word for word, number in zip(words, numbers, strict=True) if number is None), None)
     if wrong is not None or not words:
         found = "nothing" if wrong is None else f"'{wrong}'"
         raise InputError(f"--ids: found {found}, expected whole numbers", hint='for example --ids "12 7 345"')
-    return [int(word) for word in words]
+    return [number for number in numbers if number is not None]
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def _report(options: TokenizeOptions, subjects: Sequence[Subject], texts: Sequence[tuple[str, ...]]) -> None:
-    from tformer.workflows.tokenizing import Reading, full_document
+def _report(options: TokenizeOptions, subjects: Sequence[Subject]) -> None:
+    from tformer.workflows.tokenizing import full_document
 
+    texts: Iterable[Named] = _texts(options)
+    first = list(islice(texts, 2))
+    if not first:
+        raise InputError("there is no text: the input is empty")
     for subject in subjects:
-        subject.reader.encode(
-            *texts[0], cut=True
-        )  # what a subject cannot read is refused before the first line of output
+        _read(subject, *first[0])  # what a subject cannot read is refused before the first line of output
+    texts = chain(first, texts)
+    if len(subjects) > 1:  # each reads all of them
+        texts = list(texts)
     documents: list[dict[str, Any]] = []
     for subject in subjects:
-        readings = (Reading(text, subject.reader.encode(*text, cut=True)) for text in texts)
+        readings = (_read(subject, *named) for named in texts)
         if options.as_json:
             documents.append(full_document(subject, list(readings)))
         else:
-            documents.append(_show_subject(subject, readings, alone=len(subjects) == 1, numbered=len(texts) > 1))
+            documents.append(_show_subject(subject, readings, alone=len(subjects) == 1, numbered=len(first) > 1))
     if options.as_json:
         emit_json({"tokenizers": documents})
-    elif len(subjects) > 1 or len(texts) > 1:
+    elif len(subjects) > 1 or len(first) > 1:
         _show_totals(documents)
+
+
+def _read(subject: Subject, name: str, texts: tuple[str, ...]) -> Reading:
+    """How a subject reads a text, or a pair. Raises InputError for more tokens than can be shown."""
+    from tformer.workflows.tokenizing import Reading
+
+    reader = subject.reader
+    if reader.max_length is not None and reader.max_length <= MOST_TOKENS:
+        return Reading(texts, reader.encode(*texts, cut=True))
+    encoded = replace(reader, max_length=MOST_TOKENS).encode(*texts, cut=True, count_cut=False)
+    if encoded.num_cut:
+        raise InputError(
+            f"{name}: the text of {sum(map(len, texts)):,} characters has more than {MOST_TOKENS:,} tokens",
+            hint="--max-length N shows N of them and counts the others",
+        )
+    return Reading(texts, encoded)
 
 
 def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool, numbered: bool) -> dict[str, Any]:

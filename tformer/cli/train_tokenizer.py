@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter, show_notes
-from tformer.errors import InputError, Interrupted, StorageError
+from tformer.errors import InputError, Interrupted
 from tformer.options import Errors, argument, panel
+from tformer.output_files import require_writable
 from tformer.tokenizer.options import TEXT, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -93,9 +93,7 @@ def _check_output(options: TrainTokenizerOptions) -> None:
     out = options.out
     if out.is_dir():
         raise InputError(f"--out {out} is a directory, expected a file", hint=f"try {out / 'tokenizer.json'}")
-    folder = next(parent for parent in Path(os.path.realpath(out)).parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"--out {out}: cannot write into {folder}", hint="choose a folder that can be written")
+    require_writable(out, option="--out")
     if out.exists() and not options.force and not _may_be_same(out, options.tokenizer):
         raise InputError(f"--out {out} already exists and is a different file", hint="--force replaces it")
 

@@ -14,7 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, show_notes
 from tformer.errors import InputError, did_you_mean
 from tformer.options import MACHINE, Device, argument, panel
-from tformer.output_files import refuse_to_replace, require_writable
+from tformer.output_files import refuse_to_replace
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -229,8 +229,6 @@ def viz_attention(options: AttentionOptions) -> None:
 
     chosen = choose_output(options.output, options.format, stem="attention")
     refuse_to_replace(chosen.path, [] if options.image is None else [options.image], option="-o")
-    if chosen.path is not None and chosen.path.parent.is_dir():
-        require_writable(chosen.path, option="-o")
     from tformer.device import resolve_device
     from tformer.loading import load
 

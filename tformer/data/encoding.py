@@ -19,7 +19,6 @@ import numpy as np
 from tformer.data.batching.padding import PadTo, pad_layout
 from tformer.data.shards.template import (
     TextTemplate,
-    Truncation,
     fitting_sizes,
     head_of,
     own_template,
@@ -30,6 +29,7 @@ from tformer.data.shards.template import (
 )
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import Truncation, is_long
 
 SPELLED_OUT = ("wordpiece", "word", "char")  # kinds with tokens shown as in the vocabulary
 
@@ -46,12 +46,13 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
     return [0]
 
 
-def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, text: str, *, most: int | None = None, keep: Truncation = "head") -> list[int]:
     """The ids of a prompt, after those that the tokenizer begins every text with (Llama's `<s>`; mostly none).
 
-    A prompt without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`.
+    A prompt without tokens (empty, or spaces only for a word tokenizer) gives `start_ids`. `most` and `keep` are those
+    of `Tokenizer.encode_batch`.
     """
-    return [*tokenizer.opening, *tokenizer.encode(text)] or start_ids(tokenizer)
+    return [*tokenizer.opening, *tokenizer.encode(text, most=most, keep=keep)] or start_ids(tokenizer)
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -73,7 +74,7 @@ class EncodedText:
         ids, types: token ids and token types.
         parts: 0 for tokens of the first text, 1 for those of the second.
         spans: offsets in the characters of the token's text; None for a token of the template.
-        num_cut: number of tokens of the texts that did not fit.
+        num_cut: number of tokens of the texts that did not fit (of a long text at least one, if they were not counted).
     """
 
     ids: tuple[int, ...]
@@ -145,8 +146,12 @@ class TextReader:
         """The id in padded places, which the attention mask hides."""
         return self.tokenizer.special.pad or 0
 
-    def encode(self, text: str, text2: str | None = None, *, cut: bool = False) -> EncodedText:
-        """A text, or a pair, inside its template. cut: leave out what is longer than `max_length`, see `truncation`.
+    def encode(self, text: str, text2: str | None = None, *, cut: bool = False, count_cut: bool = True) -> EncodedText:
+        """A text, or a pair, inside its template.
+
+        Args:
+            cut: leave out what is longer than `max_length`, see `truncation`.
+            count_cut: count the tokens that were left out, also those of a long text, which takes time.
 
         Raises InputError for two texts where the model reads one, and for no room beside the special tokens.
         """
@@ -154,7 +159,8 @@ class TextReader:
         if len(texts) == 2 and self.pair is None:
             raise InputError("there is no template for two texts here, only for one", hint="give the whole text as one")
         template = self.single if self.pair is None or text2 is None else self.pair(self.tokenizer)
-        encoded = [self.tokenizer.encode_spans(one) for one in texts]
+        most = self.max_length if cut else None
+        encoded = [self.tokenizer.encode_spans(one, most=most, keep=self.truncation) for one in texts]
         sizes = [len(ids) for ids, _ in encoded]
         kept = self._kept(template, sizes) if cut else sizes
         if not template.num_special and not sum(kept):
@@ -174,7 +180,10 @@ class TextReader:
             tokens += [*of_template(template.middle, template.middle_types, 0), *of_text(1)]
         tokens += of_template(template.suffix, template.suffix_types, len(texts) - 1)
         ids, types, parts, spans = zip(*tokens, strict=True) if tokens else ((), (), (), ())
-        return EncodedText(ids, types, parts, spans, sum(sizes) - sum(kept))
+        num_cut = sum(sizes) - sum(kept)
+        if num_cut and count_cut and any(map(is_long, texts)):
+            num_cut = sum(map(self.tokenizer.count, texts)) - sum(kept)
+        return EncodedText(ids, types, parts, spans, num_cut)
 
     def batch(self, texts: Sequence[EncodedText]) -> dict[str, np.ndarray]:
         """int64 [B, T] `input_ids`, `attention_mask` (1 on real tokens) and `token_type_ids`, padded to one width.

@@ -168,7 +168,12 @@ def check_prompts(
         if not prompt:
             raise InputError(f"prompt {number} has no tokens, expected at least 1", hint="begin from a start token")
         if context == "error" and len(prompt) > max_seq_len:
-            raise InputError(
-                f"prompt {number} has {len(prompt)} tokens, but the model's context holds {max_seq_len}",
-                hint=f"shorten it, or read its last {max(1, max_seq_len // 2)} tokens only (--context slide)",
-            )
+            raise prompt_too_long(number, f"{len(prompt):,} tokens", max_seq_len)
+
+
+def prompt_too_long(number: int, size: str, max_seq_len: int) -> InputError:
+    """The error for a prompt of this size that does not fit into the context."""
+    return InputError(
+        f"prompt {number} has {size}, but the model's context holds {max_seq_len}",
+        hint=f"shorten it, or read its last {max(1, max_seq_len // 2)} tokens only (--context slide)",
+    )

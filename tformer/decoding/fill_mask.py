@@ -19,6 +19,7 @@ from tformer.decoding.inference import inference
 from tformer.errors import InputError
 from tformer.model import Transformer
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import size_for_message
 
 HEAD = "masked_lm"
 SPELLINGS = ("[MASK]", "<mask>")  # accepted for every tokenizer, beside its own name of the mask
@@ -67,12 +68,13 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
             f"the tokenizer ({tokenizer.kind}) has no mask token",
             hint="train one with --template bert or --template roberta",
         )
-    cloze = _read(tokenizer, text, mask_id)
+    cloze = _read(tokenizer, text, mask_id, most=model.max_seq_len)
     template = single_template(tokenizer)
     prefix, suffix = [int(i) for i in template.prefix], [int(i) for i in template.suffix]
     length = len(prefix) + len(cloze.ids) + len(suffix)
     if length > model.max_seq_len:
-        raise InputError(f"the text has {length} tokens with its special ones, but the model reads {model.max_seq_len}")
+        size = size_for_message(text, length, most=model.max_seq_len)
+        raise InputError(f"the text has {size} with its special ones, but the model reads {model.max_seq_len}")
     with inference(model):
         device = next(model.parameters()).device
         ids_1T = torch.tensor([[*prefix, *cloze.ids, *suffix]], device=device)
@@ -92,8 +94,11 @@ def fill_mask(model: Transformer, tokenizer: Tokenizer, text: str, *, top: int) 
     ]
 
 
-def _read(tokenizer: Tokenizer, text: str, mask_id: int) -> _Cloze:
-    """Encode the text between the masks. Where tokens begin with a space, the mask stands for that space too."""
+def _read(tokenizer: Tokenizer, text: str, mask_id: int, *, most: int) -> _Cloze:
+    """Encode the text between the masks; of long text with more than `most` tokens, only more than `most` of them.
+
+    Where tokens begin with a space, the mask stands for that space too.
+    """
     names = {*SPELLINGS, tokenizer.token(mask_id)}
     masks = list(re.finditer("|".join(re.escape(name) for name in sorted(names)), text))
     if not masks:
@@ -106,11 +111,11 @@ def _read(tokenizer: Tokenizer, text: str, mask_id: int) -> _Cloze:
     end = 0
     for mask in masks:
         piece = text[end : mask.start()]
-        ids += tokenizer.encode(piece.removesuffix(" ") if tokenizer.kind in SPACE_BEFORE_WORD else piece)
+        ids += tokenizer.encode(piece.removesuffix(" ") if tokenizer.kind in SPACE_BEFORE_WORD else piece, most=most)
         places.append(len(ids))
         ids.append(mask_id)
         end = mask.end()
-    return _Cloze(text, [*ids, *tokenizer.encode(text[end:])], places, [mask.span() for mask in masks])
+    return _Cloze(text, [*ids, *tokenizer.encode(text[end:], most=most)], places, [mask.span() for mask in masks])
 
 
 def _allowed(tokenizer: Tokenizer, order: Sequence[int], values: Sequence[float], top: int) -> list[tuple[int, float]]:

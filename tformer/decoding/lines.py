@@ -25,8 +25,10 @@ from tformer.data.sources.tables import table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.errors import InputError
 from tformer.recipe.sections import Columns, SourceSpec
+from tformer.tokenizer.pieces import batches_of
 
 BLOCK_LINES = 4096
+BLOCK_CHARACTERS = 1 << 24  # at which a block of fewer lines ends
 CHECKED_LINES = 1024  # lines that are checked at a time
 WINDOW_BATCHES = 16  # batches in a window of a file
 CHUNK_BYTES = 1 << 16
@@ -43,23 +45,33 @@ def name_of(path: str) -> str:
 
 
 def line_blocks(path: str, *, errors: Errors, size: int) -> Iterator[list[str]]:
-    """Up to `size` lines at a time, without their ends, of a file or of standard input (`-`)."""
+    """Up to `size` lines at a time, without their ends, of a file or of standard input (`-`).
+
+    A block ends where its lines have `BLOCK_CHARACTERS`. Raises InputError for a line of more than
+    `MAX_ROW_CHARACTERS`, of which no more are read.
+    """
     name, from_stdin = name_of(path), path == STANDARD_INPUT
     chunks = _stdin_chunks() if from_stdin else read_bytes(Path(path))
     lines: list[str] = []
     unfinished: list[str] = []  # parts of a line that has no end yet
-    done = 0
+    done = held = length = 0  # lines done, characters of `lines` and of `unfinished`
     for text in decode_text(chunks, name=name, errors=errors):
         first, *others = text.split("\n")
         unfinished.append(first)
+        length += len(first)
+        if length > MAX_ROW_CHARACTERS:
+            raise InputError(
+                f"{name}:{done + len(lines) + 1}: a line has more than {MAX_ROW_CHARACTERS:,} characters",
+                hint="split it: every line is read as one text",
+            )
         if others:
             lines += ["".join(unfinished), *others[:-1]]
-            unfinished = [others[-1]]
-        elif sum(map(len, unfinished)) > MAX_ROW_CHARACTERS:
-            raise InputError(f"{name}:{done + len(lines) + 1}: a line of more than {MAX_ROW_CHARACTERS:,} characters")
-        while len(lines) >= size or (lines and from_stdin and not _more_is_waiting()):
-            yield lines[:size]
+            held += length + sum(map(len, others[:-1]))
+            unfinished, length = [others[-1]], len(others[-1])
+        while len(lines) >= size or held >= BLOCK_CHARACTERS or (lines and from_stdin and not _more_is_waiting()):
+            held -= sum(map(len, lines[:size]))
             done += len(lines[:size])
+            yield lines[:size]
             del lines[:size]
     if any(unfinished):
         lines.append("".join(unfinished))
@@ -108,7 +120,9 @@ def text_blocks(
     """
     if by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None):
         rows = _table_texts(path, pairs=pairs, columns=columns, errors=errors, on_note=on_note)
-        yield from blocks(rows, BLOCK_LINES)
+        yield from batches_of(
+            rows, lambda row: len(row[0]) + len(row[1] or ""), size=BLOCK_CHARACTERS, count=BLOCK_LINES
+        )
         return
     name, number = name_of(path), 0
     for lines in line_blocks(path, errors=errors, size=BLOCK_LINES):

@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tformer.data.encoding import encode_prompt
+from tformer.decoding.completion import prompt_too_long
+from tformer.decoding.settings import ContextPolicy
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import size_for_message
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 SHOWN_PREFIXES = 5
 
 
-def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str) -> list[int]:
+OnCut = Callable[[int, str, int], None]
+"""Called as (number of the prompt from 1, its size, tokens of the context) when the beginning is not read."""
+
+
+def encode_prompts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    context: ContextPolicy,
+    max_seq_len: int,
+    first_row: int = 0,
+    on_cut: OnCut | None = None,
+) -> list[list[int]]:
+    """The ids of prompts. Of a long text that does not fit into the context, only the last ids are given.
+
+    Raises InputError for a prompt longer than the context when `context` is `error`.
+    """
+    prompts = [encode_prompt(tokenizer, text, most=max_seq_len, keep="tail") for text in texts]
+    for number, (text, ids) in enumerate(zip(texts, prompts, strict=True), start=first_row + 1):
+        if len(ids) <= max_seq_len:
+            continue
+        size = size_for_message(text, len(ids), most=max_seq_len)
+        if context == "error":
+            raise prompt_too_long(number, size, max_seq_len)
+        if on_cut is not None:
+            on_cut(number, size, max_seq_len)
+    return prompts
+
+
+def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str, *, most: int | None = None) -> list[int]:
     """The ids of a text that follows a prompt, after those of `encode_prompt`.
 
     Both are encoded as one text where that begins with the prompt's own ids, so that a word at the joint is spelled as
     inside a text; else the text is encoded alone (its first letters would have changed the prompt's last token).
+    `most`, see `Tokenizer.encode_batch`, is of prompt and text together.
     """
-    before, both = tokenizer.encode_batch([prompt, prompt + text])
-    return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text)
+    before, both = tokenizer.encode_batch([prompt, prompt + text], most=most)
+    return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text, most=most)
 
 
 def task_prefix(recipe: Recipe, given: str | None) -> tuple[str, str | None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.settings import GenerationSettings
-from tformer.errors import TformerError
+from tformer.errors import NotNumbersError
 
 NEVER = float("-inf")
 NO_TOKEN = -1
@@ -222,9 +222,7 @@ class TokenChooser:
         settings = self._settings
         logits_BV = logits_BV[:, : self._vocab_size].float()
         if not self._num_chosen and bool(logits_BV.isnan().any()):
-            raise TformerError(
-                "the model's logits are not numbers (NaN)", hint="its weights are damaged, or training diverged"
-            )
+            raise NotNumbersError("logits")
         scores_BV = self._with_rules(self._without_suppressed(logits_BV))
         if settings.greedy:
             ids_B = scores_BV.argmax(-1)

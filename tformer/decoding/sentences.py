@@ -14,6 +14,7 @@ from tformer.data.shards.template import TextTemplate
 from tformer.errors import InputError
 from tformer.formatting import shortened
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import size_for_message
 
 TooLong = Literal["error", "cut"]
 SHOWN = 5  # unknown words of a prefix that are listed
@@ -102,10 +103,10 @@ class SentenceReader:
         if len(prefixes) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(prefixes)} target prefixes: expected one for each")
         cut = (too_long or self._too_long) == "cut"
-        encoded = self._tokenizer.encode_batch(["" if not text.strip() else text for text in texts])
+        encoded = self._tokenizer.encode_batch(["" if text.isspace() else text for text in texts], most=self._room)
         sentences = []
         for row, (ids, prefix) in enumerate(zip(encoded, prefixes, strict=True), start=first_row):
-            fitting = self._cut(ids) if cut else self._checked(ids, row, places)
+            fitting = self._cut(ids) if cut else self._checked(ids, texts[row - first_row], row, places)
             sentences.append(self._sentence(fitting, self._start(prefix, row, places)))
         return sentences
 
@@ -118,8 +119,9 @@ class SentenceReader:
         if self._too_long == "cut":
             return
         long = [(row, text) for row, text in enumerate(texts, start=first_row) if len(text.encode()) >= self._room]
-        for (row, _), ids in zip(long, self._tokenizer.encode_batch([text for _, text in long]), strict=True):
-            self._checked(ids, row, places)
+        encoded = self._tokenizer.encode_batch([text for _, text in long], most=self._room)
+        for (row, text), ids in zip(long, encoded, strict=True):
+            self._checked(ids, text, row, places)
 
     def check_prefixes(self, prefixes: Iterable[str], *, places: Places) -> None:
         """Raise InputError for a target prefix that `read` refuses; rows count from 0."""
@@ -144,11 +146,11 @@ class SentenceReader:
         self.cut += len(ids) > self._room
         return ids[: self._room]
 
-    def _checked(self, ids: list[int], row: int, places: Places) -> list[int]:
+    def _checked(self, ids: list[int], text: str, row: int, places: Places) -> list[int]:
         if len(ids) > self._room:
+            size = size_for_message(text, len(ids) + self._template.num_special, most=self._max_source)
             raise InputError(
-                f"{places.source(row)}: the source has {len(ids) + self._template.num_special:,} tokens, "
-                f"but the model reads at most {self._max_source:,}",
+                f"{places.source(row)}: the source has {size}, but the model reads at most {self._max_source:,}",
                 hint="split it into sentences, one a line, or cut its end with --too-long cut",
             )
         return ids
@@ -156,7 +158,7 @@ class SentenceReader:
     def _start(self, prefix: str, row: int, places: Places) -> tuple[int, ...]:
         """The ids of a target prefix, checked."""
         if prefix not in self._starts:
-            ids = self._target_tokenizer.encode(prefix)
+            ids = self._target_tokenizer.encode(prefix, most=self._max_prefix)
             self._check_prefix(prefix, ids, places.prefix(row))
             self._starts[prefix] = tuple(ids)
         return self._starts[prefix]
@@ -171,7 +173,7 @@ class SentenceReader:
                 hint="an unknown token cannot be forced: spell the text as in the training data",
             )
         if len(ids) > self._max_prefix:
+            size = size_for_message(prefix, len(ids), most=self._max_prefix)
             raise InputError(
-                f"{place}: the target prefix has {len(ids):,} tokens, but the model's context has room for "
-                f"{self._max_prefix:,}"
+                f"{place}: the target prefix has {size}, but the model's context has room for {self._max_prefix:,}"
             )

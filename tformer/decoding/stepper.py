@@ -23,7 +23,7 @@ from torch import Tensor
 from tformer.decoding.completion import check_prompts
 from tformer.decoding.generate import check_sources, feed, read_prompts
 from tformer.decoding.inference import BucketedCache, inference
-from tformer.errors import InputError, TformerError
+from tformer.errors import InputError, NotNumbersError
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.heads import VocabularyHead
@@ -105,7 +105,7 @@ class ModelStepper:
         self.vocab_size = _model_vocab_size(model) if vocab_size is None else vocab_size
 
     def start(self, beams: int) -> Tensor:
-        """See `Stepper`. TformerError when the model's numbers are NaN."""
+        """See `Stepper`. NotNumbersError when the model's numbers are NaN."""
         longest = max(map(len, self._prompts))
         self.num_sentences, self._beams = len(self._prompts), beams
         self._sentence_rows = torch.arange(self.num_sentences * beams, device=self._device)
@@ -121,9 +121,7 @@ class ModelStepper:
             else:
                 self._positions = mask_ST.sum(dim=1, keepdim=True).repeat_interleave(beams, dim=0)
             if bool(logits_SV.isnan().any()):
-                raise TformerError(
-                    "the model's logits are not numbers (NaN)", hint="its weights are damaged, or training diverged"
-                )
+                raise NotNumbersError("logits")
         return self._log_probabilities(logits_SV)
 
     def step(self, ids_R: Tensor) -> Tensor:

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.encoding import encode_prompt
 from tformer.data.shards.template import single_template
 from tformer.decoding.beam_search import beam_search
-from tformer.decoding.completion import TextFollower, check_prompts
+from tformer.decoding.completion import TextFollower
 from tformer.decoding.generate import generate
-from tformer.decoding.prompts import suppressed_tokens
+from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens
 from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
 from tformer.decoding.settings import (
@@ -342,9 +341,8 @@ class Continuer:
         settings: BeamSettings,
         *,
         context: ContextPolicy = "slide",
-        on_cut: Callable[[int, int, int], None] | None = None,
+        on_cut: OnCut | None = None,
     ) -> None:
-        """`on_cut`: called with (number of a cut prompt from 1, its length, that of the context) in tokens."""
         self._models, self._tokenizer, self._settings = list(models), tokenizer, settings
         self._context, self._on_cut = context, on_cut
         self._max_seq_len = min(model.max_seq_len for model in models)
@@ -372,11 +370,14 @@ class Continuer:
 
     def _prompts(self, texts: Sequence[str], first_row: int) -> list[list[int]]:
         limit = self._max_seq_len
-        prompts = [encode_prompt(self._tokenizer, text) for text in texts]
-        check_prompts(prompts, context=self._context, max_seq_len=limit, first_row=first_row)
-        for number, prompt in enumerate(prompts, start=first_row + 1):
-            if len(prompt) > limit and self._on_cut is not None:
-                self._on_cut(number, len(prompt), limit)
+        prompts = encode_prompts(
+            self._tokenizer,
+            texts,
+            context=self._context,
+            max_seq_len=limit,
+            first_row=first_row,
+            on_cut=self._on_cut,
+        )
         return [prompt if len(prompt) <= limit else prompt[-max(1, limit // 2) :] for prompt in prompts]
 
     def _search(self, prompts: Sequence[list[int]], should_stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:

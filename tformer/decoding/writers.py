@@ -12,14 +12,13 @@ from pathlib import Path
 
 import torch
 
-from tformer.data.encoding import encode_prompt
 from tformer.decoding.completion import OnToken
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import decoding_dtype, prepare_decoding
 from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions, Use
-from tformer.decoding.prompts import suppressed_tokens, task_prefix
+from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens, task_prefix
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.translate import Continuer, Translation
@@ -29,8 +28,6 @@ from tformer.loading import Loaded, load
 from tformer.nn.heads import HEADS
 from tformer.tokenizer import Tokenizer
 
-OnCut = Callable[[int, int, int], None]
-"""Called as (number of the prompt from 1, its tokens, tokens of the context) when the beginning is not read."""
 ShouldStop = Callable[[], bool]
 MASK_CANDIDATES = 5
 
@@ -153,11 +150,14 @@ class Sampler:
     ) -> list[list[Generated]]:
         """The completions of each prompt; see `generate` for the arguments."""
         tokenizer, settings = self.loaded.text_tokenizer, self.settings
-        ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-        limit = self.loaded.model.max_seq_len
-        for number, prompt_ids in enumerate(ids, start=first_row + 1):
-            if len(prompt_ids) > limit and settings.context == "slide":
-                self.on_cut(number, len(prompt_ids), limit)
+        ids = encode_prompts(
+            tokenizer,
+            prompts,
+            context=settings.context,
+            max_seq_len=self.loaded.model.max_seq_len,
+            first_row=first_row,
+            on_cut=self.on_cut,
+        )
         return generate(
             self.loaded.model,
             ids,

@@ -63,7 +63,7 @@ def embed_texts(
     on_cut: called with (number of texts that are longer than in training, that length in tokens). They are cut.
     """
     reader, seq_len = loaded.reader, loaded.recipe.seq_len
-    encoded = [reader.encode(text, text2, cut=True) for text, text2 in texts]
+    encoded = [reader.encode(text, text2, cut=True, count_cut=False) for text, text2 in texts]
     on_cut(sum(text.num_cut > 0 for text in encoded), seq_len)
     samples = GivenSamples(encoded, seq_len, np.array([len(text.ids) for text in encoded]))
     uses_types = loaded.recipe.model.embedding.token_types > 1

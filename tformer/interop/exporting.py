@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tformer import files
 from tformer.build import build_model
-from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
-from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError, Interrupted
 from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
@@ -193,7 +192,7 @@ def export_checkpoint(
     needed = size + sum(len(text.encode("utf-8")) for text in texts.values())
     files.require_room(target, needed)
     with files.storage_errors(target, bytes_needed=needed):
-        make_folders(target.absolute().parent)
+        files.make_folders(target.absolute().parent)
         require_new(target)  # again: reading may have taken minutes
         files.publish_directory(
             target, lambda folder: _fill(folder, tensors, shards, texts, progress=progress, should_stop=should_stop)

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import parse_object, read_bounded
+from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.interop.config import Config
 from tformer.interop.tokenizer_config import end_ids, special_ids, special_keys
 from tformer.recipe.recipe import Recipe
@@ -78,7 +79,7 @@ def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         found = keys.take(name, default=None, kind=(int, float))
         if found is not None:
             values[ours] = found
-    values["suppress_tokens"] = sorted({*keys.take("suppress_tokens", default=[], kind=list), *_forbidden(keys)[0]})
+    values["suppress_tokens"] = sorted({*_suppressed(keys), *_forbidden(keys)[0]})
     if stops := end_ids(config, generation_document(folder))[1:]:
         values["stop_tokens"] = list(stops)
     if texts := _stop_texts(keys):
@@ -215,16 +216,30 @@ def _choice(keys: Config) -> dict[str, Any]:
     return values
 
 
+def _suppressed(keys: Config) -> list[int]:
+    return _checked_ids(keys, "suppress_tokens", keys.take("suppress_tokens", default=[], kind=list))
+
+
+def _checked_ids(keys: Config, key: str, found: list[Any]) -> list[int]:
+    """The ids of tokens that a key gives. InputError for anything else."""
+    if wrong := [token for token in found if type(token) is not int]:
+        raise InputError(f"{keys.name}: {key}: found {wrong[0]!r}, expected the id of a token")
+    return found
+
+
 def _forbidden(keys: Config) -> tuple[list[int], bool]:
     """The single tokens of `bad_words_ids`, and whether it also forbids sequences of several."""
     words = keys.take("bad_words_ids", default=[], kind=list)
     single = [word[0] for word in words if isinstance(word, list) and len(word) == 1]
-    return single, len(single) < len(words)
+    return _checked_ids(keys, "bad_words_ids", single), len(single) < len(words)
 
 
 def _stop_texts(keys: Config) -> list[str]:
     found = keys.take("stop_strings", default=[], kind=(str, list))
-    return [found] if isinstance(found, str) else list(found)
+    texts = [found] if isinstance(found, str) else found
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise InputError(f"{keys.name}: stop_strings: found {wrong[0]!r}, expected a text")
+    return texts
 
 
 def _problems(keys: Config, beside_encoder: bool) -> Iterator[str]:

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tformer import files
 from tformer.build import build_model
-from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.checkpoint.run import make_folders
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError, Interrupted
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
@@ -115,7 +114,7 @@ def import_folder(
     weights = _cast(checkpoint.weights(file_read=file_read), checkpoint, dtype)
     _check(checkpoint, weights)
     with files.storage_errors(target):
-        make_folders(target.absolute().parent)
+        files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
     report = _report(checkpoint, target, weights)
     write_checkpoint(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tformer.checkpoint.files import MANIFEST
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.checkpoint.run import is_run
 from tformer.errors import InputError
+from tformer.files import MANIFEST
 from tformer.interop.hub import is_hub_name
 from tformer.interop.weight_files import CONFIG, INDEX, SINGLE
 

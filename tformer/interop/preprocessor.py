@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.interop.config import Config
 from tformer.recipe.recipe import Recipe
 

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tformer.build import build_model
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.formatting import listed
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
@@ -201,8 +201,8 @@ def _named_class(folder: Path, config: Mapping[str, Any], architecture: Architec
     found = config.get("architectures")
     if not found:
         return None
-    if isinstance(found, list) and len(found) == 1 and found[0] in architecture.classes:
-        return str(found[0])
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) and found[0] in architecture.classes:
+        return found[0]
     raise InputError(f"{folder / CONFIG}: architectures: found {found!r}, tformer reads one of {known} here")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.tokenizer_config import TOKENIZER_CONFIG, TokenizerConfig
 

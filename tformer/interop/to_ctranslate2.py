@@ -9,7 +9,6 @@ padding.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.checkpoint.run import make_folders
 from tformer.errors import InputError
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class
@@ -91,7 +89,7 @@ def export_ctranslate2(
 
     files.require_writable(target)
     with files.storage_errors(target):
-        make_folders(target.absolute().parent)
+        files.make_folders(target.absolute().parent)
         files.publish_directory(target, fill)
     report = reports[0]
     return ExportReport(
@@ -208,8 +206,4 @@ def _write_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
         if tokenizer is not None:
             files.write_durably(folder / name, [tokenizer.to_json().encode("utf-8")])
     for path in folder.iterdir():  # CTranslate2's files are synced before the folder appears
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            files.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        files.sync_file(path)

@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer

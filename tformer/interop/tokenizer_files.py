@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import read_bounded
 from tformer.errors import InputError
+from tformer.files import read_bounded
 from tformer.interop.architecture import Architecture
 from tformer.interop.slow_tokenizers import JSON_HINT, convert_slow
 from tformer.interop.tokenizer_config import (

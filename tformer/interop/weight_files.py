@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tformer.checkpoint.files import parse_object, read_bounded
 from tformer.checkpoint.manifest import plain_name
 from tformer.checkpoint.tensor_files import (
     MAX_HEADER_BYTES,
@@ -27,6 +26,7 @@ from tformer.checkpoint.tensor_files import (
     tensor_chunks,
 )
 from tformer.errors import InputError
+from tformer.files import parse_object, read_bounded
 from tformer.interop.mapping import Fixed, Link
 
 FileRead = Callable[[int, int], None]  # (files read, number of files)

@@ -15,7 +15,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +23,9 @@ from pathlib import Path
 
 import torch  # loads the OpenMP library that the kernels link to
 
+from tformer import files
 from tformer.device import default_cache_dir
+from tformer.processes import bound_command
 
 SWITCH, OFF, ON = "TFORMER_KERNELS", ("off", "0", "no", "false"), ("on", "1", "yes", "true", "avx2", "plain")
 COMPILERS = ("cc", "gcc", "clang")
@@ -110,7 +111,7 @@ def load(*, may_build: bool = True) -> ctypes.CDLL | None:
         if not (may_build or os.environ.get(SWITCH, "").lower() in ON):
             return None
         failed = path.with_suffix(".failed")
-        if _is_ours(failed) and time.time() - failed.stat().st_mtime < RETRY_SECONDS:
+        if _is_ours(failed) and 0 <= time.time() - failed.stat().st_mtime < RETRY_SECONDS:  # else the clock was set
             return None
         try:
             build(compiler, path)
@@ -141,19 +142,17 @@ def instructions() -> tuple[str, ...]:
 def build(compiler: str, target: Path, flags: Sequence[str] | None = None) -> None:
     """Compile this folder into `target`. SubprocessError when the compiler fails or takes too long.
 
-    flags: by default those of `instructions`, in addition to FLAGS.
+    flags: in addition to FLAGS; by default those of `instructions`.
     """
-    flags = [*FLAGS, *(instructions() if flags is None else flags)]
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
-    os.close(handle)
-    try:
-        sources = [str(path) for path in _sources() if path.suffix == ".c"]
-        command = [compiler, *flags, *sources, "-o", name, "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS)
-        os.chmod(name, 0o700)
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    chosen = [*FLAGS, *(instructions() if flags is None else flags)]
+    sources = [str(path) for path in _sources() if path.suffix == ".c"]
+    with files.replacing(target) as made:
+        command = [compiler, *chosen, *sources, "-o", str(made), "-Wl,--as-needed", *_threads_of_pytorch(), "-lm"]
+        subprocess.run(
+            bound_command(command), check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_SECONDS
+        )
+        os.chmod(made, 0o700)
+        files.sync_file(made)
 
 
 def open_at(path: Path) -> ctypes.CDLL:

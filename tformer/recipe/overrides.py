@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.errors import InputError
+from tformer.formatting import as_one_line, fitted, whole_number
 from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, keys_of_kind, sections_in, shorthand_at
 from tformer.recipe.sections import Training
-from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_value
+from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, describe, parse_value
 
+MAX_SHOWN = 200  # characters of a --set that is none
 BATCH_SIZES = ("batch_size", "batch_tokens")
 """Keys of `training` that exclude each other."""
 
@@ -101,10 +103,13 @@ class Draft:
         """One `--set key=value` of the command line."""
         dotted, equals, value = text.partition("=")
         dotted = dotted.strip()
-        if not equals or not dotted:
-            raise InputError(f"--set: found '{text}', expected key=value", hint="for example --set optimizer.lr=1e-3")
+        if not equals or not dotted or not dotted.isprintable():
+            found = fitted(as_one_line(text), MAX_SHOWN)
+            raise InputError(f"--set: found '{found}', expected key=value", hint="for example --set optimizer.lr=1e-3")
         if dotted in NOT_SETTABLE:
             raise InputError(f"--set: {dotted} cannot be set: {NOT_SETTABLE[dotted]}")
+        if dotted.count(".") >= MAX_DEPTH:
+            raise InputError(f"--set: {dotted}: nested more than {MAX_DEPTH} levels deep")
         self.assign(dotted, parse_value(value, name=f"--set {dotted}"), SET)
 
     def origin_of(self, path: KeyPath) -> Origin:
@@ -207,11 +212,13 @@ class Draft:
 
 def _check_position(holder: Any, path: KeyPath, origin: Origin) -> None:
     """Raise InputError for a list position other than an existing one or the next."""
-    if isinstance(holder, list) and not (path[-1].isdecimal() and int(path[-1]) <= len(holder)):
-        raise InputError(
-            f"{origin.where}: {'.'.join(path)}: found position '{path[-1]}' in a list of {len(holder)}, "
-            f"expected a number from 0 to {len(holder)}"
-        )
+    if isinstance(holder, list):
+        number = whole_number(path[-1])
+        if number is None or number > len(holder):
+            raise InputError(
+                f"{origin.where}: {'.'.join(path)}: found position '{path[-1]}' in a list of {len(holder)}, "
+                f"expected a number from 0 to {len(holder)}"
+            )
 
 
 def _get(holder: Any, path: KeyPath) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from tformer.errors import InputError
+from tformer.formatting import as_one_line
 from tformer.recipe.schema import (
     field_at,
     fields_of,
@@ -72,7 +73,7 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str])
     lines = []
     for problem in problems[:MAX_SHOWN]:
         place = where(problem.path)
-        lines.append(": ".join(part for part in (place, ".".join(problem.path), problem.text) if part))
+        lines.append(as_one_line(": ".join(part for part in (place, ".".join(problem.path), problem.text) if part)))
     if len(problems) > MAX_SHOWN:
         lines.append(f"and {len(problems) - MAX_SHOWN} more")
     raise InputError("\n".join(lines), hint=problems[0].hint)

@@ -2,8 +2,8 @@
 
 Reading constructs nothing but mappings, lists, text, numbers, booleans and null. Refused, naming file and line:
 aliases and anchors (a few lines of them can describe gigabytes), tags (`!!python/object`), duplicate keys, several
-documents, nesting past `MAX_DEPTH`, and files over `MAX_BYTES`. Plain scalars follow YAML 1.2 where 1.1 is
-surprising: `1e-3` is a number, and `on`, `off`, `yes` and `no` are text.
+documents, nesting past `MAX_DEPTH`, more than `MAX_VALUES` values, and files over `MAX_BYTES`. Plain scalars follow
+YAML 1.2 where 1.1 is surprising: `1e-3` is a number, and `on`, `off`, `yes` and `no` are text.
 
 Writing quotes text wherever this reader or PyYAML would take it for something else.
 """
@@ -24,6 +24,7 @@ from tformer.input_files import open_stream
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+MAX_VALUES = 100_000  # mappings, lists and scalars of one file
 
 KeyPath = tuple[str, ...]
 """The path of a value: keys and list positions, all as text, for example `("objectives", "0", "weight")`."""
@@ -143,12 +144,18 @@ class _Parser:
         except yaml.reader.ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
             raise InputError(f"{self.name}:{line}: not valid YAML: a control character") from None
+        except (ValueError, OverflowError):  # of PyYAML's conversion of an escape sequence or a version
+            raise InputError(
+                f"{self.name}: not valid YAML: an escape sequence or a version has a number too large"
+            ) from None
 
     def _refuse(self, event: Any, problem: str, *, hint: str | None = None) -> InputError:
         return InputError(f"{self.name}:{_line(event)}: {problem}", hint=hint)
 
     def _node(self, event: Any, path: KeyPath) -> Any:
         self._check(event)
+        if len(self.lines) >= MAX_VALUES:
+            raise self._refuse(event, f"found more than {MAX_VALUES:,} values, expected at most {MAX_VALUES:,}")
         self.lines[path] = _line(event)
         if isinstance(event, yaml.ScalarEvent):
             return resolve_scalar(event.value) if event.implicit[0] else event.value

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.checkpoint.read import Checkpoint
+from tformer.data.shards.array_files import ArrayFile
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.files import STANDARD_INPUT, Errors
 from tformer.decoding.prompts import task_prefix
@@ -134,6 +135,7 @@ class TrainingData:
         label_mean: mean of the training scores, the initial bias of a regression head.
         sample: writes sample output of the model; None: no samples.
         tokens_per_sample: largest number of positions that the model computes for one sample.
+        files: token files that the samples are read from, to be checked while the model is trained.
     """
 
     recipe: Recipe
@@ -147,6 +149,7 @@ class TrainingData:
     target_tokenizer: Tokenizer | None = None
     sample: WriteSample | None = None
     tokens_per_sample: int = 1
+    files: tuple[ArrayFile, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tformer.loading import Loaded
 from tformer.metrics import perplexity
 from tformer.tasks.base import ChosenData, Work, require_finite
 from tformer.tasks.text import Text
+from tformer.tokenizer.pieces import size_for_message
 
 PAIR_OPTIONS = frozenset({"score", "source", "target", "source_column", "target_column", "invalid_utf8", "seq_len"})
 BATCH_TOKENS = 4096
@@ -42,13 +43,15 @@ class Continuations(Text):
         sources = open_pairs(data.specs, columns=data.columns, errors=data.errors)
         rows = [row for source in sources for row in source.rows()]
         work.note_all(*sources)
-        prompts = [encode_prompt(tokenizer, row.source) for row in rows]
-        targets = [encode_continuation(tokenizer, row.source, row.target) for row in rows]
-        for row, prompt, target in zip(rows, prompts, targets, strict=True):
-            if len(prompt) + len(target) - 1 > limit:  # the last token is only predicted
+        prompts, targets = list[list[int]](), list[list[int]]()
+        for row in rows:
+            prompts.append(encode_prompt(tokenizer, row.source, most=limit + 1))
+            targets.append(encode_continuation(tokenizer, row.source, row.target, most=limit + 1))
+            length = len(prompts[-1]) + len(targets[-1])
+            if length - 1 > limit:  # the last token is only predicted
+                size = size_for_message(row.source + row.target, length, most=limit + 1)
                 raise InputError(
-                    f"{row.place}: prompt and continuation have {len(prompt) + len(target):,} tokens, the model's "
-                    f"context has room for {limit + 1:,}"
+                    f"{row.place}: prompt and continuation have {size}, the model's context has room for {limit + 1:,}"
                 )
         name = ", ".join(source.name for source in sources)
         if not any(targets):

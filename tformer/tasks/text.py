@@ -145,6 +145,7 @@ class CorpusTask(Task):
             packed=data.packing == "concat" and not data.document_mask,
             sample=partial(self.sample, recipe, tokenizer),
             tokens_per_sample=recipe.seq_len,
+            files=tuple(dict.fromkeys(file for corpus in [*train, *valid] for file in corpus.files)),
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

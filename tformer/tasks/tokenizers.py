@@ -17,12 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from tformer import __version__
-from tformer.checkpoint.files import write_text
-from tformer.checkpoint.run import make_folders
 from tformer.data.shards.template import single_template
 from tformer.data.sources.files import Source
 from tformer.device import default_cache_dir
 from tformer.errors import InputError, TformerError
+from tformer.files import make_folders, write_text
 from tformer.loading import decoder_tokens_of
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe, with_own_roles, with_roles

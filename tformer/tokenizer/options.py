@@ -12,6 +12,8 @@ TemplateName = Literal["none", "gpt", "bert", "roberta", "t5", "seq2seq"]
 UnicodeForm = Literal["none", "nfc", "nfkc"]
 
 MAX_VOCAB_SIZE = 2**32  # ids are stored as uint16 or uint32
+CEILINGS = {"min_frequency": 2**32, "max_word_length": 100_000, "sentinels": 2**16, "sample_mb": 2**32}
+"""Ceilings above any use; a word's length is a repetition in a regular expression of the library."""
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
 MODEL, TEXT, TRAINING = panel("Model"), panel("Text"), panel("Training")
@@ -68,6 +70,10 @@ class TokenizerOptions:
                 raise ValueError(f"{name} must be at least 1, found {value}")
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE} (ids are uint32), found {self.vocab_size}")
+        for name, most in CEILINGS.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name} must be at most {most}, found {value}")
         if self.sentinels is not None and self.sentinels < 0:
             raise ValueError(f"sentinels must be at least 0, found {self.sentinels}")
         if self.byte_fallback and self.model not in BYTE_FALLBACK_MODELS:

@@ -17,39 +17,14 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from tformer.errors import InputError, cannot_write
+from tformer.errors import InputError
+from tformer.files import make_folders, storage_errors, write_file
 from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
 from tformer.tokenizer.options import TokenizerModel
+from tformer.tokenizer.pieces import Truncation, batches_of, ends_of, is_long, pieces_of
 from tformer.tokenizer.special import SpecialIds, find_special_ids, opening_ids
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside the target, fsync, rename, fsync the folder. A symbolic link stays one.
-
-    Raises StorageError, with nothing changed on disk, when the file system refuses.
-    """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        hint = "choose a folder that can be written and has room"
-        raise cannot_write(path, error, bytes_needed=len(content), hint=hint) from error
 
 
 def canonical_sha256(tokenizer_json: str) -> str:
@@ -171,7 +146,9 @@ class Tokenizer:
             if path.read_bytes() == content:
                 return path
             raise InputError(f"{path} already exists and differs", hint="--force replaces it")
-        write_atomically(path, content)
+        with storage_errors(path, bytes_needed=len(content)):
+            make_folders(Path(os.path.realpath(path)).parent)
+            write_file(path, [content], bytes_needed=len(content))
         return path
 
     @cached_property
@@ -182,25 +159,71 @@ class Tokenizer:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
-    def encode(self, text: str, *, template: bool = False) -> list[int]:
-        """Ids of one text; with `template`, the special tokens of the template around it."""
-        return self.encode_batch([text], template=template)[0]
+    def encode(
+        self, text: str, *, template: bool = False, most: int | None = None, keep: Truncation = "head"
+    ) -> list[int]:
+        """Ids of one text; with `template`, the special tokens of the template around it. See `encode_batch`."""
+        return self.encode_batch([text], template=template, most=most, keep=keep)[0]
 
-    def encode_batch(self, texts: Sequence[str], *, template: bool = False) -> list[list[int]]:
-        """Ids of many texts, on all processors. Raises InputError for text that is not Unicode."""
+    def encode_batch(
+        self, texts: Sequence[str], *, template: bool = False, most: int | None = None, keep: Truncation = "head"
+    ) -> list[list[int]]:
+        """Ids of many texts, on all processors. Raises InputError for text that is not Unicode.
+
+        Args:
+            most: the caller uses at most this number of tokens of a text. Of a long text with more tokens, only more
+                than `most` of the part that is kept are given: its first, its last, or both.
+        """
         try:
-            if self._characters is not None and not template:
-                return [self._characters.encode(self.normalize(text)) for text in texts]
-            return [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=template)]
+            result: list[list[int]] = []
+            for batch in batches_of(texts, len):
+                if template or not any(map(is_long, batch)):
+                    result += self._encode_whole(batch, template=template)
+                    continue
+                short = iter(self._encode_whole([text for text in batch if not is_long(text)]))
+                result += [self._encode_long(text, most, keep) if is_long(text) else next(short) for text in batch]
+            return result
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode(texts, error) from error
 
-    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last."""
+    def _encode_whole(self, texts: list[str], *, template: bool = False) -> list[list[int]]:
+        if self._characters is not None and not template:
+            return [self._characters.encode(self.normalize(text)) for text in texts]
+        return [e.ids for e in self._rust.encode_batch_fast(texts, add_special_tokens=template)]
+
+    def _encode_long(self, text: str, most: int | None, keep: Truncation) -> list[int]:
+        if most is None:
+            batches = batches_of((piece for _, piece in pieces_of(text)), len)
+            return [token for batch in batches for ids in self._encode_whole(batch) for token in ids]
+        return [token for _, ids in ends_of(text, most, keep, self._encode_piece, len) for token in ids]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        return self._encode_whole([piece])[0]
+
+    def count(self, text: str) -> int:
+        """The number of tokens of one text."""
+        return sum(len(self._encode_piece(piece)) for _, piece in pieces_of(text))
+
+    def encode_spans(
+        self, text: str, *, most: int | None = None, keep: Truncation = "head"
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last.
+
+        `most` and `keep` are those of `encode_batch`.
+        """
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
         try:
-            encoding = self._rust.encode(text, add_special_tokens=False)
+            parts = ends_of(text, most, keep, self._encode_piece_spans, lambda part: len(part[0]))
+            for place, (part_ids, part_spans) in parts:
+                ids += part_ids
+                spans += part_spans if place == 0 else [(place + start, place + stop) for start, stop in part_spans]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode([text], error) from error
+        return ids, spans
+
+    def _encode_piece_spans(self, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._rust.encode(piece, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:

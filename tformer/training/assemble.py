@@ -49,7 +49,7 @@ class PlannedBatches:
         samples: Any = data.samples
         self._read = samples.windows if data.packed else samples.examples
         self._plan = plan_of(recipe, samples, rank=rank, world_size=world_size)
-        self._next = self._plan.canonical(Cursor.from_json(cursor) if cursor else Cursor())
+        self._next = self._plan.resumed(Cursor.from_json(cursor)) if cursor else Cursor()
         self._source: Iterator[tuple[Cursor, list[Batch]]] = self._produce(self._next)
         if self._pinned:
             self._source = Prefetcher(self._source, depth=3)

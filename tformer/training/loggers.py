@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tformer.checkpoint.files import parse_object, read_bounded, write_text
 from tformer.errors import InputError, did_you_mean
+from tformer.files import parse_object, read_bounded, write_text
 from tformer.formatting import shortened
 
 LOGGERS_FILE = "loggers.json"

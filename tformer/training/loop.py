@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.device import keep_freed_memory, return_free_memory
-from tformer.errors import InputError, NonFiniteLossError, did_you_mean
+from tformer.errors import InputError, NonFiniteLossError, NotNumbersError, did_you_mean
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import Step, step_listeners
 from tformer.objectives.base import Objective, total_loss
@@ -86,6 +86,7 @@ class Hooks:
     sample: Callable[[int], str | None]  # at this step; "": no sample is due; None: interrupted
     save: Callable[[TrainerState, float | None], None]  # (state, validation score at this step: lower is better)
     should_stop: Callable[[], bool]
+    check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
 
 
@@ -120,9 +121,19 @@ class Trainer:
         self._term_names: tuple[str, ...] = ()  # names of the terms; empty for a loss of one term
 
     def run(self) -> TrainerState:
-        """Train until the last step, the deadline, early stopping or an interruption; save the state in each case."""
-        state, training = self.state, self.training
+        """Train until the last step, the deadline, early stopping or an interruption; save the state in each case.
+
+        Raises InputError for data that can no longer be read, after saving the state.
+        """
         keep_freed_memory()
+        try:
+            return self._run()
+        except InputError:
+            self._leave()
+            raise
+
+    def _run(self) -> TrainerState:
+        state, training = self.state, self.training
         steps_here = 0
         if not state.validated:
             if not self._validate():
@@ -131,6 +142,7 @@ class Trainer:
         while state.step < training.max_steps and not state.finished:
             if self._must_stop():
                 return self._leave()
+            self.hooks.check_data()
             self._step()
             self.observer.stepped(state.step)
             steps_here += 1
@@ -236,7 +248,7 @@ class Trainer:
         self._skipped_in_a_row += 1
         self.observer.skipped(self.state.step + 1)
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and parts.scaler.scale <= 1.0:
-            raise _not_finite(f"at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row")
+            raise self._not_finite(f"at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row")
         return norm
 
     # Between steps.
@@ -250,7 +262,7 @@ class Trainer:
                     named = dict(zip(self._term_names, terms, strict=True))
                     self.state.sums.add(loss=loss, grad_norm=norm, terms=named)
                 elif self.parts.device.type != "cpu" and not self.parts.scaler.enabled:
-                    raise _not_finite(f"between steps {self.state.step - len(values) + 1} and {self.state.step}")
+                    raise self._not_finite(f"between steps {self.state.step - len(values) + 1} and {self.state.step}")
             self._sums.clear()
         return self.state.sums
 
@@ -284,8 +296,11 @@ class Trainer:
         return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
         with self._averaged_weights():
-            values = self.hooks.validate()
-            sample = self.hooks.sample(state.step) if values is not None else None
+            try:
+                values = self.hooks.validate()
+                sample = self.hooks.sample(state.step) if values is not None else None
+            except NotNumbersError as error:
+                raise self._not_finite(f"any more at step {state.step}: {error.message}") from error
             if values is None or sample is None:
                 return False
             self._score = score(values, training)
@@ -325,12 +340,12 @@ class Trainer:
         self._saved_step = self.state.step
         self._last_save = time.monotonic()
 
-
-def _not_finite(when: str) -> NonFiniteLossError:
-    return NonFiniteLossError(
-        f"the loss is not finite {when}",
-        hint="lower the learning rate (--lr) or raise schedule.warmup_steps; the last checkpoint is intact",
-    )
+    def _not_finite(self, when: str) -> NonFiniteLossError:
+        saved = "" if self._saved_step is None else f"; the checkpoint of step {self._saved_step} is intact"
+        return NonFiniteLossError(
+            f"the loss is not finite {when}",
+            hint=f"lower the learning rate (--lr) or raise schedule.warmup_steps{saved}",
+        )
 
 
 def score(values: dict[str, Any], training: Training) -> float:

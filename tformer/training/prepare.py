@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from tformer.build import count_parameters
-from tformer.checkpoint.files import require_writable
 from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import training_memory
 from tformer.device import Precision, matmul_flops_per_second, resolve_device, resolve_precision
 from tformer.errors import InputError
 from tformer.evaluation.predict import Samples
+from tformer.files import require_writable
 from tformer.formatting import plural
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe

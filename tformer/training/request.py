@@ -14,7 +14,7 @@ from tformer.device import resolve_device
 from tformer.errors import InputError
 from tformer.interop.opening import open_checkpoint
 from tformer.objectives import OBJECTIVES, unused_keys
-from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe import Resolved, load_recipe, recipe_to_yaml
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.recipe import Recipe, Tokenizer
 from tformer.recipe.sections import Columns
@@ -179,7 +179,7 @@ def _newest_run(options: TrainOptions) -> Path | None:
         if not file.is_file():
             continue
         if any(wanted):
-            recipe = recipe_from_yaml(file.read_text(encoding="utf-8"), name=str(file))
+            recipe = RunDirectory(run).recipe()
             if any(want not in (None, own) for want, own in zip(wanted, (recipe.arch, recipe.preset), strict=True)):
                 continue
         newest = max(newest or (0, run), (file.stat().st_mtime_ns, run))

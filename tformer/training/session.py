@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tformer.checkpoint.files import require_room, write_text
 from tformer.checkpoint.logs import cut_samples, metrics_line
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import checkpoint_bytes, save_checkpoint
 from tformer.cost.flops import mean_lengths, parameters_per_token, training_flops_per_token
+from tformer.data.shards.array_files import BackgroundCheck
 from tformer.errors import InputError, Interrupted
+from tformer.files import require_room, write_text
 from tformer.loading import load_body, load_generator, load_weights
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 from tformer.optim.ema import Ema
+from tformer.processes import ScratchFolder
 from tformer.recipe import recipe_to_data, recipe_to_yaml
 from tformer.tasks.base import Progress, ShouldStop, Work
 from tformer.training import assemble
@@ -57,13 +57,13 @@ def run_training(
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     Raises InputError before anything is written; Interrupted after the checkpoint is saved.
     """
-    with locked_run(options) as run, tempfile.TemporaryDirectory(prefix="tformer-") as scratch:
+    with locked_run(options) as run, ScratchFolder("training") as scratch:
         start = find_start(options, run)
         for note in start.notes:
             console.print(note, markup=False)
         if not options.dry_run:
             check_target(start)
-        cache_dir = Path(scratch) if options.dry_run else None
+        cache_dir = scratch if options.dry_run else None
         work = Work(progress, should_stop, partial(console.print, markup=False), cache_dir)
         prepared = prepare(start, work)
         if should_stop():
@@ -198,8 +198,16 @@ class Session:
         parts.schedule.load_state(self.state.schedule)
         parts.scaler.load_state(self.state.scaler)
         averages = checkpoint.ema()
-        if parts.ema is not None and averages is not None:
+        if parts.ema is None:
+            return
+        if averages is not None:
             parts.ema.load_state({name: tensor for name, tensor in averages.items() if name not in checkpoint.tied})
+        elif checkpoint.recipe.training.ema_decay is not None:
+            raise InputError(
+                f"{checkpoint.path} has no averaged weights, so training cannot resume from it: its recipe sets "
+                f"training.ema_decay {checkpoint.recipe.training.ema_decay}",
+                hint="start a new run from its weights with --init-from",
+            )
 
     def _open_run(self) -> RunDirectory:
         """Create or reopen the run directory. Errors in other input are raised before."""
@@ -215,7 +223,7 @@ class Session:
             if start.may_exist and (latest and latest.name) != (resumed and resumed.path.name):
                 raise InputError(f"{run.path} has changed while this command started", hint="run it again")
             run.check_writable(needed)
-            run.rewind(self.state.step)
+            run.rewind(self.state.step, keep_last=self.prepared.recipe.training.keep_last)
             if not self.state.validated:
                 forget_validation(run, self.state.step)
             if self.tokenizer_json is not None:
@@ -256,6 +264,7 @@ class Session:
             shown_metrics={name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
         self.work = replace(self.work, progress=display.progress)
+        check = BackgroundCheck(prepared.data.files)
         trainer = Trainer(
             self.parts,
             Hooks(
@@ -263,6 +272,7 @@ class Session:
                 sample=self._sample,
                 save=self._save,
                 should_stop=self.should_stop,
+                check_data=check.raise_if_damaged,
                 log_metrics=self._log_metrics,
             ),
             display,
@@ -277,13 +287,22 @@ class Session:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
         status: Status = "failed"
         try:
-            with display:
+            with display, check:
                 state = trainer.run()
             status = "finished" if state.finished or state.step >= training.max_steps else "stopped"
+        except InputError as error:  # data that can no longer be read
+            if self.state.step:
+                saved = f"saved at step {self.state.step}, {self._how_to_continue}"
+                error.hint = "; ".join(filter(None, (saved, error.hint)))
+            raise
         finally:
             self.batches.close()
             self.loggers.close(status)
         return self._conclude(state, first_step)
+
+    @property
+    def _how_to_continue(self) -> str:
+        return f"continue with: tformer train --resume --out {self.run.path}"
 
     def _conclude(self, state: TrainerState, first_step: int) -> dict[str, Any]:
         training = self.prepared.recipe.training
@@ -292,7 +311,7 @@ class Session:
             raise Interrupted(
                 f"interrupted: {saved}",
                 signal_number=signal.SIGINT,
-                hint=f"continue with: tformer train --resume --out {self.run.path}",
+                hint=self._how_to_continue,
             )
         if state.step == first_step and first_step >= training.max_steps:
             self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)

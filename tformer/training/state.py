@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
 from tformer.errors import InputError
 from tformer.formatting import shortened
 
-Count = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(0), Lt(1 << 62)]
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -84,14 +84,21 @@ class TrainerState:
     def from_json(cls, document: dict[str, Any], *, name: str = "trainer.json") -> TrainerState:
         """The inverse of `to_json`. Raises InputError for unknown keys and for values that no training writes."""
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(document))
+            state = TypeAdapter(cls).validate_json(json.dumps(document))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part[0].islower())
+            key = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part[:1].islower())
             found = "" if first["type"] == "missing" else f", found {shortened(repr(first['input']), 60)}"
             raise InputError(
                 f"{name} is damaged: {key}: {first['msg'].removeprefix('Value error, ').lower()}{found}"
             ) from None
+        if state.step and not state.cursor:
+            raise InputError(
+                f"{name} is damaged: cursor: expected the data position after step {state.step}, found none"
+            )
+        if (epoch := state.cursor.get("epoch", 0)) > state.step:
+            raise InputError(f"{name} is damaged: cursor: expected at most epoch {state.step}, the step, found {epoch}")
+        return state
 
 
 class LossScaler:

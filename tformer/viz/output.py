@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer.checkpoint.files import write_file
-from tformer.errors import InputError, cannot_write, did_you_mean
+from tformer.errors import InputError, did_you_mean
+from tformer.files import encode_text, write_file
+from tformer.output_files import require_writable
 
 FORMATS = ("html", "png", "svg", "terminal", "json", "csv")
 SUFFIXES = {".html": "html", ".htm": "html", ".png": "png", ".svg": "svg", ".txt": "terminal", ".json": "json",
@@ -37,7 +38,9 @@ def choose_output(
         default: the format if neither names one.
 
     Raises:
-        InputError: a format or suffix that is unknown or not offered, or a folder as the file.
+        InputError: a format or suffix that is unknown or not offered, a folder as the file, or a folder that does not
+            exist.
+        StorageError: the file cannot be written.
     """
     if output is not None and output.is_dir():
         raise InputError(f"{output} is a folder, expected the name of a file", hint=f"-o {output / stem}.{default}")
@@ -53,6 +56,8 @@ def choose_output(
         return Output(kind, None)
     if output is None and kind not in ON_STDOUT:
         output = Path(f"{stem}.{kind}")
+    if output is not None:
+        require_writable(output, option="-o")
     return Output(kind, output)
 
 
@@ -62,7 +67,7 @@ def write_output(output: Output, content: str | bytes) -> None:
     Raises:
         StorageError: the file cannot be written; an old one is untouched.
     """
-    raw = content.encode("utf-8") if isinstance(content, str) else content
+    raw = encode_text(content) if isinstance(content, str) else content
     if output.path is None:
         stream = getattr(sys.stdout, "buffer", None)
         if stream is None:  # a text stream, as in a notebook
@@ -72,11 +77,7 @@ def write_output(output: Output, content: str | bytes) -> None:
             stream.write(raw)
         sys.stdout.flush()
         return
-    try:
-        output.path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(output.path, error) from error
-    write_file(output.path, [raw])
+    write_file(output.path, [raw], bytes_needed=len(raw))
 
 
 def _by_suffix(output: Path, offered: Sequence[str], default: str) -> str:

@@ -44,10 +44,10 @@ def open_subject(path: Path, *, checkpoint: str = "best", side: Side | None = No
         _require_no_side(path, side)
         return Subject(str(path), TextReader.of_tokenizer(Tokenizer.load(path)))
     # Reading runs needs torch, which takes a second to load.
-    from tformer.checkpoint.files import MANIFEST
     from tformer.checkpoint.read import read_checkpoint
     from tformer.checkpoint.resolve import resolve_checkpoint
     from tformer.checkpoint.run import is_run
+    from tformer.files import MANIFEST
 
     if path.is_dir() and not is_run(path) and not (path / MANIFEST).is_file():
         _require_no_side(path, side)

@@ -5,8 +5,8 @@ the samples are sorted by length (with `sort_window`), cut into global batches b
 batches are shuffled, and each is split over the processes. A cursor (epoch, window, batch) is the only state: it
 resumes in O(1), or O(window) where lengths matter, and does not depend on the number of processes.
 
-`Prefetcher` prepares the next items in one thread while the current one is used. The corpus is memory-mapped and
-collating is short, so a thread hides it without the copies that processes would need.
+`Prefetcher` prepares the next items in one thread while the current one is used. A corpus is read from
+files and collating is short, so a thread hides it without the copies that processes would need.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from tformer.data.permutation import derive_key, permute
 from tformer.errors import InputError
+from tformer.formatting import plural
 
 TOKEN_WINDOW = 8192  # samples per window if batches are cut by tokens and not sorted
 END = object()  # of the items of a source
@@ -127,6 +128,19 @@ class BatchPlan:
             if batch < count:
                 return Cursor(epoch, window, batch)
             batch, window = batch - count, window + 1
+
+    def resumed(self, cursor: Cursor) -> Cursor:
+        """The place of a saved cursor. Raises InputError for one beyond the batches of its epoch."""
+        place = cursor
+        while place.window < self.num_windows:
+            count = self.batches_in_window(place.epoch, place.window)
+            if place.batch < count:
+                return place
+            place = Cursor(place.epoch, place.window + 1, place.batch - count)
+        raise InputError(
+            f"data position: window {cursor.window} and batch {cursor.batch} lie beyond the epoch, which has "
+            f"{plural(self.num_windows, 'window')} and {plural(self.num_samples, 'sample')}"
+        )
 
     def batches_in_window(self, epoch: int, window: int) -> int:
         if self.batch_size is not None:

@@ -48,7 +48,7 @@ def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
     """Remove what `KINDS` names; (what was removed, names of what was left because another process writes it).
 
     Other files and folders stay, and so do links: the cache may have been set to a folder that holds more. Processes
-    that have opened an entry keep it: its files are mapped. Raises StorageError where nothing can be written.
+    that have opened an entry keep it: its files are open. Raises StorageError where nothing can be written.
     """
     removed = dict.fromkeys(KINDS, CacheSize(0, 0))
     left: list[str] = []
@@ -64,9 +64,9 @@ def clean_caches(home: Path) -> tuple[dict[str, CacheSize], list[str]]:
                         removed[kind] = CacheSize(removed[kind].entries + 1, removed[kind].bytes + size)
                     else:
                         left.append(path.name)
-                if folder and removed[kind].entries:
-                    with suppress(OSError):  # it holds something else
-                        (home / folder).rmdir()
+                place = home / folder
+                if folder and place.is_dir() and not place.is_symlink() and not any(place.iterdir()):
+                    place.rmdir()
     except OSError as error:
         raise cannot_write(home, error) from error
     return removed, left

@@ -1,4 +1,4 @@
-"""Tokenised corpora: memory-mapped ids in shards, and the cache directory that keeps them.
+"""Tokenised corpora: ids in shards on disk, and the cache directory that keeps them.
 
 `TokenCorpus.slice` and `gather` return int64 ids; the files hold uint16 or uint32. A corpus may be a view of a part of
 another (`subset`, `split`), without copying. Positions count tokens from 0.
@@ -20,31 +20,33 @@ import hashlib
 import os
 import secrets
 import shutil
-import tempfile
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from tformer import files
 from tformer.data.shards import token_files
+from tformer.data.shards.array_files import MEMORY_BYTES, ArrayFile
 from tformer.data.shards.token_files import (
     DamagedShardError,
-    map_array,
+    damaged,
     shard_path,
     storage_error,
     token_dtype,
-    verify_array,
     write_entry,
 )
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError
+from tformer.processes import ScratchFolder
 from tformer.tokenizer import Tokenizer
 
-TEMPORARY = ".tmp-"  # begins the names of temporary directories
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
@@ -66,15 +68,19 @@ class Example:
         return len(self.ids)
 
 
+Items = np.ndarray | ArrayFile
+"""An array in memory or in a file."""
+
+
 @dataclass(frozen=True)
 class TokenCorpus:
     """Tokens [start, stop) of the shards; every shard but the last holds exactly `shard_tokens` ids."""
 
     name: str
-    shards: tuple[np.ndarray, ...]
+    shards: tuple[Items, ...]
     shard_tokens: int
-    all_documents: np.ndarray  # int64 [documents + 1]: where each begins; the last is where the corpus ends
-    marks: np.ndarray  # int64 [m, 2]: (tokens, utf-8 bytes) before a point, from (0, 0) to the whole corpus
+    all_documents: Items  # int64 [documents + 1]: where each begins; the last is where the corpus ends
+    marks: Items  # int64 [m, 2]: (tokens, utf-8 bytes) before a point, from (0, 0) to the whole corpus
     start: int
     stop: int
     fingerprint: str  # sha256 of the text and its document boundaries: equal text, equal fingerprint
@@ -112,21 +118,28 @@ class TokenCorpus:
         rows = np.empty((len(starts), length), dtype=np.int64)
         index, places = np.divmod(np.asarray(starts) + self.start, self.shard_tokens)
         whole = places + length <= self.shard_tokens
-        for shard in np.unique(index[whole]):
-            here = whole & (index == shard)
-            view = np.lib.stride_tricks.sliding_window_view(self.shards[shard], length)
-            rows[here] = view[places[here]]
+        for number in np.unique(index[whole]):
+            here, shard = np.flatnonzero(whole & (index == number)), self.shards[number]
+            if isinstance(shard, ArrayFile):
+                shard.gather(places[here], length, out=rows, rows=here)
+            else:
+                rows[here] = np.lib.stride_tricks.sliding_window_view(shard, length)[places[here]]
         for row in np.flatnonzero(~whole):
             rows[row] = self.slice(int(starts[row]), int(starts[row]) + length)
         return rows
+
+    @property
+    def files(self) -> tuple[ArrayFile, ...]:
+        """The files that the ids are read from, none of which is verified yet; empty for a corpus in memory."""
+        return tuple(shard for shard in self.shards if isinstance(shard, ArrayFile))
 
     @cached_property
     def document_offsets(self) -> np.ndarray:
         """int64 [documents + 1]: where each document begins (a cut one begins at 0), then the number of tokens."""
         if self.start == 0 and self.stop == self.all_documents[-1]:
-            return self.all_documents
-        first = int(np.searchsorted(self.all_documents, self.start, side="right")) - 1
-        last = int(np.searchsorted(self.all_documents, self.stop, side="left"))
+            return self.all_documents[:]
+        first = bisect_right(self.all_documents, self.start) - 1
+        last = bisect_left(self.all_documents, self.stop)
         return np.clip(self.all_documents[first : last + 1] - self.start, 0, len(self))
 
     @cached_property
@@ -162,7 +175,7 @@ class TokenCorpus:
         return self.subset(0, cut), self.subset(cut, total)
 
     def _bytes_before(self, position: int) -> int:
-        mark = int(np.searchsorted(self.marks[:, 0], position, side="right")) - 1
+        mark = bisect_right(self.marks, position, key=itemgetter(0)) - 1
         tokens, size = (int(value) for value in self.marks[mark])
         if tokens == position:
             return size
@@ -203,7 +216,7 @@ def token_corpus(
         try:
             return _open_entry(home / key, source.name, tokenizer, notes=notes)
         except DamagedShardError as error:
-            notes = (*notes, f"{home / key}: cached tokens are damaged ({error}), tokenising again")
+            notes = (*notes, f"{error}; tokenising again")
     home, fallback, owner = _writable(home)
     with _temporary(home) as folder:
         write_entry(folder, source, tokenizer, progress=progress, should_stop=should_stop)
@@ -214,21 +227,21 @@ def token_corpus(
 def _writable(home: Path) -> tuple[Path, tuple[str, ...], object]:
     """(folder, notes, owner): the cache, or a temporary folder that is deleted with its owner."""
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        files.make_folders(home)
         with locked(home):
             sweep(home)
             _new_folder(home).rmdir()
         return home, (), None
-    except OSError as error:
-        folder = tempfile.TemporaryDirectory(prefix="tformer-")
-        reason = (error.strerror or str(error)).lower()
-        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.name} for this run only"
-        return Path(folder.name), (note,), folder
+    except (OSError, InputError) as error:
+        folder = ScratchFolder("tokens")
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        note = f"{home}: the cache cannot be written ({reason}); tokens are kept in {folder.path} for this run only"
+        return folder.path, (note,), folder
 
 
 def _new_folder(home: Path) -> Path:
-    folder = home / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir()  # not mkdtemp: an entry gets the mode of the umask
+    folder = home / f"{files.TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    files.mkdir(folder)  # not mkdtemp: an entry gets the mode of the umask
     return folder
 
 
@@ -246,7 +259,11 @@ def _temporary(home: Path) -> Iterator[Path]:
     try:
         with locked(home):
             folder = _new_folder(home)
-            lock = _lock_of(folder)
+            try:
+                lock = _lock_of(folder)
+            except OSError:
+                folder.rmdir()
+                raise
             fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise storage_error(home, error) from error
@@ -263,8 +280,8 @@ def _lock_of(folder: Path) -> IO[str]:
 
 def sweep(home: Path) -> None:
     """Removes temporary directories of ended processes, which no longer hold their locks."""
-    for folder in home.glob(f"{TEMPORARY}*"):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
+    for folder in home.glob(f"{files.TEMPORARY}*"):
+        with contextlib.suppress(OSError), _lock_of(folder) as lock:  # in use, of another user, or no folder
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -273,21 +290,18 @@ def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None
     """Renames a finished directory to its place, unless another process has put an undamaged one there meanwhile."""
     try:
         with locked(entry.parent):
-            (folder / "lock").unlink()  # under the cache's lock no process sweeps
+            files.unlink(folder / "lock")  # under the cache's lock no process sweeps
             if entry.is_dir():
                 try:
                     _open_entry(entry, name, tokenizer)
                     return
                 except DamagedShardError:
-                    damaged = _new_folder(entry.parent)
-                    os.rename(entry, damaged)  # readers that mapped its files keep them
-                    shutil.rmtree(damaged)
-            os.rename(folder, entry)
-            descriptor = os.open(entry.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                    aside = _new_folder(entry.parent)
+                    files.rename(entry, aside)  # readers that opened its files keep them
+                    shutil.rmtree(aside)
+            files.fsync_dir(folder)
+            files.rename(folder, entry)
+            files.fsync_dir(entry.parent)
     except OSError as error:
         raise storage_error(entry, error) from error
 
@@ -295,28 +309,29 @@ def _publish(folder: Path, entry: Path, name: str, tokenizer: Tokenizer) -> None
 def _open_entry(
     entry: Path, name: str, tokenizer: Tokenizer, *, notes: tuple[str, ...] = (), owner: object = None
 ) -> TokenCorpus:
-    """Maps a cache entry. Raises DamagedShardError if a file is missing, cut, changed or of another tokenizer."""
-    digest = bytes.fromhex(tokenizer.sha256)
-    documents, facts = map_array(entry / "documents.bin", np.dtype("int64"), tokenizer=digest)
-    marks, marks_header = map_array(entry / "marks.bin", np.dtype("int64"), tokenizer=digest)
-    dtype = token_dtype(tokenizer.vocab_size)
-    arrays = [(documents, facts), (marks, marks_header)]
+    """Opens a cache entry. Raises DamagedShardError if a file is missing, cut, changed or of another tokenizer."""
+    digest, int64 = bytes.fromhex(tokenizer.sha256), np.dtype("int64")
+    documents = ArrayFile(entry / "documents.bin", int64, tokenizer=digest)
+    marks = ArrayFile(entry / "marks.bin", int64, tokenizer=digest, columns=2)
+    dtype, facts = token_dtype(tokenizer.vocab_size), documents.header
     if facts.vocab_size != tokenizer.vocab_size or facts.shard_tokens < 1:
-        raise DamagedShardError("documents.bin")
+        raise damaged(documents.path, "it describes another corpus")
+    shards = []
     for number in range(-(-facts.tokens // facts.shard_tokens)):
-        array, header = map_array(shard_path(entry, number), dtype, tokenizer=digest)
-        if header.number != number or len(array) != min(facts.shard_tokens, facts.tokens - number * facts.shard_tokens):
-            raise DamagedShardError(f"tokens-{number:05d}.bin")
-        arrays.append((array, header))
-    if sum(array.nbytes for array, _ in arrays) <= token_files.VERIFY_BYTES:
-        for array, header in arrays:
-            verify_array(array, header)
+        shard = ArrayFile(shard_path(entry, number), dtype, tokenizer=digest, limit=tokenizer.vocab_size)
+        expected = min(facts.shard_tokens, facts.tokens - number * facts.shard_tokens)
+        if shard.header.number != number or len(shard) != expected:
+            raise damaged(shard.path, f"{len(shard):,} ids, expected {expected:,}")
+        shards.append(shard)
+    documents.verify()
+    marks.verify()
+    few = sum(shard.num_bytes for shard in shards) <= MEMORY_BYTES
     return TokenCorpus(
         name=name,
-        shards=tuple(array for array, _ in arrays[2:]),
+        shards=tuple(shard.load() if few else shard for shard in shards),
         shard_tokens=facts.shard_tokens,
         all_documents=documents,
-        marks=marks.reshape(-1, 2),
+        marks=marks,
         start=0,
         stop=facts.tokens,
         fingerprint=facts.text.hex(),

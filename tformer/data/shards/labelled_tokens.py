@@ -13,13 +13,14 @@ from typing import Literal, Protocol
 import numpy as np
 
 from tformer.data.shards.corpus import Example
-from tformer.data.shards.template import Ragged, Truncation, assemble, pair_template, single_template, text_room
+from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.files import Progress, ShouldStop
 from tformer.data.sources.labelled import LabelIndex, hold_out
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import Truncation
 
 
 class RowSource(Protocol):
@@ -136,7 +137,7 @@ def tokenise_labelled(
         should_stop=should_stop,
     ):
         texts = [text for row in batch for text in ((row.text, row.text2 or "") if is_pair else (row.text,))]
-        encoded = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts, most=room, keep=truncation)
         ids_m, types_m, lengths_n, cut = assemble(encoded, template, room=room, pairs=is_pair, truncation=truncation)
         ids.append((ids_m.astype(dtype), lengths_n))
         types.append((types_m.astype(np.uint8), lengths_n))

@@ -28,6 +28,7 @@ from tformer.data.sources.files import Progress, ShouldStop, total_bytes
 from tformer.data.sources.tables import PairRow
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import size_for_message
 
 Overlong = Literal["drop", "truncate", "refuse"]
 
@@ -262,10 +263,10 @@ class PairFilter:
 
     def _too_long(self, row: PairRow, lengths: tuple[int, int]) -> InputError:
         side = int(lengths[0] <= self._rooms[0])
-        special = self._limits[side] - self._rooms[side]
+        limit = self._limits[side]
+        size = size_for_message((row.source, row.target)[side], lengths[side] + limit - self._rooms[side], most=limit)
         return InputError(
-            f"{row.place}: the {('source', 'target')[side]} has {lengths[side] + special:,} tokens, "
-            f"expected at most {self._limits[side]:,}",
+            f"{row.place}: the {('source', 'target')[side]} has {size}, expected at most {limit:,}",
             hint="the model reads no more; leave the pair out",
         )
 
@@ -330,6 +331,7 @@ def tokenise_pairs(
     )
     pair_filter = PairFilter(sides, overlong=overlong, max_length_ratio=max_length_ratio, keep_all=keep_all)
     task_ids = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
+    counts_all = max_length_ratio is not None and overlong != "drop"  # the ratio is of all tokens
     numbers: list[int] = []
     total, done = total_bytes(sources), 0
     rows = (row for source in sources for row in source.rows())
@@ -337,7 +339,10 @@ def tokenise_pairs(
         rows, lambda row: len(row.source) + len(row.target) + 2, task=f"tokenising {name}", should_stop=should_stop
     ):
         texts = [[row.source for row in batch], [row.target for row in batch]]
-        encoded = [side.tokenizer.encode_batch(strings) for side, strings in zip(sides, texts, strict=True)]
+        encoded = [
+            side.tokenizer.encode_batch(strings, most=None if counts_all else side.room)
+            for side, strings in zip(sides, texts, strict=True)
+        ]
         kept = pair_filter.keep(batch, *encoded)
         if not template.num_special:  # an encoder needs at least one id
             encoded[0] = [ids or _blank(tokenizer) for ids in encoded[0]]

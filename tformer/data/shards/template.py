@@ -21,16 +21,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
 from tformer.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import Truncation
 
 PROBES = ("a", "0", ".", "the", "\u4e00")  # texts of which at least one should give tokens
 
-Truncation = Literal["head", "tail", "head_tail"]
 Runs = list[tuple[np.ndarray, np.ndarray]]
 """(start, size) of a run of ids, for every example."""
 

@@ -1,4 +1,4 @@
-"""Token files: documents are cut into chunks, encoded, written once and memory-mapped for reading.
+"""Token files: documents are cut into chunks, encoded and written once; `array_files` reads them.
 
 A token cache is a folder of files with a checked header and one array each:
 
@@ -13,19 +13,15 @@ A token cache is a folder of files with a checked header and one array each:
 
 The header of documents.bin, which is written last, holds the figures of the whole corpus; in the others they are 0.
 
-Long documents are cut where a tokenizer would cut anyway, so that the chunks have the ids of the whole document. A
-chunk ends after a newline between two characters that are no white space ("x\\n|y"). There the pre-tokenizers of
-byte-level BPE (GPT-2 and its successors), WordPiece, word and char models start a new word, and no normaliser joins the
-sides. (A pre-tokenizer that marks the start of a text, as SentencePiece's does, marks every chunk's.) A document that
-has no such place within `CHUNK_LIMIT` characters is cut before a single space, and without one at the limit, where a
-word may be split. Cuts depend on the document alone, never on the sizes of its pieces.
+Long documents are cut where a tokenizer would cut anyway (`tokenizer/pieces.py`): the chunks have the ids of the
+whole document. A document without such a place within `CHUNK_LIMIT` characters is cut there, and a word may be split.
+Cuts depend on the document alone, never on the sizes of its pieces.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -35,26 +31,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tformer import files
 from tformer.data.sources.files import Piece, Progress, ShouldStop, raise_if_stopped
 from tformer.data.sources.text import TextSource
 from tformer.errors import InputError, StorageError, cannot_write
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
 
-BATCH_CHARACTERS = 1 << 20  # encoded at once, over the tokenizer's threads
 MARK_BYTES = 4096  # at least this much text between two marks
 DOCUMENT_END = b"\xff"  # in the text's hash: a byte that UTF-8 never has
 MAGIC = b"TFTOKENS"
 VERSION = 1
 SHARD_BYTES = 128 << 20
-VERIFY_BYTES = 64 << 20  # caches up to this size are verified when opened; of larger ones only the sizes
 
 _FIELDS = struct.Struct("<8sII32s32sIQQQQII")
 HEADER_BYTES = 128
 CHUNK_CHARACTERS = 1 << 16
 CHUNK_LIMIT = 1 << 20
-
-_LINE_START = re.compile(r"(?<=\S)\n(?=\S)")
-_WORD_START = re.compile(r"(?<=\S) (?=\S)")
 
 Item = TypeVar("Item")
 
@@ -62,8 +55,14 @@ Item = TypeVar("Item")
 # -- shard files -------------------------------------------------------------------------------------------------------
 
 
-class DamagedShardError(Exception):
-    """A cached file differs from what was written; it is made again from the text."""
+class DamagedShardError(InputError):
+    """A cached file differs from what was written; when it is opened again, it is made again from the text."""
+
+
+def damaged(path: Path | str, found: str) -> DamagedShardError:
+    """The error of a cached file that differs from what was written."""
+    hint = f"the next command tokenises the text anew; where it cannot, remove {Path(path).parent}"
+    return DamagedShardError(f"the cached tokens {path} are damaged: {found}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ class ShardHeader:
         return (data + struct.pack("<I", zlib.crc32(data))).ljust(HEADER_BYTES, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> ShardHeader:
+    def unpack(cls, data: bytes, *, name: str) -> ShardHeader:
         size = _FIELDS.size
         if len(data) < HEADER_BYTES or struct.unpack("<I", data[size : size + 4])[0] != zlib.crc32(data[:size]):
-            raise DamagedShardError("header")
+            raise damaged(name, "the header's checksum does not fit")
         magic, version, *values = _FIELDS.unpack(data[:size])
         if magic != MAGIC or version != VERSION:
-            raise DamagedShardError(f"magic {magic!r}, version {version}")
+            raise damaged(name, f"magic {magic!r} and version {version}, expected {MAGIC!r} and {VERSION}")
         return cls(*values)
 
 
@@ -113,7 +112,7 @@ class ArrayWriter:
         self.path, self.dtype = path, dtype
         self.count, self._checksum = 0, 0
         try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by `close`)
+            self._descriptor: int | None = files.create(path)  # until `close`
         except OSError as error:
             raise storage_error(path, error) from error
         self._write(bytes(HEADER_BYTES))
@@ -128,23 +127,25 @@ class ArrayWriter:
         header = ShardHeader(
             item_bytes=self.dtype.itemsize, tokenizer=tokenizer, count=self.count, checksum=self._checksum, **facts
         )
+        assert self._descriptor is not None, "closed"
         try:
-            self._file.seek(0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
             self._write(header.pack())
-            os.fsync(self._file.fileno())
+            files.fsync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, error) from error
         finally:
-            self._file.close()
+            self.close()
 
     def close(self) -> None:
-        self._file.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
+        assert self._descriptor is not None, "closed"
         try:
-            while view:
-                view = view[self._file.write(view) :]
+            files.write(self._descriptor, data)
         except OSError as error:
             needed = HEADER_BYTES + self.count * self.dtype.itemsize + len(data)
             raise storage_error(self.path, error, needed=needed) from error
@@ -153,26 +154,6 @@ class ArrayWriter:
 def storage_error(path: Path, error: OSError, *, needed: int | None = None) -> StorageError:
     hint = "free some space, or set TFORMER_CACHE to a folder with more"
     return cannot_write(path, error, bytes_needed=needed, hint=hint)
-
-
-def map_array(path: Path, dtype: np.dtype[Any], *, tokenizer: bytes) -> tuple[np.ndarray, ShardHeader]:
-    """The file's array, memory-mapped read-only, and its header. Raises DamagedShardError if anything does not fit."""
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            header = ShardHeader.unpack(file.read(HEADER_BYTES))
-    except OSError as error:
-        raise DamagedShardError(f"{path.name}: {error}") from error
-    if header.tokenizer != tokenizer or header.item_bytes != dtype.itemsize:
-        raise DamagedShardError(f"{path.name}: written for another tokenizer")
-    if header.count < 1 or size != HEADER_BYTES + header.count * dtype.itemsize:
-        raise DamagedShardError(f"{path.name}: {size} bytes, expected {header.count} items")
-    return np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.count,)), header
-
-
-def verify_array(array: np.ndarray, header: ShardHeader) -> None:
-    if zlib.crc32(array.data) != header.checksum:
-        raise DamagedShardError("checksum")
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------
@@ -189,7 +170,7 @@ def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
             continue
         buffer, start = "".join(parts), 0
         while len(buffer) - start > (CHUNK_CHARACTERS if piece.ends_document else CHUNK_LIMIT):
-            cut = _find_cut(buffer, start)
+            cut = find_cut(buffer, start, size=CHUNK_CHARACTERS, limit=CHUNK_LIMIT)
             if cut == len(buffer):
                 break
             yield Piece(buffer[start:cut], False)
@@ -199,26 +180,6 @@ def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
             yield Piece(rest, True)
             rest = ""
         parts, length = [rest], len(rest)
-
-
-def _find_cut(text: str, start: int) -> int:
-    """The end of the chunk that begins at `start`: the end of the text, or at most `CHUNK_LIMIT` further."""
-    end, limit = start + CHUNK_CHARACTERS, min(start + CHUNK_LIMIT, len(text))
-    newline = _last(_LINE_START, "\n", text, start + 1, end)
-    if newline < 0 and (later := _LINE_START.search(text, end, limit)):
-        newline = later.start()
-    if newline >= 0:
-        return newline + 1
-    space = -1 if limit == len(text) else _last(_WORD_START, " ", text, start + 1, limit)
-    return limit if space < 0 else space
-
-
-def _last(pattern: re.Pattern[str], character: str, text: str, start: int, end: int) -> int:
-    """The last place in [start, end) where the pattern, which begins with `character`, matches; -1 if none does."""
-    place = text.rfind(character, start, end)
-    while place >= 0 and not pattern.match(text, place):
-        place = text.rfind(character, start, place)
-    return place
 
 
 def in_batches(
@@ -232,17 +193,7 @@ def in_batches(
 
     Raises Interrupted, with the name of the task, before a batch if `should_stop` returns true.
     """
-
-    batch: list[Item] = []
-    size = 0
-    for item in items:
-        batch.append(item)
-        size += characters(item)
-        if size >= BATCH_CHARACTERS:
-            raise_if_stopped(should_stop, task)
-            yield batch
-            batch, size = [], 0
-    if batch:
+    for batch in batches_of(items, characters, size=BATCH_CHARACTERS):
         raise_if_stopped(should_stop, task)
         yield batch
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tformer.errors import InputError, did_you_mean
-from tformer.formatting import shortened
+from tformer.formatting import shortened, whole_number
 
 Column = str | int | None
 
@@ -62,7 +62,8 @@ Chosen = dict[str, tuple[int, ...]]
 
 def parse_column(text: str | None) -> Column:
     """The value of a column option: a number from 0, or a name."""
-    return int(text) if text is not None and text.isdecimal() else text
+    number = None if text is None else whole_number(text)
+    return text if number is None else number
 
 
 def column_hint(role: str) -> str:
@@ -120,13 +121,14 @@ class Head:
         if isinstance(column, str) and column in names:
             require_single(names, column, name=self.file)
             return names.index(column)
-        if isinstance(column, str) and not column.isdecimal():
+        number = whole_number(column) if isinstance(column, str) else column
+        if number is None:
             raise InputError(
-                f"{self.file}: no column '{column}'; {did_you_mean(column, names)}", hint=column_hint(role)
+                f"{self.file}: no column '{column}'; {did_you_mean(str(column), names)}", hint=column_hint(role)
             )
-        if int(column) >= self.width:
-            raise InputError(f"{self.file}: no column {column}; {self._count()}", hint=column_hint(role))
-        return int(column)
+        if number >= self.width:
+            raise InputError(f"{self.file}: no column {number}; {self._count()}", hint=column_hint(role))
+        return number
 
     def free(self, used: Iterable[int]) -> list[int]:
         """Columns without a role that do not number the rows."""
@@ -355,13 +357,14 @@ def is_present(column: str | int, first: Sequence[str], *, has_names: bool) -> b
     if column in first:
         return True
     parts = [part.strip() for part in str(column).split(",")]
-    if all(part.isdecimal() for part in parts):
-        return not has_names and all(int(part) < len(first) for part in parts)
+    numbers = [number for part in parts if (number := whole_number(part)) is not None]
+    if len(numbers) == len(parts):
+        return not has_names and all(number < len(first) for number in numbers)
     return all(part in first for part in parts)
 
 
 def _are_numbers(column: str) -> bool:
-    return all(part.strip().isdecimal() for part in column.split(","))
+    return all(whole_number(part.strip()) is not None for part in column.split(","))
 
 
 def _flat(chosen: Chosen) -> set[int]:

@@ -221,6 +221,7 @@ def read_file(path: Path) -> bytes:
 
 
 def _list_zip(path: Path) -> tuple[list[_File], set[Parts], Callable[[zipfile.ZipInfo], bytes]]:
+    _stat_file(path, ())  # opening a pipe would wait for its writer
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:

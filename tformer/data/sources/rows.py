@@ -6,15 +6,15 @@ The name of the file is the hash of its content: the same rows give the same fil
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tformer import files
 from tformer.errors import InputError, TformerError
 from tformer.formatting import shortened
 
@@ -37,21 +37,19 @@ def keep_rows(data: Iterable[Any], folder: Path, *, keys: Sequence[tuple[str, ..
 
     Raises InputError, with the number of the row from 0, for anything else, and for no rows.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".rows-{os.getpid()}.tmp"
-    digest, count = hashlib.sha256(), 0
+    lines = (_line(row, keys, place=f"{name}[{number}]") for number, row in enumerate(_rows(data)))
+    temporary = folder / f"{files.TEMPORARY}rows-{os.getpid()}"
     try:
-        with temporary.open("wb") as file:
-            for count, row in enumerate(_rows(data), start=1):
-                line = _line(row, keys, place=f"{name}[{count - 1}]")
-                digest.update(line)
-                file.write(line)
-        if not count:
+        files.make_folders(folder)
+        size, digest = files.write_durably(temporary, files.in_blocks(lines))
+        if not size:
             raise InputError(f"{name}: no rows")
-        path = folder / f"{digest.hexdigest()[:16]}.jsonl"
-        temporary.replace(path)
+        path = folder / f"{digest[:16]}.jsonl"
+        files.rename(temporary, path)
+        files.fsync_dir(folder)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            files.unlink(temporary)
     return path
 
 

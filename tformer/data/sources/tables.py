@@ -6,11 +6,10 @@ found in its first rows when it is opened.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,15 +32,13 @@ from tformer.data.sources.files import (
     Errors,
     Found,
     format_ending,
-    open_input,
-    require_packages,
     split_lines,
 )
+from tformer.data.sources.parquet import parquet_rows, parquet_schema
 from tformer.errors import InputError, did_you_mean
 
 HEAD_ROWS = 200  # from which columns are guessed
-PARQUET_ROWS = 256  # decoded at once
-PARQUET_MAGIC = b"PAR1"
+HEAD_CHARACTERS = 1 << 16  # of each cell there
 DELIMITED = (".csv", ".tsv")
 FORMATS = {".csv": ".csv", ".tsv": ".tsv", ".jsonl": ".jsonl", ".ndjson": ".jsonl", ".parquet": ".parquet"}
 """The format of each file ending."""
@@ -233,20 +230,23 @@ def _find_format(content: Content, layout: Layout, named: Mapping[str, str | int
         return FORMATS[ending]
     if ending == ".txt" and layout.accepts_plain_text(named):
         return LINES
-    lines = [line for line in islice(split_lines(content.texts(), name=content.name), HEAD_ROWS) if not line.isspace()]
-    format = _sniff(lines, layout, named) if lines else LINES
+    lines, tabs = list[str](), set[int]()
+    for line in islice(split_lines(content.texts(), name=content.name), HEAD_ROWS):
+        if not line.isspace():
+            tabs.add(line.count("\t"))
+            lines.append(line[:HEAD_CHARACTERS] if lines else line)
+    format = _sniff(lines, tabs, layout, named) if lines else LINES
     if format == LINES and not layout.accepts_plain_text(named):
         raise layout.plain_text_error(content.name, empty=not lines)
     return format
 
 
-def _sniff(lines: list[str], layout: Layout, named: Mapping[str, str | int]) -> str:
+def _sniff(lines: list[str], tabs: set[int], layout: Layout, named: Mapping[str, str | int]) -> str:
     try:
         if isinstance(json.loads(lines[0], parse_int=str), dict):  # Python refuses to read very long numbers
             return ".jsonl"
     except (ValueError, RecursionError):
         pass
-    tabs = {line.count("\t") for line in lines}
     if len(tabs) == 1 and tabs != {0}:
         return ".tsv"
     try:
@@ -265,14 +265,15 @@ def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str
                 raise InputError(
                     f"{content.name}: jsonl has keys, not numbered columns, found {column}", hint=column_hint(role)
                 )
-        objects = [row for _, row in islice(json_objects(content), HEAD_ROWS)]
+        rows = islice(json_objects(content), HEAD_ROWS)
+        objects = [{key: _as_text(value) for key, value in row.items()} for _, row in rows]
         keys = tuple(dict.fromkeys(key for row in objects for key in row))
-        return Head(content.name, keys or None, [[_as_text(row.get(key)) for key in keys] for row in objects])
+        return Head(content.name, keys or None, [[row.get(key, "") for key in keys] for row in objects])
     if format == ".parquet":
         names = parquet_schema(content.file).names
-        rows = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
-        return Head(content.name, tuple(names), [list(map(_as_text, row)) for row in rows])
-    cells = [row for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
+        values = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
+        return Head(content.name, tuple(names), [list(map(_as_text, row)) for row in values])
+    cells = [list(map(_as_text, row)) for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
     cells = [row for row in cells if len(row) == len(cells[0])]  # other widths are reported when rows are read
     if cells and layout.has_names(cells, named):
         return Head(content.name, tuple(cells[0]), cells[1:])
@@ -280,7 +281,8 @@ def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str
 
 
 def _as_text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    return text[:HEAD_CHARACTERS]
 
 
 def _joined(texts: list[str]) -> str:
@@ -437,64 +439,3 @@ def json_objects(content: Content, *, expected: str = "an object") -> Iterator[t
         if not isinstance(row, dict):
             raise InputError(f"{place}: expected {expected}, found {type(row).__name__}")
         yield number, row
-
-
-def parquet_schema(path: Path) -> Any:
-    """The schema of a Parquet file, a `pyarrow.Schema`."""
-    with _open_parquet(path) as file:
-        return file.schema_arrow
-
-
-def parquet_rows(path: Path, names: list[str], *, skip_unreadable: bool = False) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns, row by row; of several columns of one name, the first.
-
-    Parquet can hold values that Python cannot, as a time of the year 100,000. Raises InputError for one; with
-    `skip_unreadable` its column is None for some rows.
-    """
-    done = 0
-    with _open_parquet(path, lambda: done) as file:
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(names))):
-            by_name = {name: batch.column(batch.schema.names.index(name)) for name in names}
-            columns = [_python_values(by_name[name], name, path, done, skip=skip_unreadable) for name in names]
-            yield from zip(*columns, strict=True)
-            done += len(batch)
-
-
-@contextlib.contextmanager
-def _open_parquet(path: Path, rows_done: Callable[[], int] = lambda: 0) -> Iterator[Any]:
-    """The `pyarrow.parquet.ParquetFile`. Raises InputError, with the number of rows read, for damaged data."""
-    require_packages(path)
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetFile
-
-    with open_input(path) as file:
-        size = file.seek(0, 2)
-        for offset in (0, max(0, size - len(PARQUET_MAGIC))):
-            file.seek(offset)
-            found = file.read(len(PARQUET_MAGIC))
-            if found != PARQUET_MAGIC:
-                raise InputError(
-                    f"{path}: damaged or not Parquet: expected {PARQUET_MAGIC!r} at byte {offset} of {size}, "
-                    f"found {found!r}"
-                )
-    try:
-        with ParquetFile(path, memory_map=True) as parquet:
-            yield parquet
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: damaged Parquet data after row {rows_done()}: {reason}") from error
-
-
-def _python_values(values: Any, name: str, path: Path, done: int, *, skip: bool) -> list[Any]:
-    import pyarrow as pa
-
-    try:
-        return values.to_pylist()
-    except (pa.ArrowException, UnicodeDecodeError):
-        raise  # damaged
-    except (OverflowError, ValueError) as error:
-        if skip:
-            return [None] * len(values)
-        raise InputError(
-            f"{path}: column '{name}' has a value after row {done} that cannot be read: {error}"
-        ) from error

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer.files import encode_text
 from tformer.formatting import fitted
 from tformer.viz.attention.reading import Side
 from tformer.viz.attention.scene import (
@@ -110,7 +111,7 @@ def render(
     steps = FINEST
     while True:
         page = _with_steps(scene, start, summaries, steps)
-        size = len(page.encode())
+        size = len(encode_text(page))
         if size <= max_bytes:
             return page
         steps = fewer_steps(steps, too_many_bytes=size - AIM * max_bytes, cells=cells)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tformer.errors import InputError
+from tformer.errors import InputError, visible
 from tformer.loading import Loaded
 from tformer.viz.attention.reading import Inputs, Reading, read
 from tformer.viz.attention.weights import (
@@ -261,7 +261,7 @@ def heading(scene: Scene, kind: Kind) -> str:
 def short_name(scene: Scene) -> str:
     """The name of a checkpoint's run, or of the folder."""
     path = Path(str(scene.model["name"]))
-    return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
+    return visible(path.parent.parent.name if path.parent.name == "checkpoints" else path.name)
 
 
 def _of(attention: Attention) -> str:

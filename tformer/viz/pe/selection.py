@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tformer.errors import InputError, did_you_mean
+from tformer.errors import InputError, did_you_mean, visible
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
 from tformer.viz.pe.fixed import table_plot
 from tformer.viz.pe.learned import Table
@@ -62,7 +62,7 @@ def read_run(
 
 
 def _run_name(path: Path) -> str:
-    return path.parents[1].name if path.parent.name == "checkpoints" else path.parent.name
+    return visible(path.parents[1].name if path.parent.name == "checkpoints" else path.parent.name)
 
 
 def _with_options(settings: Settings, options: Any, *, d_model: int, heads: int, module: Any) -> Settings:

@@ -19,7 +19,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     if "layout" in (field.name for field in fields(options))
 }
 ALL = ("all",)  # --compare all: every kind with a curve
-MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS = 8192, 4096, 256
+MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS, MAX_DISTANCE = 8192, 4096, 256, 2**20
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def check_settings(settings: Settings) -> None:
         ("--positions", 2 if settings.positions is None else settings.positions, 2, MAX_POSITIONS),
         ("--num-heads", settings.heads, 1, MAX_HEADS),
         ("--clip", settings.clip, 1, MAX_POSITIONS),
+        ("--max-distance", settings.max_distance, 1, MAX_DISTANCE),
         ("--grid", settings.grid, 2, 32),
     ):
         if not low <= value <= high:

@@ -1,8 +1,8 @@
 """Integrity of the files of a checkpoint, of all checkpoints of a run, or of a Hugging Face folder.
 
-Checks the manifest (sizes, SHA-256), that texts are readable, that the recipe is valid and buildable, that the
-tokenizer is that of training and fits the embedding table, names and shapes of tensors, and that all numbers are
-finite. Reports every problem, one a line.
+Checks the manifest (sizes, SHA-256, no file beside it), that texts are readable, that the recipe is valid and
+buildable, that the state of the training has its types, that the tokenizer is that of training and fits the embedding
+table, names and shapes of tensors, and that all numbers are finite. Reports every problem, one a line.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
-from tformer.checkpoint.files import MANIFEST, PICKLE_SUFFIXES
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS, is_locked, is_run
+from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked, is_run
 from tformer.errors import InputError, Interrupted
+from tformer.files import MANIFEST
 from tformer.formatting import short_hash
 from tformer.interop.opening import is_foreign, open_checkpoint
 from tformer.loading import embedding_rows
@@ -32,6 +32,7 @@ from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
+from tformer.training.state import TrainerState
 
 ShouldStop = Callable[[], bool]
 
@@ -86,7 +87,7 @@ def _verify_run(run: Path, should_stop: ShouldStop) -> list[Verdict]:
             problems.append(f"{CHECKPOINTS}/{name} points at no checkpoint of the run")
     recipe = run / FILE_NAMES["recipe"]
     if recipe.is_file():
-        problems += _problems_of(lambda: recipe_from_yaml(recipe.read_text(encoding="utf-8"), name=recipe.name))
+        problems += _problems_of(lambda: RunDirectory(run).recipe(name=recipe.name))
     return [*verdicts, *([Verdict(run, tuple(problems))] if problems else [])]
 
 
@@ -104,15 +105,15 @@ def _verify_folder(folder: Path, should_stop: ShouldStop) -> Verdict:
         return Verdict(folder, (_one_line(error.message, folder),))
     for record in manifest.files:
         problems += _file_problems(folder / record.name, record, should_stop)
+    listed = {record.name for record in manifest.files}
+    strays = [name for name in FILE_NAMES.values() if name not in listed and (folder / name).exists()]
+    problems += [f"{name} is not in the manifest" for name in strays]
     if problems:
         return Verdict(folder, tuple(problems))
     return _verdict(folder, lambda: read_checkpoint(folder, verify=False), should_stop)
 
 
 def _file_problems(path: Path, record: FileRecord, should_stop: ShouldStop) -> Iterator[str]:
-    if path.suffix in PICKLE_SUFFIXES:
-        yield f"{path.name} is a pickle"
-        return
     try:
         size = path.stat().st_size
         if size != record.size:
@@ -139,7 +140,7 @@ def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: Should
         recipe = recipe_from_yaml(checkpoint.recipe_text, name=FILE_NAMES["recipe"])
     except InputError as error:
         return Verdict(folder, (_one_line(error.message, folder),))
-    problems = [*_tokenizer_problems(checkpoint, recipe)]
+    problems = [*_state_problems(checkpoint), *_tokenizer_problems(checkpoint, recipe)]
     counts = {"tensors": 0, "bytes": 0}
     for role in ("weights", "ema", "generator", "optimizer"):
         if checkpoint.has(role):
@@ -147,6 +148,15 @@ def _verdict(folder: Path, opened: Callable[[], Checkpoint], should_stop: Should
                 raise Interrupted("verification interrupted", signal_number=2)
             problems += _tensor_problems(checkpoint, recipe, role, counts)
     return Verdict(folder, tuple(_one_line(problem, folder) for problem in problems), **counts)
+
+
+def _state_problems(checkpoint: Checkpoint) -> Iterator[str]:
+    """The problems of trainer.json; one without an optimizer's state is not of a training, and may hold anything."""
+    name, step = FILE_NAMES["trainer"], checkpoint.trainer.get("step", checkpoint.step)
+    if step != checkpoint.step:
+        yield f"{name}: step: expected {checkpoint.step} as in the manifest, found {step!r}"
+    if checkpoint.has("optimizer"):
+        yield from _problems_of(lambda: TrainerState.from_json(checkpoint.trainer, name=name))
 
 
 def _tokenizer_problems(checkpoint: Checkpoint, recipe: Recipe) -> Iterator[str]:
@@ -201,8 +211,10 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         parameters = _parameters(recipe, checkpoint)
         strays = sorted({name.rpartition(".")[0] for name in tensors} - parameters)
         problems = [f"state of {strays[0]} and {len(strays) - 1} more, which are no parameters"] if strays else []
-    else:  # averages omit frozen parameters, a generator omits shared ones
-        problems = differences({name: state[name] for name in state.keys() & tensors.keys()}, tensors, aliases={})
+    else:  # averages are those of parameters, a generator omits shared ones
+        averaged = {name for name, _ in model.named_parameters()} if role == "ema" and model is not None else set()
+        wanted = {name: state[name] for name in state.keys() & tensors.keys() | averaged}
+        problems = differences(wanted, tensors, aliases={})
     tied = {} if model is None or role == "optimizer" else model.tied_names()
     for alias, owner in tied.items():
         if alias in tensors and owner in tensors and _differ(tensors[alias], tensors[owner]):

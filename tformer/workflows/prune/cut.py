@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tformer import files
 from tformer.build import build_model, resolve_sizes
-from tformer.checkpoint import files
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.checkpoint.run import make_folders
 from tformer.checkpoint.save import write_checkpoint
 from tformer.checkpoint.tensor_files import file_bytes, find_tied
 from tformer.loading import Loaded
@@ -188,7 +187,7 @@ def write_pruned(
     stored = {name: tensor for name, tensor in weights.items() if name not in tied}
     files.require_room(out, file_bytes(stored) + file_bytes(generator or {}))
     with files.storage_errors(out):
-        make_folders(out.absolute().parent)
+        files.make_folders(out.absolute().parent)
     require_new(out)  # it may have been made while measuring
     # The recipe of an imported model names no data; later commands must still find that out.
     imported = {key: value for key, value in checkpoint.trainer.items() if key == "imported"}

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from tformer.errors import InputError
+from tformer.formatting import whole_number
 from tformer.options import panel, require_at_most_one
 
 LAYERS, HEADS = panel("Layers"), panel("Heads")
@@ -140,8 +141,10 @@ def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
     """`0,2,4` as numbers."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if not (word.isascii() and word.removeprefix("-").isdigit()):
+    numbers = []
+    for word in (word.strip() for word in text.split(",")):
+        number = whole_number(word.removeprefix("-"))
+        if number is None:
             raise InputError(f"{flag}: expected numbers of layers such as 0,2,4, found '{word}' in '{text}'")
-    return tuple(int(word) for word in words)
+        numbers.append(-number if word.startswith("-") else number)
+    return tuple(numbers)

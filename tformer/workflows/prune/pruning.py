@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tformer.checkpoint import files
+from tformer import files
 from tformer.checkpoint.average import require_new
 from tformer.cost.flops import attention_flops_per_token, matmul_parameters
 from tformer.errors import InputError, Interrupted, NonFiniteLossError

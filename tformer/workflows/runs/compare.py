@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.logs import read_metrics
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError
 from tformer.recipe import load_recipe, recipe_to_data
 from tformer.recipe.load import leaves
 from tformer.recipe.recipe import Recipe
-from tformer.workflows.runs.summary import RunSummary, best_record, number, summarise_run
+from tformer.workflows.runs.summary import RunSummary, number, summarise_run
 
 OWN = ("schema", "arch", "preset")  # these name a recipe and define nothing
 
@@ -94,7 +93,7 @@ def describe_run(path: str | Path) -> RunDetail:
         base=base,
         differences=differences,
         environment=_environment(run),
-        metrics=_split_records(run),
+        metrics=summary.logged.splits,
         checkpoints=_checkpoints(run),
     )
 
@@ -142,26 +141,11 @@ def _environment(run: RunDirectory) -> dict[str, Any] | None:
         return None
 
 
-def _split_records(run: RunDirectory) -> dict[str, dict[str, dict[str, Any]]]:
-    try:
-        records = list(run.metrics())
-    except InputError:  # listed in the problems
-        return {}
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for split in ("train", "valid"):
-        own = [record for record in records if record.get("split") == split]
-        if own:
-            found[split] = {"first": own[0], **_best(own), "last": own[-1]}
-    return found
-
-
-def _best(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    best = best_record(records)
-    return {"best": best} if best else {}
-
-
 def _checkpoints(run: RunDirectory) -> list[CheckpointLine]:
-    entries = catalog.scan(run.checkpoints_path)
+    try:
+        entries = catalog.scan(run.checkpoints_path)
+    except InputError:  # listed in the problems
+        return []
     latest, best = catalog.latest(entries), catalog.best(entries)
     return [
         CheckpointLine(entry.step, entry.path, entry.score, _size(entry.path), entry is latest, entry is best)
@@ -242,10 +226,7 @@ def _metrics(runs: Sequence[RunSummary]) -> dict[str, dict[int, float]]:
     """All figures of each run's best validation, the loss first."""
     table: dict[str, dict[int, float]] = {"loss": {}}
     for index, run in enumerate(runs):
-        try:
-            record = best_record(list(read_metrics(run.path / "metrics.jsonl")))
-        except (InputError, OSError):  # listed in the run's problems
-            continue
+        record = run.logged.record("valid", "best")
         for name in record:
             if name not in NOT_FIGURES and (value := number(record, name)) is not None:
                 table.setdefault(name, {})[index] = value

@@ -6,28 +6,28 @@ read is listed in `problems` instead of raising.
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tformer.build import count_parameters
 from tformer.checkpoint.catalog import Entry
-from tformer.checkpoint.files import MANIFEST, read_bounded
+from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
 from tformer.errors import InputError
+from tformer.files import MANIFEST
 from tformer.loading import embedding_rows
 from tformer.metrics import lower_is_better
-from tformer.recipe import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
-MAX_RECIPE_BYTES = 1 << 20
+SPLITS = ("train", "valid")
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class RunSummary:
         seconds, tokens: of training, without validation and saving.
         size_bytes: of all its files.
         updated: time of the last change, in seconds since 1970.
+        logged: the records of its metrics.jsonl that a summary needs.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class RunSummary:
     tokens: int | None
     size_bytes: int
     updated: float
+    logged: Logged
 
     @property
     def max_steps(self) -> int | None:
@@ -112,13 +114,13 @@ def summarise_run(path: str | Path) -> RunSummary:
     checkpoints = [reader.read(partial(_checked, entry)) for entry in entries]
     latest = next((checkpoint for checkpoint in reversed(checkpoints) if checkpoint is not None), None)
     recipe = reader.read(lambda: read_recipe(folder, latest))
-    records = reader.read(lambda: list(run.metrics())) or []
+    logged = reader.read(lambda: read_logged(run)) or Logged()
     reader.read(run.environment)
     locked = reader.read(lambda: is_locked(folder)) or False
-    trained = last_train_record(records)
+    trained = logged.record("train", "last")
     step = entries[-1].step if entries else None
     if locked:
-        step = max([step or 0, *(int(value) for record in records if (value := number(record, "step")) is not None)])
+        step = max(step or 0, logged.step)
     parameters = None
     if recipe is not None and latest is not None:
         parameters = reader.read(lambda: _count(recipe, latest))
@@ -129,52 +131,80 @@ def summarise_run(path: str | Path) -> RunSummary:
         recipe=recipe,
         parameters=parameters,
         step=step,
-        best=best_of(records, recipe),
+        best=best_of(logged, recipe),
         seconds=number(trained, "seconds"),
         tokens=None if (tokens := number(trained, "tokens")) is None else int(tokens),
         size_bytes=sum(status.st_size for status in _statuses(folder)),
         updated=max((status.st_mtime for status in _statuses(folder)), default=0.0),
+        logged=logged,
     )
 
 
 def read_recipe(folder: Path, latest: Checkpoint | None) -> Recipe | None:
     """The run's recipe, else that of its latest checkpoint. Raises InputError for a damaged file."""
-    path = folder / "recipe.yaml"
-    if os.path.lexists(path):
-        data = read_bounded(path, max_bytes=MAX_RECIPE_BYTES)
-        try:
-            return recipe_from_yaml(data.decode("utf-8"), name=str(path))
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
+    if os.path.lexists(folder / "recipe.yaml"):
+        return RunDirectory(folder).recipe()
     if latest is None:
         return None
     return latest.recipe
 
 
-def best_of(records: Sequence[dict[str, Any]], recipe: Recipe | None) -> Best | None:
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Records of a run's metrics: of each split the first, the best and the last, and the highest step of all."""
+
+    splits: dict[str, dict[str, Record]] = field(default_factory=dict)
+    step: int = 0
+
+    def record(self, split: str, which: str) -> Record:
+        """One of the records; empty where there is none."""
+        return self.splits.get(split, {}).get(which, {})
+
+
+def read_logged(run: RunDirectory) -> Logged:
+    """The records that a summary needs, in memory that does not grow with the file.
+
+    Raises InputError for a file of more than `MAX_SHOWN_BYTES`.
+    """
+    splits: dict[str, dict[str, Record]] = {}
+    step = 0
+    for record in read_metrics(run.path / "metrics.jsonl", max_bytes=MAX_SHOWN_BYTES):
+        step = max(step, int(number(record, "step") or 0))
+        split = record.get("split")
+        if split not in SPLITS:
+            continue
+        kept = splits.setdefault(split, {"first": record})
+        if split == "valid" and record.get("is_best") is True:
+            kept["best"] = record
+        kept["last"] = record
+    order = ("first", "best", "last")
+    return Logged(
+        {
+            split: {which: splits[split][which] for which in order if which in splits[split]}
+            for split in SPLITS
+            if split in splits
+        },
+        step,
+    )
+
+
+def best_of(logged: Logged, recipe: Recipe | None) -> Best | None:
     """The best validation, by the recipe's best_metric."""
     metric = "loss" if recipe is None else recipe.training.best_metric
-    record = best_record(records)
+    record = logged.record("valid", "best")
     value, step = number(record, metric), number(record, "step")
     return None if value is None or step is None else Best(metric, value, int(step))
 
 
-def best_record(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last validation that was marked as best; empty where there is none."""
-    valid = (record for record in reversed(records) if record.get("split") == "valid")
-    return next((record for record in valid if record.get("is_best") is True), {})
-
-
-def last_train_record(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return next((record for record in reversed(records) if record.get("split") == "train"), {})
-
-
-def number(record: dict[str, Any], key: str) -> float | None:
-    """A number in a record; None where it is missing, not finite or no number."""
+def number(record: Record, key: str) -> float | None:
+    """A number in a record; None where it is missing, not finite, too large for a float or no number."""
     value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 class _Reader:

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tformer.checkpoint.files import parse_object, read_bounded, write_text
 from tformer.checkpoint.run import RunDirectory
 from tformer.errors import InputError, RunInUseError, StorageError
+from tformer.files import parse_object, read_bounded, write_text
 from tformer.formatting import finite_or_none
 from tformer.recipe.recipe import Recipe
 from tformer.tasks import task_of

@@ -1,13 +1,17 @@
 """Child processes of a sweep: `tformer WORDS`, run to its end, forked from a warm process or started from scratch.
 
-The warm process has imported PyTorch, training and evaluation, and forks a child for every command line: that saves
-each child the seconds of the imports. It computes nothing itself, so a forked child is a process like any other: it
-gives the same numbers, has its own exit code and signals, and its memory is measured for it alone.
+The warm process has imported PyTorch (also what its optimizers import later), training and evaluation, and forks a
+child for every command line: that saves each child the seconds of the imports. It computes nothing itself, so a forked
+child is a process like any other: it gives the same numbers, has its own exit code and signals, and its memory is
+measured for it alone.
+
+No child outlives the sweep: the warm process ends with the process that started it, and each child with the warm one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -28,6 +32,7 @@ from typing import IO, Protocol
 import numpy as np
 
 from tformer.device import peak_resident_bytes
+from tformer.processes import end_with_parent, python_command
 
 POLL_SECONDS = 0.05
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -73,7 +78,7 @@ def run_child(words: Sequence[str], *, log: Path, should_stop: Callable[[], bool
     """
     began, stopped, observed = time.monotonic(), False, 0
     with tempfile.TemporaryFile() as out, log.open("ab") as messages:
-        messages.write(f"$ {subprocess.list2cmdline(['tformer', *words])}\n".encode())
+        messages.write(os.fsencode(f"$ {subprocess.list2cmdline(['tformer', *words])}\n"))
         messages.flush()
         child = start(words, out, messages)
         try:
@@ -101,7 +106,7 @@ class Process:
     """A child that is started from scratch."""
 
     def __init__(self, words: Sequence[str], out: IO[bytes], messages: IO[bytes]) -> None:
-        command = [sys.executable, "-m", "tformer", *words]
+        command = python_command("tformer", *words)
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=messages, process_group=0
         )
@@ -125,8 +130,6 @@ class Process:
 MAX_MESSAGE_BYTES = 1 << 20
 KILLED = (-int(signal.SIGKILL), 0)
 """The end of a child whose warm process was killed with it."""
-
-SERVER = "from tformer.workflows.sweep.children import serve; serve()"
 
 
 @contextmanager
@@ -156,7 +159,7 @@ class _Warm:
         if self._process is None:
             number = self._far_end.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(number)],
+                python_command("tformer.workflows.sweep.children", str(number)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -205,19 +208,22 @@ class _Forked:
         self._ended = code, peak
 
 
-def serve() -> None:
+def serve(connection: socket.socket) -> None:
     """The warm process: fork a child for every list of words that arrives, until the connection ends."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    warm = os.getpid()
+
     import tformer.tasks.evaluate
     import tformer.training.session  # noqa: F401
 
     ranges = resident_ranges()
+    gc.freeze()  # no child collects, and thereby copies, what all of them share
     while True:
         message, files, *_ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2)
         if not message:
             return
         child = os.fork()
         if child == 0:
+            end_with_parent(warm)
             connection.close()
             os.setpgid(0, 0)
             for number, file in enumerate(files, start=1):
@@ -265,3 +271,7 @@ def touch(ranges: Sequence[tuple[int, int]]) -> None:
     advise = ctypes.CDLL(None).madvise
     for start, length in ranges:
         advise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_READ)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

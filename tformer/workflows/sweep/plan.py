@@ -25,6 +25,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +83,8 @@ class Task(Section):
                         f"vary: {keys}: found {describe(value)}, expected a list of {len(names)}: a value for each key"
                     )
             written = [json.dumps(value, sort_keys=True) for value in values]
-            twice = next((text for text in written if written.count(text) > 1), None)
+            counts = Counter(written)
+            twice = next((text for text in written if counts[text] > 1), None)
             if twice is not None:
                 raise ValueError(f"vary: {keys} has the value {twice} twice")
         return self
@@ -101,7 +103,8 @@ class Plan(Section):
         if not self.tasks:
             raise ValueError("tasks: found none, expected at least one")
         names = [task.name for task in self.tasks]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        counts = Counter(names)
+        twice = next((name for name in names if counts[name] > 1), None)
         if twice is not None:
             raise ValueError(f"tasks: two are called {twice!r}, expected different names")
         return self

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer.checkpoint.files import parse_object, read_bounded, remove_tree, write_text
-from tformer.checkpoint.run import LOCK_NAME, RunLock, make_folders
+from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.errors import InputError, Interrupted, TformerError
+from tformer.files import make_folders, parse_object, read_bounded, remove_tree, write_text
 from tformer.formatting import fitted
 from tformer.recipe import recipe_to_data
 from tformer.workflows.sweep.cells import CELLS, INVALID, REFUSED, RUNS, Result, Stopped, Sweeper, Work
@@ -109,7 +109,7 @@ def run_sweep(
     tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.
 
     Raises InputError when `out` belongs to another plan, and for such a refusal; Interrupted once the running cell
-    has saved.
+    has ended.
     """
     make_folders(out)
     with ExitStack() as stack:
@@ -129,7 +129,7 @@ def run_sweep(
                     result = sweeper.run(work)
                 except Stopped:
                     raise interrupted(
-                        f"interrupted: {number - 1} of {total} trainings are finished, the last one has saved",
+                        f"interrupted: {number - 1} of {total} trainings are finished",
                         hint="run the same command again to go on",
                     ) from None
                 observer.ended(result, number, total, seconds=time.monotonic() - began)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tformer.checkpoint.files import write_text
+from tformer.files import write_text
 from tformer.formatting import amount, finite_or_none, mebibytes
 from tformer.metrics import Stat, lower_is_better
 from tformer.viz.curves import Curve, draw_curves

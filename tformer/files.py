@@ -1,7 +1,8 @@
 """Reading untrusted files within bounds, and writing files and folders durably: whole or not at all.
 
-All writing in this package goes through the small functions below as attributes of this module (`files.write(...)`), so
-that a test can fail or kill at the N-th call and read back the order of writes, syncs and renames.
+Everything that tformer writes goes through this module, mostly through `write_file`, `replacing` and
+`publish_directory`. Its small functions are called as attributes (`files.write(...)`), so that a test can fail or kill
+at the N-th call and read back the order of writes, syncs and renames.
 
 Files are created with mode 0666 and folders with 0777, which the umask then narrows: never `tempfile`, whose mode 0600
 stays after a rename.
@@ -15,14 +16,16 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tformer.errors import InputError, StorageError, cannot_write
 from tformer.input_files import open_regular
 
+READER_SECONDS = 2.0  # how long a named pipe may have no reader
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLE_HINT = (
     "tformer never unpickles, for a pickle can run any code: convert the weights to safetensors where you trust them"
@@ -35,7 +38,7 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size > max_bytes:
             raise InputError(f"{path} has {size:,} bytes, expected at most {max_bytes:,}")
-        return stream.read(max_bytes)
+        return stream.read(size)
 
 
 def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
@@ -64,6 +67,7 @@ def looks_like_pickle(data: bytes) -> bool:
 
 
 TEMPORARY = ".tmp-"  # prefix of unfinished files and folders; removed at the next start
+LONG_NAME = 200  # bytes of a file's name; the prefix and the number of a process make it longer, to at most 255
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
 
 _HINTS = {
@@ -102,6 +106,15 @@ def truncate(descriptor: int, size: int) -> None:
 
 def fsync(descriptor: int) -> None:
     os.fsync(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Sync the content of a file that something else wrote."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def fsync_dir(path: Path) -> None:
@@ -184,7 +197,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int
     return size, digest.hexdigest()
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, bytes_needed: int | None = None) -> None:
     """Replace a file by rename; a symbolic link is followed once, so that the link stays a link.
 
     A pipe or a device, such as /dev/null, is written to and never replaced.
@@ -193,24 +206,123 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         StorageError: the disk is full or read-only; the old file is untouched and the temporary one is removed.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(TEMPORARY + target.name)
-    with storage_errors(path):
-        if target.exists() and not target.is_file() and not target.is_dir():
-            with open(target, "wb") as stream:
+    with storage_errors(path, bytes_needed=bytes_needed):
+        if is_stream(target):
+            with open_sink(target) as stream:
                 stream.writelines(chunks)
             return
-        try:
+        with replacing(target) as temporary:
             write_durably(temporary, chunks)
-            rename(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unlink(temporary)
-            raise
-        fsync_dir(target.parent)
+
+
+def is_stream(target: Path) -> bool:
+    """Whether it is a pipe or a device, which cannot be replaced by rename."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def open_sink(target: Path) -> BinaryIO:
+    """A pipe or device, opened for writing. Raises InputError for a named pipe that no process reads from."""
+    deadline = time.monotonic() + READER_SECONDS
+    while True:
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{target} is a named pipe that no process reads from (waited {READER_SECONDS:g} s)",
+                    hint="start the reader first, or give a file",
+                ) from None
+        time.sleep(0.02)
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "wb")
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target`, to be filled and synced; it becomes `target` at the end.
+
+    After an exception it is removed, and `target` is what it was.
+    """
+    temporary = temporary_beside(target)
+    try:
+        yield temporary
+        rename(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unlink(temporary)
+        raise
+    fsync_dir(target.parent)
+
+
+def temporary_beside(target: Path) -> Path:
+    """The path of this process's temporary file for `target`; those that killed processes left are removed.
+
+    The name holds the process id, so that two processes that write the same file do not mix their content.
+    """
+    stem = temporary_name(target) + "-"
+    with contextlib.suppress(PermissionError):  # a folder may be writable and not readable
+        for name in os.listdir(target.parent):
+            number = name.removeprefix(stem)
+            if number != name and number.isdecimal() and not _is_alive(int(number)):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    unlink(target.with_name(name))
+    return target.with_name(f"{stem}{os.getpid()}")
+
+
+def temporary_name(target: Path, prefix: str = TEMPORARY) -> str:
+    """`<prefix><name of the target>`; of a name that file systems would refuse with a prefix, its hash."""
+    name = os.fsencode(target.name)
+    return prefix + (target.name if len(name) <= LONG_NAME else hashlib.sha256(name).hexdigest())
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def in_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines joined into chunks of about 1 MB."""
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= 1 << 20:
+            yield b"".join(block)
+            block, size = [], 0
+    yield b"".join(block)
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and its parents, each synced."""
+    if folder.is_dir():
+        return
+    if os.path.lexists(folder):
+        raise InputError(f"{folder} is a file, expected a folder")
+    make_folders(folder.parent)
+    try:
+        mkdir(folder)
+    except FileExistsError:
+        return
+    fsync_dir(folder.parent)
+
+
+def encode_text(text: str) -> bytes:
+    r"""UTF-8. A byte of a file's name that is no UTF-8 becomes an escape (`\udcff`), which JSON reads back."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_text(path: Path, text: str) -> None:
-    write_file(path, [text.encode("utf-8")])
+    data = encode_text(text)
+    write_file(path, [data], bytes_needed=len(data))
 
 
 def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
@@ -220,8 +332,8 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
     `.old-<name>` for the moment between two renames, from where a scan still finds it.
     Operating system errors pass through; the temporary is removed and the old folder is back in place.
     """
-    temporary = target.with_name(TEMPORARY + target.name)
-    old = target.with_name(OLD + target.name)
+    temporary = target.with_name(temporary_name(target))
+    old = target.with_name(temporary_name(target, OLD))
     settle_replaced(target)
     remove_tree(temporary)
     try:
@@ -244,7 +356,7 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
 
 def settle_replaced(target: Path) -> None:
     """Finish an interrupted replacement: remove the old folder if the new one is in place, else restore it."""
-    old = target.with_name(OLD + target.name)
+    old = target.with_name(temporary_name(target, OLD))
     if not os.path.lexists(old):
         return
     if os.path.lexists(target):
@@ -285,8 +397,8 @@ def require_writable(target: Path) -> None:
     folder = _nearest(target)
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, expected a folder")
-    probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
     with storage_errors(target):
+        probe = temporary_beside(folder / "probe")
         try:
             descriptor = create(probe)
             try:
@@ -294,9 +406,11 @@ def require_writable(target: Path) -> None:
                 fsync(descriptor)
             finally:
                 os.close(descriptor)
-        finally:
+            unlink(probe)
+        except BaseException:
             with contextlib.suppress(OSError):
                 unlink(probe)
+            raise
 
 
 def require_room(target: Path, bytes_needed: int) -> None:

@@ -1,0 +1,204 @@
+"""Commands that are killed at random moments: children of a warm process, their process trees, and what they wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tformer.checkpoint.run import is_run
+from tformer.workflows.inspect.verify import verify
+from tformer.workflows.sweep.children import Start
+
+TICKS = os.sysconf("SC_CLK_TCK")
+END_SECONDS = 2.0
+"""Within this time after a kill no process of the killed command may be left."""
+KEEP_LAST = 2
+
+TEMPORARY = (".tmp-", ".old-")
+UNEQUAL = {"environment.json", "manifest.json", "trainer.json", ".lock"}
+"""Files with times, and hashes of such files."""
+TIMES = {"seconds", "tokens_per_second", "peak_share", "peak_memory_bytes", "peak_device_bytes", "command", "text"}
+"""Keys of JSON documents that depend on the time; `text`: the cells of a table of a sweep as they are shown."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command. `{work}` in its words is its folder.
+
+    resume: words added when it runs again. done: a run after a complete one is refused, for its output stands.
+    fresh_cache: the cache is emptied first and compared too. compared: False for a command that only measures times.
+    """
+
+    words: tuple[str, ...]
+    resume: tuple[str, ...] = ()
+    done: bool = False
+    fresh_cache: bool = False
+    compared: bool = True
+
+
+class Place:
+    """The folders in which cases run, and the warm process that runs them.
+
+    Attributes:
+        seconds: processor time of each case when it is not disturbed; outputs: what it then writes.
+        kills, runs: number of kills, and of runs that were killed and completed afterwards, by case.
+    """
+
+    def __init__(self, root: Path, start: Start) -> None:
+        self.root, self.start = root, start
+        self.cache, self.temporary = root / "cache", root / "tmp"
+        self.seconds: dict[str, float] = {}
+        self.outputs: dict[str, dict[str, str]] = {}
+        self.kills: dict[str, int] = {}
+        self.runs: dict[str, int] = {}
+
+    def once(self, words: tuple[str, ...]) -> None:
+        """Run a command that must succeed."""
+        code, _, log = self._run(Case(words), self.root, more=(), until=None)
+        assert code == 0, log
+
+    def undisturbed(self, name: str, case: Case) -> None:
+        """Run the case to its end, and keep its time and outputs; a first run has filled caches and pages."""
+        if name in self.seconds:
+            return
+        for _ in range(2):
+            work = self._new_folder(name, case)
+            code, seconds, log = self._run(case, work, more=(), until=None)
+            assert code == 0, log
+        self.seconds[name], self.outputs[name] = seconds, self._output(case, work)
+
+    def survive(self, name: str, case: Case, draw: Random) -> int:
+        """Kill the case once or several times, run it to its end, and compare; returns the number of kills."""
+        self.undisturbed(name, case)
+        work, kills = self._new_folder(name, case), 0
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            until = draw.uniform(0, self.seconds[name])
+            code, _, log = self._run(case, work, more=case.resume if kills else (), until=until)
+            if code != -signal.SIGKILL:
+                assert code == 0 or (case.done and kills and code == 2), log
+                break
+            kills += 1
+            check_runs(work)
+        if not kills:
+            return 0
+        was_whole = not self._differences(name, case, work)
+        code, _, log = self._run(case, work, more=case.resume, until=None)
+        assert code == 0 or (case.done and was_whole and code == 2), log
+        differences = self._differences(name, case, work)
+        assert not differences, f"other than undisturbed: {differences}"
+        check_runs(work)
+        left = [str(path) for path in self.root.rglob("*") if path.name.startswith(TEMPORARY)]
+        assert not left + list(map(str, self.temporary.glob("tformer*"))), f"left: {left}"
+        self.kills[name] = self.kills.get(name, 0) + kills
+        self.runs[name] = self.runs.get(name, 0) + 1
+        return kills
+
+    def _new_folder(self, name: str, case: Case) -> Path:
+        work = self.root / "work" / name
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        if case.fresh_cache:
+            shutil.rmtree(self.cache, ignore_errors=True)
+        return work
+
+    def _differences(self, name: str, case: Case, work: Path) -> list[str]:
+        """Files that are missing, superfluous, or other than those of the undisturbed run."""
+        found, expected = self._output(case, work), self.outputs[name]
+        return [path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)]
+
+    def _output(self, case: Case, work: Path) -> dict[str, str]:
+        found = digests(work) if case.compared else {}
+        return {**found, **digests(self.cache)} if case.fresh_cache else found
+
+    def _run(self, case: Case, work: Path, *, more: Sequence[str], until: float | None) -> tuple[int, float, str]:
+        """(exit code, processor seconds, messages) of a run that is killed after `until` processor seconds."""
+        words = [word.format(work=work) for word in (*case.words, *more)]
+        with (self.root / "out").open("wb") as out, (self.root / "log").open("wb") as messages:
+            child = self.start(words, out, messages)
+            seconds, tree, ended = 0.0, {child.pid}, None
+            try:
+                while (ended := child.poll()) is None:
+                    tree |= set(tree_of(child.pid))
+                    seconds = max(seconds, sum(map(cpu_seconds, tree)))
+                    if until is not None and seconds >= until:
+                        os.kill(child.pid, signal.SIGKILL)
+                        break
+                    time.sleep(0.005)
+                while ended is None:
+                    ended = child.poll()
+            finally:
+                child.end()
+        deadline = time.monotonic() + END_SECONDS
+        while any(map(is_alive, tree)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not any(map(is_alive, tree)), f"processes are left of {words}"
+        return ended[0], seconds, (self.root / "log").read_text(errors="replace")
+
+
+def tree_of(process: int) -> Iterator[int]:
+    """The ids of a process and all that it and its children have started and that still run."""
+    yield process
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:  # it has ended
+        children = []
+    for child in children:
+        yield from tree_of(int(child))
+
+
+def _stat(process: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; [] once the process is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def cpu_seconds(process: int) -> float:
+    """Processor time of a process."""
+    return sum(map(int, _stat(process)[11:13])) / TICKS
+
+
+def is_alive(process: int) -> bool:
+    fields = _stat(process)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def check_runs(folder: Path) -> None:
+    """Assert that all checkpoints of all runs in a folder verify, and that there are not too many."""
+    for run in [path for path in (folder, *sorted(folder.rglob("*"))) if path.is_dir() and is_run(path)]:
+        verdicts = verify(run)
+        problems = [problem for verdict in verdicts for problem in verdict.problems]
+        assert problems in ([], ["the run has no checkpoint yet"]), (run, problems)
+        folders = [path for path in (run / "checkpoints").iterdir() if path.is_dir()]
+        assert len(folders) <= KEEP_LAST + 2, (run, folders)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file whose content does not depend on the time, by its path; of JSON without its times."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() or path.name in UNEQUAL or path.suffix in (".log", ".svg", ".png", ".so", ".md", ".csv"):
+            continue
+        data = path.read_bytes()
+        if path.name == "metrics.jsonl":
+            data = json.dumps([without_times(json.loads(line)) for line in data.splitlines()]).encode()
+        elif path.suffix == ".json":
+            data = json.dumps(without_times(json.loads(data))).encode()
+        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(entry) for key, entry in value.items() if key not in TIMES}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,130 @@
+"""Long texts in pieces: nothing is lost, tokens and offsets are those of the whole text, only the ends are encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
+from tformer.tokenizer.options import TokenizerModel
+from tformer.tokenizer.pieces import Truncation, batches_of, pieces_from_end, pieces_of, size_for_message
+
+KINDS = get_args(TokenizerModel)
+WORDS = [
+    "the",
+    "cat",
+    "naïve",
+    "日本語",
+    "don't",
+    "x.y",
+    "12345",
+    "_a",
+    "  ",
+    "\t",
+    "a\nb",
+    "é",
+    "👩\u200d👧",
+    "ΟΔΟΣ",
+    "A\u0301",
+]
+TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=120).map(" ".join)
+SMALL, LARGEST = 40, 120
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_pieces() -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(pieces, "PIECE_CHARACTERS", SMALL)
+    patch.setattr(pieces, "PIECE_LIMIT", LARGEST)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tokenizer]:
+    text = " ".join(WORDS) * 30
+    return {
+        kind: train_tokenizer(lambda: iter([text]), TokenizerOptions(model=kind, vocab_size=400, unicode="nfc"))
+        for kind in KINDS
+    }
+
+
+def whole(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    encoding = tokenizer._rust.encode(text, add_special_tokens=False)
+    return encoding.ids, encoding.offsets
+
+
+@given(text=st.text("ab .\n\t", max_size=600))
+def test_pieces_are_bounded_and_lose_nothing(text: str) -> None:
+    for parts in (list(pieces_of(text)), list(pieces_from_end(text))[::-1]):
+        assert "".join(piece for _, piece in parts) == text
+        assert [place for place, _ in parts] == [sum(len(piece) for _, piece in parts[:n]) for n in range(len(parts))]
+        assert max(len(piece) for _, piece in parts) <= LARGEST
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
+@given(text=TEXTS)
+def test_a_long_text_has_the_tokens_and_offsets_of_the_whole(
+    kind: str, text: str, trained: dict[str, Tokenizer]
+) -> None:
+    tokenizer = trained[kind]
+    ids, spans = whole(tokenizer, text)
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.encode_spans(text) == (ids, spans)
+    assert tokenizer.count(text) == len(ids)
+
+
+@settings(deadline=None)
+@given(text=TEXTS, most=st.integers(0, 80), keep=st.sampled_from(get_args(Truncation)))
+def test_the_ends_of_a_long_text_are_those_of_the_whole(
+    text: str, most: int, keep: Truncation, trained: dict[str, Tokenizer]
+) -> None:
+    tokenizer = trained["byte-bpe"]
+    ids, _ = whole(tokenizer, text)
+    found = tokenizer.encode(text, most=most, keep=keep)
+    assert tokenizer.encode_spans(text, most=most, keep=keep)[0] == found
+    if found != ids:
+        assert most < len(found) < len(ids)
+        if keep != "tail":
+            assert found[: most + 1] == ids[: most + 1]
+        if keep != "head":
+            assert found[-most - 1 :] == ids[-most - 1 :]
+
+
+@pytest.mark.parametrize("keep", get_args(Truncation))
+def test_the_middle_of_a_long_text_is_not_encoded(
+    keep: Truncation, trained: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    encode = Tokenizer._encode_piece
+    monkeypatch.setattr(Tokenizer, "_encode_piece", lambda self, piece: seen.append(piece) or encode(self, piece))
+    trained["byte-bpe"].encode("the cat " * 10_000, most=3, keep=keep)
+    assert 0 < sum(map(len, seen)) <= 4 * LARGEST
+
+
+def test_a_text_that_is_not_long_is_encoded_at_once(
+    make: Callable[..., Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make("char")
+    monkeypatch.setattr(Tokenizer, "_encode_long", None)
+    assert len(tokenizer.encode("a" * SMALL, most=2)) == SMALL
+
+
+def test_batches_end_at_a_size_or_a_count() -> None:
+    items: list[Any] = ["a" * size for size in (1, 2, 9, 1, 1, 1, 1)]
+    assert [[len(item) for item in batch] for batch in batches_of(items, len, size=10, count=3)] == [
+        [1, 2, 9],
+        [1, 1, 1],
+        [1],
+    ]
+    assert list(batches_of(["aa", "b"], len, size=2)) == [["aa"], ["b"]]
+
+
+def test_messages_count_the_tokens_of_short_texts_only() -> None:
+    assert size_for_message("a b", 1234, most=1000) == "1,234 tokens"
+    assert size_for_message("a" * 5000, 1234, most=1000) == "more than 1,000 tokens (5,000 characters)"
