@@ -2,7 +2,8 @@
 
 The file name is a digest of sources, flags, compiler and processor. A library is built in a temporary file and renamed.
 Only files that no other user can write are loaded. On systems other than Linux, without a compiler, or with
-TFORMER_KERNELS=off there is no library, and callers use PyTorch's operators.
+TFORMER_KERNELS=off there is no library, and callers use PyTorch's operators. TFORMER_KERNELS=avx2 or plain: a library
+for AVX2 and FMA, or for what every processor of its kind has.
 """
 
 from __future__ import annotations
