@@ -1,9 +1,9 @@
 """CTranslate2 as a peer: beam search with our own model, exported, in every compute type supported on this machine.
 
 Sources are tokens in memory; the length is forced; as many threads as PyTorch has; scores are divided by the length, as
-ours are. The model is exported by a separate process, `python -m tformer.bench.peers.ctranslate2`, for conversion needs
-more memory than the model that is measured. That process reads a line {"recipe_yaml"}, writes {"folder"} or {"failed"},
-and deletes the folder and ends when its stdin ends, however its parent ended.
+ours are. The model is exported by a separate process, which runs `main`, for conversion needs more memory than the
+model that is measured. That process reads a line {"recipe_yaml"}, writes {"folder"} or {"failed"}, and deletes the
+folder and ends when its stdin ends, however its parent ended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.save import write_checkpoint
 from tformer.errors import InputError
 from tformer.interop.to_ctranslate2 import export_ctranslate2
+from tformer.processes import own_python
 from tformer.recipe import recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
@@ -90,9 +91,8 @@ class Translation(Contender):
 @cache
 def exported(recipe_yaml: str) -> Path:
     """Folder of the recipe's model with random weights. Raises InputError for what cannot be exported."""
-    exporter = subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    program = own_python(f"from {__name__} import main; main()")
+    exporter = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     _EXPORTERS.append(exporter)
     assert exporter.stdin is not None and exporter.stdout is not None
     exporter.stdin.write(json.dumps({"recipe_yaml": recipe_yaml}) + "\n")
@@ -153,8 +153,4 @@ def main() -> None:
     sys.stdout.write(json.dumps({"folder": str(folder / "model")}) + "\n")
     sys.stdout.flush()
     # A small process waits with the folder, not this one.
-    os.execv(sys.executable, [sys.executable, "-S", "-c", DELETE_AT_END, str(folder)])
-
-
-if __name__ == "__main__":
-    main()
+    os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", DELETE_AT_END, str(folder)])
