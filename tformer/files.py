@@ -67,6 +67,7 @@ def looks_like_pickle(data: bytes) -> bool:
 
 
 TEMPORARY = ".tmp-"  # prefix of unfinished files and folders; removed at the next start
+LONG_NAME = 200  # bytes of a file's name; the prefix and the number of a process make it longer, to at most 255
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
 
 _HINTS = {
@@ -261,14 +262,20 @@ def temporary_beside(target: Path) -> Path:
 
     The name holds the process id, so that two processes that write the same file do not mix their content.
     """
-    stem = f"{TEMPORARY}{target.name}-"
+    stem = temporary_name(target) + "-"
     with contextlib.suppress(PermissionError):  # a folder may be writable and not readable
         for name in os.listdir(target.parent):
             number = name.removeprefix(stem)
             if number != name and number.isdecimal() and not _is_alive(int(number)):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     unlink(target.with_name(name))
     return target.with_name(f"{stem}{os.getpid()}")
+
+
+def temporary_name(target: Path, prefix: str = TEMPORARY) -> str:
+    """`<prefix><name of the target>`; of a name that file systems would refuse with a prefix, its hash."""
+    name = os.fsencode(target.name)
+    return prefix + (target.name if len(name) <= LONG_NAME else hashlib.sha256(name).hexdigest())
 
 
 def _is_alive(process: int) -> bool:
@@ -325,8 +332,8 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
     `.old-<name>` for the moment between two renames, from where a scan still finds it.
     Operating system errors pass through; the temporary is removed and the old folder is back in place.
     """
-    temporary = target.with_name(TEMPORARY + target.name)
-    old = target.with_name(OLD + target.name)
+    temporary = target.with_name(temporary_name(target))
+    old = target.with_name(temporary_name(target, OLD))
     settle_replaced(target)
     remove_tree(temporary)
     try:
@@ -349,7 +356,7 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
 
 def settle_replaced(target: Path) -> None:
     """Finish an interrupted replacement: remove the old folder if the new one is in place, else restore it."""
-    old = target.with_name(OLD + target.name)
+    old = target.with_name(temporary_name(target, OLD))
     if not os.path.lexists(old):
         return
     if os.path.lexists(target):
@@ -399,11 +406,11 @@ def require_writable(target: Path) -> None:
                 fsync(descriptor)
             finally:
                 os.close(descriptor)
+            unlink(probe)
         except BaseException:
             with contextlib.suppress(OSError):
                 unlink(probe)
             raise
-        unlink(probe)
 
 
 def require_room(target: Path, bytes_needed: int) -> None:

@@ -177,12 +177,11 @@ class Tokenizer:
         try:
             result: list[list[int]] = []
             for batch in batches_of(texts, len):
-                short = [text for text in batch if template or not is_long(text)]
-                encoded = iter(self._encode_whole(short, template=template))
-                result += [
-                    next(encoded) if template or not is_long(text) else self._encode_long(text, most, keep)
-                    for text in batch
-                ]
+                if template or not any(map(is_long, batch)):
+                    result += self._encode_whole(batch, template=template)
+                    continue
+                short = iter(self._encode_whole([text for text in batch if not is_long(text)]))
+                result += [self._encode_long(text, most, keep) if is_long(text) else next(short) for text in batch]
             return result
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode(texts, error) from error

@@ -1,8 +1,8 @@
 """Export of our model with random weights for a peer that reads files; it happens in a separate process.
 
-Conversion needs more memory than the model that is measured. `python -m tformer.bench.peers.exporter` reads a line
-{"module", "arguments"}, calls `export(folder, **arguments)` of that module, and writes {"path"}, what the function
-returned, or {"failed"}. It deletes the folder and ends when its stdin ends, however its parent ended.
+Conversion needs more memory than the model that is measured. The process runs `main`: it reads a line {"module",
+"arguments"}, calls `export(folder, **arguments)` of that module, and writes {"path"}, what the function returned, or
+{"failed"}. It deletes the folder and ends when its stdin ends, however its parent ended.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tformer.errors import InputError
+from tformer.processes import own_python
 
 DELETE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 _EXPORTERS: list[subprocess.Popen[str]] = []  # their stdin stays open while this process lives
@@ -30,9 +31,8 @@ def exported(peer: str, module: str, **arguments: str) -> Path:
 
     peer: the library's name in that message.
     """
-    exporter = subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    program = own_python(f"from {__name__} import main; main()")
+    exporter = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     _EXPORTERS.append(exporter)
     assert exporter.stdin is not None and exporter.stdout is not None
     exporter.stdin.write(json.dumps({"module": module, "arguments": arguments}) + "\n")
@@ -64,8 +64,4 @@ def main() -> None:
     sys.stdout.write(json.dumps({"path": str(path)}) + "\n")
     sys.stdout.flush()
     # A small process waits with the folder, not this one.
-    os.execv(sys.executable, [sys.executable, "-S", "-c", DELETE_AT_END, str(folder)])
-
-
-if __name__ == "__main__":
-    main()
+    os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", DELETE_AT_END, str(folder)])
