@@ -1,8 +1,8 @@
 """llama.cpp as a peer: greedy decoding with our own model, exported as a GGUF file.
 
 The C interface of llama-cpp-python is called; all texts are sequences of one batch. Settings are the library's own
-(keys and values in fp16, fused attention where it has it, weights mapped from the file and rearranged for its kernels), with
-as many threads as PyTorch has. Its own quantiser stores the weights. The next token is the largest logit.
+(keys and values in fp16, fused attention where it has it, weights mapped from the file and rearranged for its kernels),
+with as many threads as PyTorch has. Its own quantiser stores the weights. The next token is the largest logit.
 
 Shape legend: B rows, T positions, V vocabulary.
 """
