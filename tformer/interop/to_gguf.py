@@ -57,7 +57,9 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
     _describe(writer, model)
     for name in found.shapes:
         tensor = form.stored(model, name, found.make(name))
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), tensor.contiguous().numpy())
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        writer.add_tensor(theirs, tensor.contiguous().numpy())
     if (divisors := _frequency_divisors(model)) is not None:
         writer.add_tensor("rope_freqs.weight", divisors.numpy())
     try:
