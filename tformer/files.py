@@ -406,11 +406,11 @@ def require_writable(target: Path) -> None:
                 fsync(descriptor)
             finally:
                 os.close(descriptor)
+            unlink(probe)
         except BaseException:
             with contextlib.suppress(OSError):
                 unlink(probe)
             raise
-        unlink(probe)
 
 
 def require_room(target: Path, bytes_needed: int) -> None:
