@@ -83,10 +83,8 @@ def _text(name: str) -> str:
 
 
 def _tracks(path: Path) -> dict[str, Track]:
-    from tformer.checkpoint.logs import (
-        MAX_SHOWN_BYTES,
-        read_metrics,
-    )  # imports pydantic, which pictures of other data do not need
+    # Imports pydantic, which pictures of other data do not need.
+    from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 
     records: dict[str, dict[float, dict[str, Any]]] = {}
     for record in read_metrics(path / METRICS_FILE, max_bytes=MAX_SHOWN_BYTES):
