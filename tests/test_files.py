@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,20 @@ def test_a_folder_with_the_name_of_a_temporary_is_left_alone(tmp_path: Path) -> 
     (tmp_path / ".tmp-file-99999999").mkdir()
     files.write_text(tmp_path / "file", "text")
     assert sorted(os.listdir(tmp_path)) == [".tmp-file-99999999", "file"]
+
+
+def test_a_folder_that_another_process_is_publishing_is_refused_and_never_mixed(tmp_path: Path) -> None:
+    other = (
+        "import sys\nfrom pathlib import Path\nfrom tformer import files\n"
+        "files.publish_directory(Path(sys.argv[1]), lambda folder: files.write_text(folder / 'first', 'theirs'))\n"
+    )
+
+    def fill(folder: Path) -> None:
+        files.write_text(folder / "first", "mine")
+        ended = subprocess.run([sys.executable, "-c", other, tmp_path / "out"], stderr=subprocess.PIPE, text=True)
+        assert ended.returncode != 0 and "another process is writing" in ended.stderr
+        files.write_text(folder / "second", "mine")
+
+    files.publish_directory(tmp_path / "out", fill)
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {"first": "mine", "second": "mine"}
+    assert os.listdir(tmp_path) == ["out"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tformer.errors import InputError, StorageError, cannot_write
+from tformer.errors import InputError, RunInUseError, StorageError, cannot_write
 from tformer.input_files import open_regular
 
 READER_SECONDS = 2.0  # how long a named pipe may have no reader
@@ -331,14 +332,17 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
     `fill` writes durable files into the folder it is given. A folder that already stands at `target` is moved to
     `.old-<name>` for the moment between two renames, from where a scan still finds it.
     Operating system errors pass through; the temporary is removed and the old folder is back in place.
+    Raises RunInUseError, and touches nothing, while another process fills it.
     """
     temporary = target.with_name(temporary_name(target))
     old = target.with_name(temporary_name(target, OLD))
-    settle_replaced(target)
-    remove_tree(temporary)
+    with _lock_of(temporary, target):  # else a process is still filling it
+        settle_replaced(target)
+        remove_tree(temporary)
     try:
         mkdir(temporary)
-        fill(temporary)
+        with _lock_of(temporary, target):
+            fill(temporary)
         fsync_dir(temporary)
         if os.path.lexists(target):
             rename(target, old)
@@ -352,6 +356,24 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
         raise
     fsync_dir(target.parent)
     remove_tree(old)
+
+
+@contextmanager
+def _lock_of(folder: Path, target: Path) -> Iterator[None]:
+    """Context manager that holds a folder's lock, where it exists and the file system has locks.
+
+    Raises RunInUseError when another process holds it: that one is writing `target`.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                hint = "wait until it has finished, or choose another folder with --out"
+                raise RunInUseError(f"another process is writing {target}", hint=hint) from None
+        yield
 
 
 def settle_replaced(target: Path) -> None:
