@@ -28,7 +28,8 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.cli.export import parse_bytes
 from tformer.cli.tokenize import parse_ids
 from tformer.cli.viz_attention import parse_numbers
-from tformer.data.shards.token_files import ArrayWriter, DamagedShardError, map_array, verify_array
+from tformer.data.shards.array_files import ArrayFile
+from tformer.data.shards.token_files import ArrayWriter, DamagedShardError
 from tformer.data.sources.columns import parse_column
 from tformer.data.sources.image_files import find_images, open_idx
 from tformer.data.sources.labelled import open_labelled
@@ -255,7 +256,7 @@ def test_any_parquet_file_is_read_or_refused(data: st.DataObject, tmp_path: Path
 
 @given(data=st.data())
 @quick
-def test_a_damaged_file_of_tokens_is_never_mapped(data: st.DataObject, tmp_path: Path) -> None:
+def test_a_damaged_file_of_tokens_is_never_loaded(data: st.DataObject, tmp_path: Path) -> None:
     dtype, tokenizer, path = np.dtype("uint16"), bytes(range(32)), tmp_path / "tokens-00000.bin"
     path.unlink(missing_ok=True)
     writer = ArrayWriter(path, dtype)
@@ -264,8 +265,7 @@ def test_a_damaged_file_of_tokens_is_never_mapped(data: st.DataObject, tmp_path:
     valid = path.read_bytes()
     path.write_bytes(data.draw(damaged([valid])))
     try:
-        array, header = map_array(path, dtype, tokenizer=tokenizer)
-        verify_array(array, header)
+        array = ArrayFile(path, dtype, tokenizer=tokenizer).load()
     except DamagedShardError:
         return
     assert array.tolist() == list(range(50))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.killing import is_alive
-from tformer.processes import ScratchFolder, bound_command, python_command
+from tformer import processes
+from tformer.processes import ScratchFolder, bound_command, own_python, python_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for states in /proc")
 
@@ -26,7 +28,7 @@ time.sleep(60)
 """
 PARENT = """
 import os, subprocess, sys, time
-from tformer.processes import bound_command, python_command
+from tformer.processes import bound_command, own_python, python_command
 elsewhere = "import sys; sys.platform = 'darwin'; from tformer.processes import main; main()"
 child = subprocess.Popen({command})
 time.sleep(60)
@@ -55,7 +57,7 @@ def start_parent(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Pope
     parents: list[subprocess.Popen[bytes]] = []
 
     def start(command: str) -> tuple[subprocess.Popen[bytes], int]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
         parents.append(
             subprocess.Popen([sys.executable, "-c", PARENT.format(command=command)], cwd=tmp_path, env=environment)
         )
@@ -71,7 +73,7 @@ def start_parent(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Pope
     "command",
     [
         "python_command('sleeper', 'a', 'b c')",
-        "[sys.executable, '-c', elsewhere, str(os.getpid()), 'sleeper', 'a', 'b c']",
+        "own_python(elsewhere, str(os.getpid()), 'sleeper', 'a', 'b c')",
     ],
     ids=["linux", "elsewhere"],
 )
@@ -108,7 +110,7 @@ def test_a_child_whose_parent_ended_before_it_began_does_nothing(tmp_path: Path)
     another = str(os.getppid())
     for command in (python_command("sleeper"), bound_command([sys.executable, "sleeper.py"])):
         words = [another if word == str(os.getpid()) else word for word in command]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
         assert subprocess.run(words, cwd=tmp_path, env=environment, timeout=60).returncode in (0, -signal.SIGKILL)
     assert not (tmp_path / "started").exists()
 
@@ -116,6 +118,18 @@ def test_a_child_whose_parent_ended_before_it_began_does_nothing(tmp_path: Path)
 def test_a_bound_program_keeps_its_streams_and_exit_code() -> None:
     ended = subprocess.run(bound_command(["sh", "-c", "cat; exit 7"]), input=b"text", stdout=subprocess.PIPE)
     assert (ended.returncode, ended.stdout) == (7, b"text")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [python_command("tformer", "--version"), own_python("import json, shutil, tformer"), bound_command(["true"])],
+    ids=["module", "code", "program"],
+)
+def test_no_child_runs_a_file_of_the_current_folder(tmp_path: Path, command: list[str]) -> None:
+    for name in ("ctypes", "json", "os", "runpy", "shutil", "tformer"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\n")
+    assert subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+    assert not (tmp_path / "ran").exists()
 
 
 MAKER = """
@@ -157,4 +171,40 @@ def test_the_scratch_folder_of_a_killed_process_is_removed_by_the_next_and_that_
 def test_a_scratch_folder_is_deleted_when_its_process_ends(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", MAKER, "end"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scratch_folder_needs_no_locks_and_without_them_none_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(processes.fcntl, "flock", refuse)
+    with ScratchFolder("testing") as first, ScratchFolder("testing") as second:
+        assert first.is_dir() and second.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scratch_folder_that_cannot_be_opened_is_an_error_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def make(prefix: str) -> str:
+        assert not made, "a second folder"
+        made.append(str(tmp_path / prefix))
+        os.mkdir(made[0])
+        return made[0]
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(processes.tempfile, "mkdtemp", make)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes.os, "open", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            ScratchFolder("testing")
     assert not list(tmp_path.iterdir())

@@ -90,9 +90,10 @@ def device_name(device: torch.device) -> str:
 
 
 def has_bf16_instructions() -> bool:
-    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)."""
+    """Whether the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX), and oneDNN may use it (ONEDNN_MAX_CPU_ISA)."""
     probes = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(probe is not None and probe() for probe in probes)
+    allowed = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return any(probe is not None and probe() for probe in probes) and (allowed is None or allowed())
 
 
 def instruction_set() -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tformer.errors import InputError, StorageError, cannot_write
+from tformer.errors import InputError, RunInUseError, StorageError, cannot_write
 from tformer.input_files import open_regular
 
 READER_SECONDS = 2.0  # how long a named pipe may have no reader
@@ -67,6 +68,7 @@ def looks_like_pickle(data: bytes) -> bool:
 
 
 TEMPORARY = ".tmp-"  # prefix of unfinished files and folders; removed at the next start
+LONG_NAME = 200  # bytes of a file's name; the prefix and the number of a process make it longer, to at most 255
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
 
 _HINTS = {
@@ -261,14 +263,20 @@ def temporary_beside(target: Path) -> Path:
 
     The name holds the process id, so that two processes that write the same file do not mix their content.
     """
-    stem = f"{TEMPORARY}{target.name}-"
+    stem = temporary_name(target) + "-"
     with contextlib.suppress(PermissionError):  # a folder may be writable and not readable
         for name in os.listdir(target.parent):
             number = name.removeprefix(stem)
             if number != name and number.isdecimal() and not _is_alive(int(number)):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     unlink(target.with_name(name))
     return target.with_name(f"{stem}{os.getpid()}")
+
+
+def temporary_name(target: Path, prefix: str = TEMPORARY) -> str:
+    """`<prefix><name of the target>`; of a name that file systems would refuse with a prefix, its hash."""
+    name = os.fsencode(target.name)
+    return prefix + (target.name if len(name) <= LONG_NAME else hashlib.sha256(name).hexdigest())
 
 
 def _is_alive(process: int) -> bool:
@@ -324,14 +332,17 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
     `fill` writes durable files into the folder it is given. A folder that already stands at `target` is moved to
     `.old-<name>` for the moment between two renames, from where a scan still finds it.
     Operating system errors pass through; the temporary is removed and the old folder is back in place.
+    Raises RunInUseError, and touches nothing, while another process fills it.
     """
-    temporary = target.with_name(TEMPORARY + target.name)
-    old = target.with_name(OLD + target.name)
-    settle_replaced(target)
-    remove_tree(temporary)
+    temporary = target.with_name(temporary_name(target))
+    old = target.with_name(temporary_name(target, OLD))
+    with _lock_of(temporary, target):  # else a process is still filling it
+        settle_replaced(target)
+        remove_tree(temporary)
     try:
         mkdir(temporary)
-        fill(temporary)
+        with _lock_of(temporary, target):
+            fill(temporary)
         fsync_dir(temporary)
         if os.path.lexists(target):
             rename(target, old)
@@ -347,9 +358,27 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
     remove_tree(old)
 
 
+@contextmanager
+def _lock_of(folder: Path, target: Path) -> Iterator[None]:
+    """Context manager that holds a folder's lock, where it exists and the file system has locks.
+
+    Raises RunInUseError when another process holds it: that one is writing `target`.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                hint = "wait until it has finished, or choose another folder with --out"
+                raise RunInUseError(f"another process is writing {target}", hint=hint) from None
+        yield
+
+
 def settle_replaced(target: Path) -> None:
     """Finish an interrupted replacement: remove the old folder if the new one is in place, else restore it."""
-    old = target.with_name(OLD + target.name)
+    old = target.with_name(temporary_name(target, OLD))
     if not os.path.lexists(old):
         return
     if os.path.lexists(target):
@@ -399,9 +428,11 @@ def require_writable(target: Path) -> None:
                 fsync(descriptor)
             finally:
                 os.close(descriptor)
-        finally:
+            unlink(probe)
+        except BaseException:
             with contextlib.suppress(OSError):
                 unlink(probe)
+            raise
 
 
 def require_room(target: Path, bytes_needed: int) -> None:

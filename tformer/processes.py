@@ -6,6 +6,7 @@ they keep no processor time, memory or lock, and the next process of the same us
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -24,6 +25,7 @@ PR_SET_PDEATHSIG = 1
 and not inherited by children."""
 POLL_SECONDS = 0.2
 
+OWN_PATH = "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
 BOUND = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[2]))\n"
     "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[3], sys.argv[3:])"
@@ -50,9 +52,21 @@ def _wait_for_end(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def own_python(program: str, *words: str) -> list[str]:
+    """The command line of Python code that imports from this package, with WORDS as arguments.
+
+    Python looks for modules in the current folder first (`-c`, `-m`): a file `json.py` in a folder of unknown origin
+    would run there. This command never does.
+    """
+    return [sys.executable, "-P", "-c", OWN_PATH + program, str(Path(__file__).resolve().parents[1]), *words]
+
+
 def python_command(module: str, *words: str) -> list[str]:
-    """The command line of `python -m MODULE WORDS` as a child of this process that ends with it."""
-    return [sys.executable, "-m", "tformer.processes", str(os.getpid()), module, *words]
+    """The command line of `python -m MODULE WORDS` as a child of this process that ends with it.
+
+    The module is not looked for in the current folder, see `own_python`.
+    """
+    return own_python("from tformer.processes import main; main()", str(os.getpid()), module, *words)
 
 
 def bound_command(command: Sequence[str]) -> list[str]:
@@ -62,11 +76,11 @@ def bound_command(command: Sequence[str]) -> list[str]:
     """
     if sys.platform != "linux" or not sys.executable:
         return list(command)
-    return [sys.executable, "-S", "-E", "-c", BOUND, str(os.getpid()), str(int(signal.SIGTERM)), *command]
+    return [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(signal.SIGTERM)), *command]
 
 
 def main() -> None:
-    """`python -m tformer.processes PARENT MODULE WORDS`."""
+    """The child of `python_command`, with the arguments PARENT MODULE WORDS."""
     import runpy
 
     parent, module = int(sys.argv[1]), sys.argv[2]
@@ -85,9 +99,9 @@ class ScratchFolder:
         prefix = f"tformer-{purpose}-{os.getuid()}-"
         _remove_abandoned(prefix)
         descriptor = None
-        while descriptor is None:  # another process may remove it before it is locked
+        while descriptor is None:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            descriptor = _locked(self.path, fcntl.LOCK_SH)
+            descriptor = _held(self.path)
         self.cleanup = weakref.finalize(self, _remove, self.path, descriptor)
 
     def __enter__(self) -> Path:
@@ -99,31 +113,36 @@ class ScratchFolder:
 
 def _remove_abandoned(prefix: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        descriptor = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if descriptor is not None:
-            _remove(folder, descriptor)
+        with contextlib.suppress(OSError):  # of another process, or on a file system without locks
+            descriptor = _opened(folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
-def _locked(folder: Path, operation: int) -> int | None:
-    """A descriptor of the folder that holds its lock; None when another process holds it or has removed the folder."""
+def _held(folder: Path) -> int | None:
+    """A descriptor of a new folder, locked where the file system can; None when another process has removed it."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
+        descriptor = _opened(folder)
+    except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(descriptor, operation)
-        if folder.exists():
-            return descriptor
-    except BlockingIOError:
-        pass
+    except OSError:
+        folder.rmdir()
+        raise
+    with contextlib.suppress(OSError):  # without locks, `_remove_abandoned` removes nothing
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if folder.exists():
+        return descriptor
     os.close(descriptor)
     return None
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def _remove(folder: Path, descriptor: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.close(descriptor)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ import pytest
 from tests.checkpoint.conftest import Disk, save, tree, umask
 from tformer import files
 from tformer.checkpoint.read import read_checkpoint
-from tformer.checkpoint.run import RunDirectory, list_runs
+from tformer.checkpoint.run import RunDirectory, is_locked, list_runs
 from tformer.errors import InputError, RunInUseError, StorageError
 
 
@@ -355,3 +355,16 @@ def test_recipe_and_tokenizer_lie_at_the_root(run: RunDirectory) -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, tformer; assert tformer.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_on_a_file_system_without_locks_is_written_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    create(tmp_path / "run").close()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert not is_locked(tmp_path / "run")
+    with pytest.raises(StorageError, match="locks available"):
+        create(tmp_path / "run", resume=True)

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer.data.sources import files
+from tformer.decoding import lines as line_reader
 from tformer.decoding.lines import blocks, line_blocks, text_blocks
 from tformer.errors import InputError
 from tformer.evaluation.answers import AnswerFormat
@@ -58,6 +60,33 @@ def test_blocks_are_full_and_in_order(tmp_path):
     assert [len(block) for block in found] == [64] * 15 + [40]
     assert [line for block in found for line in block] == [str(number) for number in range(1000)]
     assert [len(block) for block in blocks(iter(range(5)), 2)] == [2, 2, 1]
+
+
+def test_a_block_ends_where_its_lines_are_long(tmp_path, monkeypatch):
+    """Memory is that of the longest line, not of as many lines as a block may have."""
+    monkeypatch.setattr(line_reader, "BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(files, "PIECE_BYTES", 100)
+    sizes = [10, 900, 3000, 5, 5, 400, 400, 400]
+    (tmp_path / "texts.txt").write_text("".join("x" * size + "\n" for size in sizes))
+    lines = texts_of(tmp_path / "texts.txt")  # a piece of the file ends behind the first 5 and 5
+    assert [[len(text) for text, _ in block] for block in lines] == [[10, 900, 3000, 5, 5], [400, 400, 400]]
+    (tmp_path / "texts.csv").write_text("text,n\n" + "".join("x" * size + ",1\n" for size in sizes))
+    rows = texts_of(tmp_path / "texts.csv", columns=Columns(text="text"))
+    assert [[len(text) for text, _ in block] for block in rows] == [[10, 900, 3000], [5, 5, 400, 400, 400]]
+
+
+def test_a_line_above_the_limit_is_refused_with_its_place_and_the_limit(tmp_path, monkeypatch):
+    """No more than the limit, and one piece of the file, is read of it."""
+    monkeypatch.setattr(line_reader, "MAX_ROW_CHARACTERS", 1000)
+    monkeypatch.setattr(files, "PIECE_BYTES", 100)
+    read = []
+    decode = line_reader.decode_text
+    monkeypatch.setattr(line_reader, "decode_text", lambda *a, **k: (read.append(len(t)) or t for t in decode(*a, **k)))
+    path = tmp_path / "texts.txt"
+    path.write_text("short\n" + "x" * 5000 + "\nshort\n")
+    with pytest.raises(InputError, match=r"texts.txt:2: a line has more than 1,000 characters"):
+        texts_of(path)
+    assert sum(read) <= 1200
 
 
 def test_pairs_are_parted_by_one_tab(tmp_path):

@@ -224,7 +224,7 @@ def test_an_output_that_the_disk_refuses_is_exit_3(cli, random_run, tmp_path, mo
     def refuse(*_args, **_kwargs):
         raise OSError(28, "No space left on device", str(tmp_path / "out.txt"))
 
-    monkeypatch.setattr("pathlib.Path.open", refuse)
+    monkeypatch.setattr("tformer.files.create", refuse)
     outcome = cli("generate", random_run, "--output", tmp_path / "out.txt")
     assert outcome.code == 3 and "No space left" in outcome.err
 

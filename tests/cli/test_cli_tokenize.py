@@ -126,6 +126,39 @@ def test_text_comes_from_a_file_too(cli: Cli, gpt: Path, tmp_path: Path) -> None
     )
 
 
+MUCH = "the cat sat on the mat. " * 10
+
+
+def test_lines_are_read_one_after_the_other(cli: Cli, gpt: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_bytes(b"the cat\nthe mat\n\xff\n")
+    outcome = cli("tokenize", gpt, "--input", tmp_path / "lines.txt")
+    assert outcome.code == 2 and f"{tmp_path / 'lines.txt'}:3: invalid UTF-8" in outcome.err
+
+
+def test_a_text_with_too_many_tokens_is_refused_unless_it_is_cut(
+    cli: Cli, gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tformer.cli.tokenize.MOST_TOKENS", 20)
+    path = tmp_path / "lines.txt"
+    path.write_text(f"the cat\n{MUCH}\n")
+    outcome = cli("tokenize", gpt, "--input", path)
+    assert outcome.code == 2 and outcome.out.count("sat") <= 1
+    assert f"error: {path}:2: the text of {len(MUCH)} characters has more than 20 tokens" in outcome.err
+    assert "--max-length N" in outcome.err
+    assert cli("tokenize", gpt, "--input", path, "--max-length", 8).code == 0
+
+
+@pytest.mark.parametrize("truncation", ["head", "tail", "head_tail"])
+def test_a_long_text_that_is_cut_is_shown_and_counted_as_whole(
+    cli: Cli, bert: Path, truncation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (bert, "--text", MUCH, "--max-length", 8, "--truncation", truncation)
+    whole = document(cli, *options)
+    monkeypatch.setattr("tformer.tokenizer.pieces.PIECE_CHARACTERS", 30)
+    monkeypatch.setattr("tformer.tokenizer.pieces.PIECE_LIMIT", 60)
+    assert document(cli, *options) == whole and whole[0]["texts"][0]["num_cut"] > 50
+
+
 def test_many_texts_are_counted_without_a_padded_batch(
     cli: Cli, gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenised, entries, ids_of, leftovers, open_one
+from tformer import files
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
@@ -259,11 +260,20 @@ def test_cache_that_cannot_be_written_falls_back_with_a_note(rows: Path, tmp_pat
     assert not folder.exists()
 
 
+def test_a_file_with_the_name_of_a_temporary_does_not_close_the_cache(
+    rows: Path, tmp_path: Path, tokenised: Tokenised
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".tmp-file-99999999").write_text("")
+    assert not tokenised(rows).notes
+    assert (tmp_path / "cache" / ".tmp-file-99999999").exists()
+
+
 def test_read_only_cache_is_still_read(
     rows: Path, tmp_path: Path, tokenised: Tokenised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised(rows)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
+    monkeypatch.setattr(files, "mkdir", lambda *_, **__: pytest.fail("nothing needs writing"))
     assert tokenised(rows).notes == ()
 
 

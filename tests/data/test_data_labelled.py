@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import Columns, Spec, refusal, write
+from tformer.data.sources import tables
+from tformer.data.sources.columns import Head
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, open_labelled
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError
@@ -33,6 +36,26 @@ def pipe(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_columns_are_guessed_from_the_beginning_of_long_cells(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows from which columns are guessed take a bounded part of memory, and the rows that are read are whole."""
+    monkeypatch.setattr(tables, "HEAD_CHARACTERS", 20)
+    heads: list[Head] = []
+    find = tables._head
+    monkeypatch.setattr(tables, "_head", lambda *given: heads.append(find(*given)) or heads[-1])
+    rows = [(str(n) + "x" * 100, ("no", "yes")[n % 2]) for n in range(4)]
+    separator = {"csv": ",", "tsv": "\t"}.get(ending)
+    lines = [
+        json.dumps({"body": text, "class": label}) if separator is None else separator.join((text, label))
+        for text, label in rows
+    ]
+    path = write(tmp_path / f"a.{ending}", "".join(f"{line}\n" for line in lines))
+    assert read(path) == rows
+    assert max(len(cell) for head in heads for row in head.rows for cell in row) == 20
 
 
 def test_tsv_rows_have_text_label_and_place(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from tformer.data.shards.template import TextTemplate, assemble, pair_template, 
 from tformer.data.sources.labelled import FEW_CLASSES, LabelIndex, stratified_split
 from tformer.data.sources.tables import LabelledRow
 from tformer.errors import InputError, Interrupted
-from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
+from tformer.tokenizer.pieces import Truncation
 
 MODELS = ["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 BERT = TextTemplate((100,), (101,), (101,), (0,), (0,), (1,), second_type=1)
@@ -185,6 +188,25 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in zip(whole.examples(0, range(40)), parts.examples(0, range(40)), strict=True):
         assert one.ids.tolist() == other.ids.tolist()
         assert one.token_type_ids.tolist() == other.token_type_ids.tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("truncation", get_args(Truncation))
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_long_texts_have_the_ids_that_they_have_when_tokenised_whole(
+    is_pair: bool, truncation: Truncation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=draw.choice([0, 3, 8, 9, 30, 90]))) for _ in range(60)]
+    rows = source(texts[:30], seconds=texts[30:] if is_pair else None)
+    whole = tokenise(rows, seq_len=12, truncation=truncation, token_types=is_pair)
+    monkeypatch.setattr(pieces, "PIECE_CHARACTERS", 20)
+    monkeypatch.setattr(pieces, "PIECE_LIMIT", 40)
+    parts = tokenise(rows, seq_len=12, truncation=truncation, token_types=is_pair)
+    assert parts.truncated == whole.truncated > 0 and parts.notes == whole.notes
+    for one, other in zip(whole.examples(0, range(30)), parts.examples(0, range(30)), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        if is_pair:
+            assert one.token_type_ids.tolist() == other.token_type_ids.tolist()  # type: ignore[union-attr]
 
 
 def test_a_subset_has_its_own_rows_labels_and_fingerprint() -> None:

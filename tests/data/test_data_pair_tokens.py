@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +14,7 @@ from tests.data.pair_makers import WORDS, Rows, rows_of, tokenise, words
 from tformer.data.shards import token_files
 from tformer.data.shards.pair_tokens import PairTokens, join_pairs, tokenise_pairs
 from tformer.errors import InputError, Interrupted
-from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
+from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
 
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
@@ -85,6 +88,29 @@ def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = tokenise(rows, progress=lambda done, total: seen.append((done, total)))
     assert len(seen) > 5 and seen[-1][0] == seen[-1][1]
     assert (parts.fingerprint, parts.notes, shown(parts)) == (whole.fingerprint, whole.notes, shown(whole))
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+@pytest.mark.parametrize("ratio", [None, 1.5])
+@pytest.mark.parametrize("keep_all", [False, True])
+def test_long_pairs_are_kept_and_cut_as_if_tokenised_whole(
+    overlong: Any, ratio: float | None, keep_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=draw.choice([0, 3, 9, 30, 40, 90]))) for _ in range(120)]
+    rows = rows_of(list(zip(texts[:60], texts[60:], strict=True)))
+    options: dict[str, Any] = {"overlong": overlong, "max_length_ratio": ratio, "keep_all": keep_all}
+    whole = tokenise(rows, **options)
+    monkeypatch.setattr(pieces, "PIECE_CHARACTERS", 20)
+    monkeypatch.setattr(pieces, "PIECE_LIMIT", 40)
+    parts = tokenise(rows, **options)
+    assert (parts.fingerprint, parts.notes, shown(parts)) == (whole.fingerprint, whole.notes, shown(whole))
+
+
+def test_a_long_pair_is_refused_with_its_place_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_CHARACTERS", 20)
+    with pytest.raises(InputError, match=r"^a.tsv:2: the target has more than 16 tokens \(399 characters\), expected"):
+        tokenise(rows_of([("a", "a"), ("a", " ".join(["cat"] * 100))]), overlong="refuse", keep_all=True)
 
 
 def test_a_source_without_tokens_still_gives_an_encoder_something_to_read() -> None:

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from tests.data.fakes import Documents, Spec, open_one, read_documents, refusal, write
 from tformer.data.sources import files as text_module
+from tformer.data.sources import parquet as parquet_module
 from tformer.data.sources.files import PIECE_BYTES, decode_text, end_last
+from tformer.data.sources.parquet import PARQUET_BYTES, PARQUET_ROWS, _rows_at_once, parquet_rows
 from tformer.data.sources.text import open_sources
 from tformer.errors import InputError
 
@@ -389,6 +391,34 @@ def test_parquet_rows_are_documents(tmp_path: Path, documents: Documents) -> Non
     assert documents(path, column="kind") == ["k"] * 1002
     assert "no column 'body'" in refusal(lambda: documents(path, column="body")).message
     assert "should hold text, found int64" in refusal(lambda: documents(path, column="n")).message
+
+
+def test_large_rows_of_parquet_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    for characters, expected in ((10, PARQUET_ROWS), (PARQUET_BYTES // 4, 3)):
+        rows = ["x" * characters] * 5
+        parquet.write_table(pa.table({"text": rows}), path, compression="none", use_dictionary=False)
+        assert _rows_at_once(parquet.ParquetFile(path).metadata) == expected
+        assert [text for (text,) in parquet_rows(path, ["text"])] == rows
+
+
+def test_a_parquet_file_that_is_cut_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mapped file, this would end the process with SIGBUS."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": ["x" * 1000] * 100}), path, compression="none", use_dictionary=False)
+
+    def cut(_: object) -> int:
+        os.truncate(path, 4096)
+        return PARQUET_ROWS
+
+    monkeypatch.setattr(parquet_module, "_rows_at_once", cut)
+    assert refusal(lambda: list(parquet_rows(path, ["text"]))).message.startswith(
+        f"{path}: damaged Parquet data after row 0: "
+    )
 
 
 @pytest.mark.parametrize(

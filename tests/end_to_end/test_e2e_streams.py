@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tformer.training.loop import Trainer
+from tformer.training.session import Session
 
 TRAIN = [
     "train", "--arch", "gpt", "--preset", "char-cpu", "--data", "text.txt", "--out", "run", "--max-steps", "40",
@@ -106,3 +108,41 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000004"]
     assert cli("inspect", tmp_path / "run", "--verify").code == 0
     assert cli("train", "--resume", "--out", tmp_path / "run").code == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [*((part, signal.SIGINT) for part in ("_validate", "_sample", "_save", "compilation")), ("_save", signal.SIGHUP)],
+    ids=["validation", "sample", "saving", "compilation", "the terminal hangs up"],
+)
+def test_a_signal_in_any_part_of_a_training_saves_once_and_the_run_resumes(
+    cli: Callable[..., Any], tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch,
+    part: str, number: signal.Signals,
+) -> None:  # fmt: skip
+    def signalled(work: Callable[..., Any]) -> Callable[..., Any]:
+        def send(*arguments: Any, **options: Any) -> Any:
+            os.kill(os.getpid(), number)
+            return work(*arguments, **options)
+
+        return send
+
+    words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        if part == "compilation":  # the first step compiles the model while it computes the loss
+            patch.setattr(torch, "compile", lambda model, **_: signalled(model))
+        else:
+            patch.setattr(Session, part, signalled(getattr(Session, part)))
+        outcome = cli(*words, "--compile", "on" if part == "compilation" else "off")
+    assert outcome.code == 128 + number and "Traceback" not in outcome.err
+    assert outcome.err.count("interrupted: saved at step") == 1
+    assert cli("inspect", tmp_path / "run", "--verify").code == 0
+    assert cli("train", "--resume", "--out", tmp_path / "run", "--compile", "off").code == 0
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_its_messages_find_no_room(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question.\n" * 40)
+    with open("/dev/full", "w") as full:
+        training = start(TRAIN, tmp_path, stdout=subprocess.DEVNULL, stderr=full.fileno())
+        assert training.wait(timeout=120) == 0
+    assert (tmp_path / "run" / "checkpoints" / "step-00000040" / "manifest.json").is_file()

@@ -112,6 +112,25 @@ def test_where_every_training_fails_so_does_the_sweep(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_a_sweep_killed_while_its_warm_process_imports_leaves_no_process(
+    tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    words = ("sweep", "--config", tiny_recipe, "--data", text_file, "--vary", "optimizer.lr=0.01", "--out", "out")
+    sweep = cli_process(*words, cwd=tmp_path)
+    deadline = time.monotonic() + 300
+    while len(processes := list(tree_of(sweep.pid))) < 2 and time.monotonic() < deadline and sweep.poll() is None:
+        time.sleep(0.002)
+    assert len(processes) == 2
+    sweep.kill()
+    sweep.communicate()
+    ended = time.monotonic()
+    while any(map(is_alive, processes)) and time.monotonic() < ended + 1:  # the imports take longer
+        time.sleep(0.01)
+    assert not any(map(is_alive, processes))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_the_trainings_of_a_killed_sweep_end_with_it_and_the_same_command_goes_on_at_once(
     tiny_recipe: Path, text_file: Path, tmp_path: Path, cli_process: Callable[..., subprocess.Popen[str]]
 ) -> None:

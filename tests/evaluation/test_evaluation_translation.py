@@ -153,6 +153,15 @@ def test_metrics_have_signatures_and_count_exact_matches():
         translation_metrics(["a"], ["a"], tokenize="14a")
 
 
+def test_of_a_long_reference_the_beginning_is_compared(monkeypatch):
+    model = make()
+    rows = [(source, target + " and so on" * 20) for source, target in ROWS]
+    short = pairs_of([(source, target[:12]) for source, target in rows])
+    expected = evaluate_translation(translator(model), short)
+    monkeypatch.setattr("tformer.evaluation.translation.COMPARED_CHARACTERS", 12)
+    assert evaluate_translation(translator(model), pairs_of(rows)) == expected
+
+
 def test_own_outputs_are_compared_with_the_references():
     model, seen = make(), []
     one = translator(model)

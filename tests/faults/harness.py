@@ -205,7 +205,8 @@ class Trial:
         self.shop.undisturbed(*self.scenario.words)
         again = self.shop.tree()
         assert list(again) == list(self.after), "the same command leaves other files"
-        self.varying = {path for path in again if again[path] != self.after[path]}  # they hold times and speeds
+        # These hold times and speeds, which two runs within one second may share.
+        self.varying = {path for path in again if again[path] != self.after[path] or path.endswith(TIMED)}
 
     def with_fault(self, fault: Fault) -> str | None:
         """The problem that the command with this fault shows; None: it behaves as promised."""
@@ -265,6 +266,7 @@ class Trial:
             part for path in (operation.path, operation.other, *ours) for part in Path(path).parts if part != "work"
         ]
         parts = [PROCESS.sub("", LEFTOVER.sub("/", part)).strip("/-") for part in named]
+        parts += [f"{self.shop.root}/"]  # of another file, which the full disk refused as well
         if outcome.code == STORAGE and not any(part and part in errors[0] for part in parts):
             return "the error names no path"
         if not tidying:

@@ -125,12 +125,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 place.once(words)
             place.once(("export", str(root / "home" / "run"), "--out", str(root / "home" / "exported")))
             yield place
-            print(
-                {
-                    name: (round(seconds, 2), place.kills.get(name), place.runs.get(name))
-                    for name, seconds in place.seconds.items()
-                }
-            )
             for name, kills in place.kills.items():
                 print(
                     f"{name}: {kills} kills, {place.runs[name]} runs recovered, {place.seconds[name]:.1f} s undisturbed"

@@ -50,7 +50,8 @@ def test_the_path_is_data_and_the_report_is_talk(corpus):
     assert Tokenizer.load("tokenizer.json").vocab_size == 280
 
 
-def test_json_is_one_document_on_stdout(corpus):
+def test_json_is_one_document_on_stdout(corpus, tmp_path):
+    (tmp_path / "a").mkdir()
     result = run(corpus, "--vocab-size", 280, "--json", "--out", "a/b.json")
     report = json.loads(result.stdout)
     assert report["path"] == "a/b.json" and report["vocab_size"] == 280
@@ -155,11 +156,14 @@ def test_a_different_file_is_refused_before_training_and_forced(corpus, monkeypa
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of posix")
-def test_an_output_that_cannot_be_written_is_refused_first(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(command.os, "access", lambda *arguments: False)  # root may write everywhere
-    with pytest.raises(TformerError, match="cannot write into") as caught:
-        run(corpus, "--out", "sealed/tokenizer.json")
-    assert caught.value.exit_code == 3
+@pytest.mark.parametrize(
+    ("out", "message", "code"),
+    [("/proc/tokenizer.json", "cannot write /proc", 3), ("sealed/tokenizer.json", "does not exist", 2)],
+)
+def test_an_output_that_cannot_be_written_is_refused_first(corpus, tmp_path, out, message, code):
+    with pytest.raises(TformerError, match=message) as caught:
+        run(corpus, "--out", out)
+    assert caught.value.exit_code == code
     assert not (tmp_path / "sealed").exists()
 
 

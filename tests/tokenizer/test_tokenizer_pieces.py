@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tformer.tokenizer import Tokenizer, TokenizerOptions, pieces, train_tokenizer
 from tformer.tokenizer.options import TokenizerModel
@@ -94,6 +97,33 @@ def test_the_ends_of_a_long_text_are_those_of_the_whole(
             assert found[: most + 1] == ids[: most + 1]
         if keep != "head":
             assert found[-most - 1 :] == ids[-most - 1 :]
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@given(text=TEXTS, keep=st.sampled_from(get_args(Truncation)), most=st.integers(1, 30))
+@settings(max_examples=30)
+def test_a_tokenizer_that_marks_words_as_sentencepiece_does_has_the_tokens_of_the_whole(
+    scheme: Any, text: str, keep: Truncation, most: int
+) -> None:
+    tokenizer = marking(scheme)
+    ids, spans = whole(tokenizer, text)
+    assert tokenizer.encode(text) == ids and tokenizer.count(text) == len(ids)
+    assert tokenizer.encode_spans(text) == (ids, spans)
+    part = tokenizer.encode(text, most=most, keep=keep)
+    head = {"head": most, "tail": 0, "head_tail": most // 2}[keep]
+    tail = min(most - head, len(ids))
+    assert part[:head] == ids[:head] and part[len(part) - tail :] == ids[len(ids) - tail :]
+
+
+@cache
+def marking(scheme: Any) -> Tokenizer:
+    """A tokenizer that marks the beginning of words, and of a text as `scheme` says."""
+    rust = RustTokenizer(models.BPE(unk_token="<unk>"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    rust.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], show_progress=False)
+    rust.train_from_iterator(["x " + " ".join(WORDS)] * 30, trainer)
+    return Tokenizer.from_json(rust.to_str())
 
 
 @pytest.mark.parametrize("keep", get_args(Truncation))

@@ -84,6 +84,12 @@ def at_step(number: int, action: Callable[[], object], monkeypatch: pytest.Monke
     monkeypatch.setattr(Trainer, "_step", changed)
 
 
+def wait_for_check() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "check of token files":
+            thread.join(60)
+
+
 def flip(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(HEADER_BYTES)
@@ -117,7 +123,7 @@ def test_a_changed_byte_of_a_large_corpus_is_found_while_it_trains(
     assert train(TINY_RECIPE, "--max-steps", 1).code == 0
     flip(shards(cache)[0])
     with monkeypatch.context() as patch:
-        at_step(4, lambda: time.sleep(0.5), patch)  # time for the thread
+        at_step(4, wait_for_check, patch)
         ended = train(TINY_RECIPE, "--resume", "--max-steps", 1000)
     assert ended.code == 2, ended.err
     assert "are damaged: its checksum is " in ended.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import tformer
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import documents, many, sentences, write_images, write_table
 from tests.training.pair_makers import RECIPE, english, german, metrics
+from tformer.errors import StorageError
 from tformer.tasks import pairs, sequence_teacher
 from tformer.tasks.sequence_teacher import weights_digest
 
@@ -255,3 +257,15 @@ def test_a_cast_changes_the_digest_and_another_teacher_has_another(train: Callab
     found = weights_digest(one)
     assert found == weights_digest(one) != weights_digest(other)
     assert weights_digest(one.bfloat16()) != found
+
+
+def test_translations_are_not_kept_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    kept = sequence_teacher._opened(tmp_path / "translations.jsonl")
+    with pytest.raises(StorageError, match=r"translations\.jsonl.*locks available"), kept:
+        pass

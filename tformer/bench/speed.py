@@ -93,7 +93,8 @@ class SpeedBench:
     @property
     def peer_versions(self) -> dict[str, str]:
         """Versions of the libraries that ours is compared with."""
-        return {entry.name: metadata.version(entry.name) for entry in self.entries if entry.name != OURS}
+        libraries = dict.fromkeys(entry.name for entry in self.entries if entry.name != OURS)
+        return {name: metadata.version(PEERS[self.work, name].package or name) for name in libraries}
 
     def task(self, batch_size: int) -> Task:
         """The work at one of its batch sizes."""

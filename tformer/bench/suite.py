@@ -51,7 +51,7 @@ from tformer.device import resolve_device
 from tformer.errors import InputError, TformerError
 from tformer.formatting import binary_bytes, ratio
 
-TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2 = "transformers", "x-transformers", "ctranslate2"
+TRANSFORMERS, X_TRANSFORMERS, CTRANSLATE2, LLAMA_CPP = "transformers", "x-transformers", "ctranslate2", "llama.cpp"
 NO_DROPOUT = tuple(
     f"model.{key}=0" for key in ("embedding.dropout", "decoder.dropout", "decoder.attention_dropout")
 )  # as nanoGPT's own bench has it
@@ -93,11 +93,11 @@ CPU_CASES = (
     ),
     _case(
         "Generation, GPT-2 of 124M, one text",
-        GenerateOptions(model=_gpt("small"), batch_size="1", quantize="none,int8", peer=(TRANSFORMERS,)),
+        GenerateOptions(model=_gpt("small"), batch_size="1", quantize="none,int8", peer=(TRANSFORMERS, LLAMA_CPP)),
     ),
     _case(
         "Generation, GPT-2 of 124M, eight texts",
-        GenerateOptions(model=_gpt("small"), batch_size="8", quantize="none,int8", peer=(TRANSFORMERS,)),
+        GenerateOptions(model=_gpt("small"), batch_size="8", quantize="none,int8", peer=(TRANSFORMERS, LLAMA_CPP)),
     ),
     _case(
         "Translation, 6 + 6 layers of width 512, beam 4",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer import files
+from tformer.errors import InputError
 from tformer.formatting import finite_or_none
 from tformer.input_files import open_regular
 
@@ -62,6 +63,7 @@ def git_commit(checkout: Path) -> str | None:
     return found.stdout.strip() or None
 
 
+MAX_SHOWN_BYTES = 256 << 20  # of the metrics that are listed and plotted: a million lines
 MAX_LINE_BYTES = 16 << 20  # of metrics.jsonl; longer lines are ignored
 _SAMPLE_HEADER = re.compile(r"=== step (\d{1,15}) ===")
 
@@ -93,10 +95,16 @@ def metrics_line(values: dict[str, Any]) -> str:
     return json.dumps(finite_or_none(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics file; incomplete and other lines are skipped."""
+def read_metrics(path: Path, *, max_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The records of a metrics file; incomplete and other lines are skipped.
+
+    Raises InputError for a file of more than `max_bytes`.
+    """
     if path.is_file():
         with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if max_bytes is not None and size > max_bytes:
+                raise InputError(f"{path} has {size:,} bytes, expected at most {max_bytes:,}")
             for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
                 record = _record(line)
                 if record is not None:

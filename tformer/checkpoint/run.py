@@ -60,7 +60,10 @@ class RunLock:
 
 
 def writer(run: Path) -> str | None:
-    """PID of the process that writes to the run at this moment, as text; None: no process does."""
+    """PID of the process that writes to the run at this moment, as text; None: no process does, or there are no locks.
+
+    On a file system without locks nothing can be trained, but a run that was copied there is read.
+    """
     try:
         descriptor = os.open(run / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -71,6 +74,8 @@ def writer(run: Path) -> str | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
     return None

@@ -155,7 +155,7 @@ RENAMED = {
 
 MAX_MESSAGE = 4000  # characters: a message may quote a whole file
 INTERRUPTED = 130  # exit code: 128 + SIGINT
-STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _print_version(wanted: bool) -> None:
@@ -316,7 +316,8 @@ def as_tformer_error(error: Exception) -> TformerError | None:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return InputError(f"{error.filename}: this name is too long for the file system")
     if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
-        return StorageError(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+        action = "read or write" if error.errno == errno.EIO else "write"
+        return StorageError(f"cannot {action} {error.filename or 'a file'}: {error.strerror}")
     return None
 
 

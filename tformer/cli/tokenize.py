@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import aligned, emit, emit_json, emit_lines, print_table, show_notes
+from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.errors import InputError, visible
 from tformer.formatting import TOKEN_SIGNS, as_cell, whole_number
 from tformer.options import Checkpoint, Errors, argument, panel, require_at_most_one
@@ -53,7 +54,12 @@ class TokenizeOptions:
     text2: Annotated[str | None, INPUT("--text2", metavar="TEXT", help="The second text of a pair.")] = None
     input_path: Annotated[
         str | None,
-        INPUT("--input", metavar="FILE|-", help="Texts, one a line. Default: standard input if it is piped."),
+        INPUT(
+            "--input",
+            metavar="FILE|-",
+            help=f"Texts, one a line of at most {MAX_ROW_CHARACTERS:,} characters. Default: standard input if it is "
+            "piped.",
+        ),
     ] = None
     invalid_utf8: Annotated[Errors, INPUT("--invalid-utf8", help="How to treat invalid UTF-8 in --input.")] = "strict"
     ids: Annotated[
@@ -69,7 +75,12 @@ class TokenizeOptions:
     ] = False
     max_length: Annotated[
         int | None,
-        READING("--max-length", metavar="N", help="Cut longer inputs to N tokens; default: the model's context."),
+        READING(
+            "--max-length",
+            metavar="N",
+            help=f"Cut longer inputs to N tokens; default: the model's context. Without one, a text has at most "
+            f"{MOST_TOKENS:,} tokens.",
+        ),
     ] = None
     truncation: Annotated[
         Literal["head", "tail", "head_tail"] | None,

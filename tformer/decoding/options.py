@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
+from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.errors import InputError
 from tformer.options import (
     MACHINE,
@@ -68,8 +69,8 @@ class GenerateOptions:
         PROMPT(
             "--input",
             metavar="FILE|-",
-            help="File with one prompt or source per line. Prints one line per line: the completion without the "
-            "prompt. Default of encoder-decoders: standard input.",
+            help=f"File with one prompt or source per line, of at most {MAX_ROW_CHARACTERS:,} characters. Prints one "
+            "line per line: the completion without the prompt. Default of encoder-decoders: standard input.",
         ),
     ] = None
     special_tokens: Annotated[

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tformer.data.sources.files import MAX_ROW_CHARACTERS
 from tformer.errors import InputError
 from tformer.formatting import as_cell
 from tformer.options import (
@@ -58,9 +59,9 @@ class ClassifyOptions:
         INPUT(
             "--input",
             metavar="FILE|-",
-            help="Texts, one per line (pairs separated by a tab), or a csv, tsv, jsonl or parquet table. For image "
-            "models: paths, one per line, or a folder, zip or IDX file of images. Default: standard input if "
-            "it is piped.",
+            help=f"Texts, one per line of at most {MAX_ROW_CHARACTERS:,} characters (pairs separated by a tab), or a "
+            "csv, tsv, jsonl or parquet table. For image models: paths, one per line, or a folder, zip or IDX file of "
+            "images. Default: standard input if it is piped.",
         ),
     ] = None
     text_column: Annotated[

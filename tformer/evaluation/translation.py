@@ -23,6 +23,7 @@ from tformer.metrics.text import bleu, chrf, same_text, sequence_accuracy
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
 
+COMPARED_CHARACTERS = 1 << 18  # of a reference: BLEU and chrF take up to 300 bytes for each
 ShouldStop = Callable[[], bool]
 Progress = Callable[..., None]
 
@@ -77,11 +78,15 @@ def evaluate_pairs(
 def output_metrics(
     outputs: Outputs, pairs: PairTokens, *, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, Any]:
-    """`translation_metrics` of the outputs; of several named tasks also the BLEU of each, as `bleu.<task>`."""
+    """`translation_metrics` of the outputs; of several named tasks also the BLEU of each, as `bleu.<task>`.
+
+    Of a reference, `COMPARED_CHARACTERS` are compared.
+    """
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
-    metrics = translation_metrics(outputs.texts, outputs.references, **options)
+    compared = [reference[:COMPARED_CHARACTERS] for reference in outputs.references]
+    metrics = translation_metrics(outputs.texts, compared, **options)
     for task in pairs.named_tasks:
-        texts, references = ([side[n] for n in pairs.of_task(task)] for side in (outputs.texts, outputs.references))
+        texts, references = ([side[n] for n in pairs.of_task(task)] for side in (outputs.texts, compared))
         metrics[f"bleu.{task}"] = bleu(texts, references, **options).score
     return metrics
 

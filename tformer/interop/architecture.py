@@ -28,6 +28,20 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Gguf:
+    """How a GGUF file, which llama.cpp reads, has an architecture.
+
+    name: in `general.architecture`.
+    activation: the one that llama.cpp computes.
+    stored: (model, name on disk, tensor on disk) -> the tensor in a GGUF file.
+    """
+
+    name: str
+    activation: str
+    stored: Callable[[Model, str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One `model_type`.
 
@@ -55,6 +69,7 @@ class Architecture:
         folder names.
     code: what a folder carries to define the classes; None: transformers has them.
     ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
+    gguf: None: llama.cpp's results are not known to be equal.
     """
 
     model_type: str
@@ -75,6 +90,7 @@ class Architecture:
     own_tokenizer_rules: bool = False
     code: Code | None = None
     ctranslate2: tuple[str, Mapping[str, bool]] | None = None
+    gguf: Gguf | None = None
 
     def has_pooler(self, names: Collection[str]) -> bool:
         """Whether the pooler's weight and bias are among the names of a file, with or without the prefix."""

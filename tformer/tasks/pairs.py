@@ -25,6 +25,7 @@ from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.predict import Samples
 from tformer.evaluation.translation import (
+    COMPARED_CHARACTERS,
     evaluate_pairs,
     output_metrics,
     score_pairs,
@@ -410,6 +411,8 @@ def _decoded(
     note = tokenised_note(outputs.texts, outputs.references)
     if note is not None and tokenize != "none":
         work.note(note)
+    if long := sum(len(reference) > COMPARED_CHARACTERS for reference in outputs.references):
+        work.note(f"of {long:,} references only the first {COMPARED_CHARACTERS:,} characters are compared")
     metrics = output_metrics(outputs, pairs, tokenize=tokenize, lowercase=options.lowercase)
     if options.mistakes is not None:
         written = write_wrong_outputs(options.mistakes, outputs, lowercase=options.lowercase)

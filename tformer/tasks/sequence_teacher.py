@@ -150,6 +150,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"{path} is written by another process", hint="start again when it is done") from error
+        except OSError as error:
+            raise cannot_write(path, error, hint="another folder for the cache: TFORMER_CACHE=DIR") from error
         yield file
 
 

@@ -5,8 +5,10 @@ the first or the last tokens of a text are found without encoding the rest.
 
 A piece ends after a newline between two characters that are no white space ("x\\n|y"), or before a single space
 ("x| y"). There the pre-tokenizers of byte-level BPE (GPT-2 and its successors), WordPiece, word and char models start a
-new word, and no normaliser joins the sides. (A pre-tokenizer that marks the start of a text, as SentencePiece's does,
-marks every piece's.) Where no such place is near, the text is cut at a limit, and a word may be split.
+new word, and no normaliser joins the sides. A pre-tokenizer that marks the start of a text and of words, as
+SentencePiece's does, marks a piece that begins with a space only once, but one that begins after a newline too often:
+such texts are cut before spaces only (`at_lines` is false). (A normaliser that prepends a mark, as Llama 2's does,
+marks every piece.) Where no such place is near, the text is cut at a limit, and a word may be split.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ Item = TypeVar("Item")
 Encoded = TypeVar("Encoded")
 
 
-def find_cut(text: str, start: int, *, size: int, limit: int) -> int:
+def find_cut(text: str, start: int, *, size: int, limit: int, at_lines: bool = True) -> int:
     """The end of the piece that begins at `start`: about `size` further where lines are that short, at most `limit`."""
     end, last = start + size, min(start + limit, len(text))
-    newline = _last(_LINE_START, "\n", text, start + 1, end)
-    if newline < 0 and (later := _LINE_START.search(text, end, last)):
+    newline = _last(_LINE_START, "\n", text, start + 1, end) if at_lines else -1
+    if at_lines and newline < 0 and (later := _LINE_START.search(text, end, last)):
         newline = later.start()
     if newline >= 0:
         return newline + 1
@@ -54,25 +56,25 @@ def is_long(text: str) -> bool:
     return len(text) > PIECE_CHARACTERS
 
 
-def pieces_of(text: str) -> Iterator[tuple[int, str]]:
+def pieces_of(text: str, *, at_lines: bool = True) -> Iterator[tuple[int, str]]:
     """(place, piece) of a text, from its beginning."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
-        cut = find_cut(text, start, size=PIECE_CHARACTERS, limit=PIECE_CHARACTERS)
+        cut = find_cut(text, start, size=PIECE_CHARACTERS, limit=PIECE_CHARACTERS, at_lines=at_lines)
         if cut == start + PIECE_CHARACTERS:  # no place is that near
-            cut = find_cut(text, start, size=PIECE_CHARACTERS, limit=PIECE_LIMIT)
+            cut = find_cut(text, start, size=PIECE_CHARACTERS, limit=PIECE_LIMIT, at_lines=at_lines)
         yield start, text[start:cut]
         start = cut
     if start < len(text) or not text:
         yield start, text[start:]
 
 
-def pieces_from_end(text: str, first: int = 0) -> Iterator[tuple[int, str]]:
+def pieces_from_end(text: str, first: int = 0, *, at_lines: bool = True) -> Iterator[tuple[int, str]]:
     """(place, piece) of a text from the place `first` on, the last piece first."""
     end = len(text)
     while end - first > PIECE_CHARACTERS:
         earliest, latest = max(first, end - PIECE_LIMIT), end - PIECE_CHARACTERS // 2
-        line = _last(_LINE_START, "\n", text, earliest, latest)
+        line = _last(_LINE_START, "\n", text, earliest, latest) if at_lines else -1
         space = _last(_WORD_START, " ", text, earliest + 1, latest)
         start = max(line + 1, space, earliest)
         yield start, text[start:end]
@@ -82,7 +84,13 @@ def pieces_from_end(text: str, first: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def ends_of(
-    text: str, most: int | None, keep: Truncation, encode: Callable[[str], Encoded], size: Callable[[Encoded], int]
+    text: str,
+    most: int | None,
+    keep: Truncation,
+    encode: Callable[[str], Encoded],
+    size: Callable[[Encoded], int],
+    *,
+    at_lines: bool = True,
 ) -> Iterator[tuple[int, Encoded]]:
     """(place, encoded piece) of a text, in order: all pieces, or those at its ends that `keep` names.
 
@@ -92,7 +100,7 @@ def ends_of(
     """
     first, count = 0, 0
     if most is None or keep != "tail":
-        for place, piece in pieces_of(text):
+        for place, piece in pieces_of(text, at_lines=at_lines):
             encoded = encode(piece)
             yield place, encoded
             first, count = place + len(piece), count + size(encoded)
@@ -101,7 +109,7 @@ def ends_of(
         if most is None or keep == "head" or first == len(text):
             return
     last, count = list[tuple[int, Encoded]](), 0
-    for place, piece in pieces_from_end(text, first):
+    for place, piece in pieces_from_end(text, first, at_lines=at_lines):
         last.append((place, encode(piece)))
         count += size(last[-1][1])
         if count > most:

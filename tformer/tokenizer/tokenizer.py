@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.errors import InputError
-from tformer.files import storage_errors, write_file
+from tformer.files import make_folders, storage_errors, write_file
 from tformer.input_files import open_regular
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
@@ -147,6 +147,7 @@ class Tokenizer:
                 return path
             raise InputError(f"{path} already exists and differs", hint="--force replaces it")
         with storage_errors(path, bytes_needed=len(content)):
+            make_folders(Path(os.path.realpath(path)).parent)
             write_file(path, [content], bytes_needed=len(content))
         return path
 
@@ -176,12 +177,11 @@ class Tokenizer:
         try:
             result: list[list[int]] = []
             for batch in batches_of(texts, len):
-                short = [text for text in batch if template or not is_long(text)]
-                encoded = iter(self._encode_whole(short, template=template))
-                result += [
-                    next(encoded) if template or not is_long(text) else self._encode_long(text, most, keep)
-                    for text in batch
-                ]
+                if template or not any(map(is_long, batch)):
+                    result += self._encode_whole(batch, template=template)
+                    continue
+                short = iter(self._encode_whole([text for text in batch if not is_long(text)]))
+                result += [self._encode_long(text, most, keep) if is_long(text) else next(short) for text in batch]
             return result
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_unicode(texts, error) from error
@@ -193,16 +193,26 @@ class Tokenizer:
 
     def _encode_long(self, text: str, most: int | None, keep: Truncation) -> list[int]:
         if most is None:
-            batches = batches_of((piece for _, piece in pieces_of(text)), len)
+            batches = batches_of((piece for _, piece in pieces_of(text, at_lines=self._starts_at_lines)), len)
             return [token for batch in batches for ids in self._encode_whole(batch) for token in ids]
-        return [token for _, ids in ends_of(text, most, keep, self._encode_piece, len) for token in ids]
+        parts = ends_of(text, most, keep, self._encode_piece, len, at_lines=self._starts_at_lines)
+        return [token for _, ids in parts for token in ids]
+
+    @cached_property
+    def _starts_at_lines(self) -> bool:
+        """Whether a text that begins after a newline has the tokens that it has there in a longer text."""
+        both, first, second = self._encode_whole(["x\nx", "x\n", "x"])
+        if both != first + second or self._rust.pre_tokenizer is None:
+            return False
+        words = self._rust.pre_tokenizer.pre_tokenize_str(self.normalize("x\nx"))
+        return any(start == 2 for _, (start, _) in words)
 
     def _encode_piece(self, piece: str) -> list[int]:
         return self._encode_whole([piece])[0]
 
     def count(self, text: str) -> int:
         """The number of tokens of one text."""
-        return sum(len(self._encode_piece(piece)) for _, piece in pieces_of(text))
+        return sum(len(self._encode_piece(piece)) for _, piece in pieces_of(text, at_lines=self._starts_at_lines))
 
     def encode_spans(
         self, text: str, *, most: int | None = None, keep: Truncation = "head"
@@ -214,7 +224,8 @@ class Tokenizer:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         try:
-            parts = ends_of(text, most, keep, self._encode_piece_spans, lambda part: len(part[0]))
+            size, at_lines = (lambda part: len(part[0])), self._starts_at_lines
+            parts = ends_of(text, most, keep, self._encode_piece_spans, size, at_lines=at_lines)
             for place, (part_ids, part_spans) in parts:
                 ids += part_ids
                 spans += part_spans if place == 0 else [(place + start, place + stop) for start, stop in part_spans]

@@ -29,12 +29,16 @@ class Peer:
         needs: modules that must be importable.
         precisions: number formats that it can be asked for (of attention: its implementations), all by default;
             None: the module's `supported(device)`.
+        extra: of tformer, which installs it.
+        package: under which it is installed; None: the library's name.
     """
 
     module: str
     maker: str
     needs: tuple[str, ...]
     precisions: tuple[str, ...] | None = ("fp32", "bf16")
+    extra: str = "bench"
+    package: str | None = None
 
     def precisions_on(self, device: torch.device) -> tuple[str, ...]:
         if self.precisions is not None:
@@ -55,6 +59,9 @@ PEERS: dict[tuple[str, str], Peer] = {
     ("train", "transformers"): Peer("transformers", "Training", _TRANSFORMERS),
     ("train", "x-transformers"): Peer("x_transformers", "Training", _X_TRANSFORMERS),
     ("generate", "transformers"): Peer("transformers", "Generation", _TRANSFORMERS),
+    ("generate", "llama.cpp"): Peer(
+        "llama_cpp", "Generation", ("llama_cpp", "gguf"), None, extra="llama-cpp", package="llama-cpp-python"
+    ),
     ("translate", "transformers"): Peer("transformers", "Translation", _TRANSFORMERS),
     ("translate", "ctranslate2"): Peer("ctranslate2", "Translation", ("ctranslate2", "transformers"), None),
     ("classify", "transformers"): Peer("transformers", "Classification", _TRANSFORMERS),
@@ -76,7 +83,9 @@ def choose_peers(
             raise InputError(f"--peer {name}: not available for {work}; available: {available}")
         missing = [module for module in known[name].needs if importlib.util.find_spec(module) is None]
         if missing:
-            raise InputError(f"--peer {name}: {missing[0]} is not installed", hint="pip install 'tformer[bench]'")
+            raise InputError(
+                f"--peer {name}: {missing[0]} is not installed", hint=f"pip install 'tformer[{known[name].extra}]'"
+            )
         try:
             usable = known[name].precisions_on(device)
         except ImportError as error:  # installed, but broken

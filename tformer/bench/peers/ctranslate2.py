@@ -1,25 +1,17 @@
 """CTranslate2 as a peer: beam search with our own model, exported, in every compute type supported on this machine.
 
 Sources are tokens in memory; the length is forced; as many threads as PyTorch has; scores are divided by the length, as
-ours are. The model is exported by a separate process, `python -m tformer.bench.peers.ctranslate2`, for conversion needs
-more memory than the model that is measured. That process reads a line {"recipe_yaml"}, writes {"folder"} or {"failed"},
-and deletes the folder and ends when its stdin ends, however its parent ended.
+ours are.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
-import threading
-from functools import cache
 from pathlib import Path
 
 import torch
 
+from tformer.bench.peers.exporter import exported
 from tformer.bench.workloads import SEED, Contender
 from tformer.bench.workloads.decoding import sources_of
 from tformer.build import build_model
@@ -42,9 +34,6 @@ COMPUTE_TYPES = {
 }
 """CTranslate2's name of each precision."""
 
-DELETE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-_EXPORTERS: list[subprocess.Popen[str]] = []  # their stdin stays open while this process lives
-
 
 def supported(device: torch.device) -> tuple[str, ...]:
     """Precisions in which CTranslate2 computes on this machine."""
@@ -65,7 +54,7 @@ class Translation(Contender):
         if self.precision not in usable:
             raise InputError(f"ctranslate2 computes in {', '.join(usable)} on this machine")
         self._translator = ctranslate2.Translator(
-            str(exported(recipe_to_yaml(task.recipe))),
+            str(exported(self.name, __name__, recipe_yaml=recipe_to_yaml(task.recipe))),
             device=task.device.type,
             device_index=task.device.index or 0,
             compute_type=COMPUTE_TYPES[self.precision],
@@ -87,22 +76,6 @@ class Translation(Contender):
         return sum(len(result.hypotheses[0]) for result in found)
 
 
-@cache
-def exported(recipe_yaml: str) -> Path:
-    """Folder of the recipe's model with random weights. Raises InputError for what cannot be exported."""
-    exporter = subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    _EXPORTERS.append(exporter)
-    assert exporter.stdin is not None and exporter.stdout is not None
-    exporter.stdin.write(json.dumps({"recipe_yaml": recipe_yaml}) + "\n")
-    exporter.stdin.flush()
-    answer = json.loads(exporter.stdout.readline() or '{"failed": "the export ended without a message"}')
-    if "failed" in answer:
-        raise InputError(f"--peer ctranslate2: {answer['failed']}")
-    return Path(answer["folder"])
-
-
 def token_names(recipe: Recipe) -> list[str]:
     """The exported model's name of each token id."""
     tokens, rows = vocabulary().tokens, recipe.model.vocab_size or 0
@@ -115,11 +88,11 @@ def vocabulary() -> Tokenizer:
     return train_tokenizer(lambda: iter(["a"]), options)
 
 
-def export(recipe_yaml: str, folder: Path) -> None:
-    """Write the model in CTranslate2's format. Raises InputError for what has no counterpart there."""
+def export(folder: Path, *, recipe_yaml: str) -> Path:
+    """Write the model in CTranslate2's format and return its folder. InputError for what has no counterpart there."""
     recipe = recipe_from_yaml(recipe_yaml, name="the recipe")
     torch.manual_seed(SEED)
-    checkpoint = folder / "checkpoint"
+    checkpoint, model = folder / "checkpoint", folder / "model"
     write_checkpoint(
         checkpoint,
         0,
@@ -128,33 +101,6 @@ def export(recipe_yaml: str, folder: Path) -> None:
         tokenizer_json=vocabulary().to_json(),
         trainer={"step": 0},
     )
-    export_ctranslate2(read_checkpoint(checkpoint), folder / "model")
+    export_ctranslate2(read_checkpoint(checkpoint), model)
     shutil.rmtree(checkpoint)
-
-
-def _delete_at_end(folder: Path) -> None:
-    """Wait for the end of stdin, then delete the folder and end this process."""
-    if not os.read(sys.stdin.fileno(), 1):
-        while folder.exists():  # the export may be writing into it
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-
-def main() -> None:
-    request = sys.stdin.readline()
-    folder = Path(tempfile.mkdtemp(prefix="tformer-bench-"))
-    threading.Thread(target=_delete_at_end, args=(folder,), daemon=True).start()
-    try:
-        export(json.loads(request)["recipe_yaml"], folder)
-    except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        sys.stdout.write(json.dumps({"failed": " ".join(str(error).split())}) + "\n")
-        return
-    sys.stdout.write(json.dumps({"folder": str(folder / "model")}) + "\n")
-    sys.stdout.flush()
-    # A small process waits with the folder, not this one.
-    os.execv(sys.executable, [sys.executable, "-S", "-c", DELETE_AT_END, str(folder)])
-
-
-if __name__ == "__main__":
-    main()
+    return model

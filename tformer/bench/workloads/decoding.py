@@ -30,8 +30,21 @@ from tformer.nn.positions.base import Positions
 from tformer.recipe.recipe import Recipe
 from tformer.tokenizer.special import decoder_tokens
 
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int16": 2, "int8_bf16": 1, "int8_fp16": 1}
+WEIGHT_BYTES = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "int8": 1,
+    "int4": 0.5,
+    "int16": 2,
+    "int8_bf16": 1,
+    "int8_fp16": 1,
+    "q8_0": 1,
+    "q4_0": 0.5,
+}
 """Bytes of a matrix's weight in our formats and other libraries'; scales of quantised matrices are left out."""
+HEAD_BYTES = WEIGHT_BYTES | {"int4": 1}
+"""The same of the matrix over the vocabulary."""
 
 
 def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
@@ -128,11 +141,15 @@ def generation_cost(task: Task, precision: str) -> Cost:
     positions = task.length + new_tokens - 1  # of one row that pass through the model
     mean_length = task.length + (new_tokens - 1) / 2
     attention = attention_flops_per_token(task.recipe.model, source_length=mean_length, target_length=mean_length)
-    cached = _cached_width(task.recipe) * WEIGHT_BYTES["bf16" if precision == "int8" else precision]
+    cached = _cached_width(task.recipe) * (4 if precision == "fp32" else 2)
     return Cost(
         flops=task.batch_size * (positions * (2.0 * of_stack + attention) + new_tokens * 2.0 * of_head),
         bytes_read=new_tokens
-        * (float((of_stack + of_head) * WEIGHT_BYTES[precision]) + task.batch_size * mean_length * cached),
+        * (
+            of_stack * WEIGHT_BYTES[precision]
+            + of_head * HEAD_BYTES[precision]
+            + task.batch_size * mean_length * cached
+        ),
         steps=new_tokens,
         examples=task.batch_size,
     )

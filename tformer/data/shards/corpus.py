@@ -281,7 +281,7 @@ def _lock_of(folder: Path) -> IO[str]:
 def sweep(home: Path) -> None:
     """Removes temporary directories of ended processes, which no longer hold their locks."""
     for folder in home.glob(f"{files.TEMPORARY}*"):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), _lock_of(folder) as lock:
+        with contextlib.suppress(OSError), _lock_of(folder) as lock:  # in use, of another user, or no folder
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 

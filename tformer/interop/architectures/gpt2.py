@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tformer.interop.architecture import Architecture
+from torch import Tensor
+
+from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,
@@ -96,6 +99,14 @@ def links(model: Model, class_name: str) -> list[Link]:
     return table
 
 
+CONV1D = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")
+
+
+def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """Matrices are [out, in] in GGUF files."""
+    return tensor.T if CONV1D.fullmatch(name) else tensor
+
+
 GPT2 = Architecture(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": ("lm",), "GPT2Model": ()},
@@ -108,4 +119,5 @@ GPT2 = Architecture(
     special_ids={"bos": 50256, "eos": 50256},
     slow_tokenizer="GPT2Tokenizer",
     ctranslate2=("GPT2Loader", {}),
+    gguf=Gguf("gpt2", "gelu_tanh", stored_in_gguf),
 )

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from tformer.build import resolve_sizes
 from tformer.errors import InputError
-from tformer.interop.architecture import Architecture
+from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures.parts import (
     ACTIVATIONS,
     activation_name,
@@ -272,6 +274,16 @@ def _write(model: Model, class_name: str) -> dict[str, Any]:
     }
 
 
+def stored_in_gguf(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """llama.cpp rotates neighbouring coordinates of a head, Hugging Face those of its two halves."""
+    module = name.split(".")[-2]
+    if module not in ("q_proj", "k_proj"):
+        return tensor
+    sizes = resolve_sizes(model, "decoder")
+    heads = sizes.num_heads if module == "q_proj" else sizes.num_kv_heads
+    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+
+
 LLAMA = Architecture(
     model_type="llama",
     classes={"LlamaForCausalLM": ("lm",), "LlamaModel": ()},
@@ -283,4 +295,5 @@ LLAMA = Architecture(
     skipped=SKIPPED,
     special_ids={"bos": 1, "eos": 2},
     ctranslate2=("LlamaLoader", {}),
+    gguf=Gguf("llama", "silu", stored_in_gguf),
 )

@@ -83,10 +83,11 @@ def _text(name: str) -> str:
 
 
 def _tracks(path: Path) -> dict[str, Track]:
-    from tformer.checkpoint.logs import read_metrics  # imports pydantic, which pictures of other data do not need
+    # Imports pydantic, which pictures of other data do not need.
+    from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 
     records: dict[str, dict[float, dict[str, Any]]] = {}
-    for record in read_metrics(path / METRICS_FILE):
+    for record in read_metrics(path / METRICS_FILE, max_bytes=MAX_SHOWN_BYTES):
         split, step = record.get("split"), _number(record.get("step"))
         if isinstance(split, str) and np.isfinite(step):
             records.setdefault(split, {})[step] = record  # of two records at one step the later one

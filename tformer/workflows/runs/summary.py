@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tformer.build import count_parameters
 from tformer.checkpoint.catalog import Entry
+from tformer.checkpoint.logs import MAX_SHOWN_BYTES, read_metrics
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, RunDirectory, is_locked
@@ -27,7 +28,6 @@ from tformer.recipe.recipe import Recipe
 
 FINISHED, STOPPED, IN_USE, EMPTY, DAMAGED = "finished", "stopped", "in use", "no checkpoint", "damaged"
 SPLITS = ("train", "valid")
-MAX_METRICS_BYTES = 256 << 20  # a million lines
 
 T = TypeVar("T")
 
@@ -167,14 +167,11 @@ class Logged:
 def read_logged(run: RunDirectory) -> Logged:
     """The records that a summary needs, in memory that does not grow with the file.
 
-    Raises InputError for a file of more than `MAX_METRICS_BYTES`.
+    Raises InputError for a file of more than `MAX_SHOWN_BYTES`.
     """
-    path = run.path / "metrics.jsonl"
-    if path.is_file() and (size := path.stat().st_size) > MAX_METRICS_BYTES:
-        raise InputError(f"{path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}")
     splits: dict[str, dict[str, Record]] = {}
     step = 0
-    for record in run.metrics():
+    for record in read_metrics(run.path / "metrics.jsonl", max_bytes=MAX_SHOWN_BYTES):
         step = max(step, int(number(record, "step") or 0))
         split = record.get("split")
         if split not in SPLITS:

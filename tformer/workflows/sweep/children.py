@@ -131,8 +131,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 KILLED = (-int(signal.SIGKILL), 0)
 """The end of a child whose warm process was killed with it."""
 
-SERVER = "import sys; from tformer.workflows.sweep.children import serve; serve(*map(int, sys.argv[1:]))"
-
 
 @contextmanager
 def warm_process() -> Iterator[Start]:
@@ -161,7 +159,7 @@ class _Warm:
         if self._process is None:
             number = self._far_end.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(number), str(os.getpid())],
+                python_command("tformer.workflows.sweep.children", str(number)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -210,14 +208,9 @@ class _Forked:
         self._ended = code, peak
 
 
-def serve(number: int, parent: int) -> None:
-    """The warm process: fork a child for every list of words that arrives, until the connection or `parent` ends.
-
-    number: the connection's file descriptor.
-    """
-    end_with_parent(parent)
+def serve(connection: socket.socket) -> None:
+    """The warm process: fork a child for every list of words that arrives, until the connection ends."""
     warm = os.getpid()
-    connection = socket.socket(fileno=number)
 
     import tformer.tasks.evaluate
     import tformer.training.session  # noqa: F401
@@ -278,3 +271,7 @@ def touch(ranges: Sequence[tuple[int, int]]) -> None:
     advise = ctypes.CDLL(None).madvise
     for start, length in ranges:
         advise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_READ)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
