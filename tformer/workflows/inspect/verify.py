@@ -32,7 +32,6 @@ from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.tokenizer import Tokenizer
-from tformer.training.state import TrainerState
 
 ShouldStop = Callable[[], bool]
 
@@ -156,6 +155,8 @@ def _state_problems(checkpoint: Checkpoint) -> Iterator[str]:
     if step != checkpoint.step:
         yield f"{name}: step: expected {checkpoint.step} as in the manifest, found {step!r}"
     if checkpoint.has("optimizer"):
+        from tformer.training.state import TrainerState  # not needed by inspect without --verify
+
         yield from _problems_of(lambda: TrainerState.from_json(checkpoint.trainer, name=name))
 
 
